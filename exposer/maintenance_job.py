@@ -105,6 +105,8 @@ def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDi
         "spec": {
             # A run that failed is judged before the next one.
             "backoffLimit": 0,
+            # A pod that is deleted counts as failed only when it has ended: on a lost node it may still write.
+            "podReplacementPolicy": "Failed",
             "activeDeadlineSeconds": deadline_seconds + int(_JOB_EXTRA.total_seconds()),
             "template": _build_template(run, expose, deadline_seconds),
         },

@@ -51,5 +51,5 @@ class ServerAbsence:
                 await self.look()
             except AgentError:
                 # Not looked is not absent: a server may have been there meanwhile.
-                self._since_seconds = None
+                self.server, self._since_seconds = True, None
             await self._clock.sleep(_LOOK_SECONDS)

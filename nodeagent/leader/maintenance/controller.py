@@ -6,6 +6,7 @@ It runs no kopia: a Job does. When one is due is in `nodeagent.leader.maintenanc
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from core.errors import AgentError
@@ -14,10 +15,11 @@ from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
-from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL
+from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
+from nodeagent.leader.maintenance.jobs import MaintenanceJob
 from nodeagent.leader.maintenance.rules import Decision
 from nodeagent.leader.maintenance.steps import MaintenanceSteps, MaintenanceTools
 from nodeagent.runtime.informer import Informer
@@ -43,8 +45,8 @@ class MaintenanceController:
         self._namespace = namespace
         self._switch = switch
         self._faults = Faults(_log)
-        self._decisions: dict[str, Decision] = {}
-        self._repositories: Informer[JsonDict] | None = None
+        self._decisions: dict[str, JsonDict] = {}
+        self._uids: Callable[[], set[str]] = set
 
     async def run(self) -> None:
         """Maintain the repositories until canceled, unless that is switched off."""
@@ -54,14 +56,7 @@ class MaintenanceController:
 
     def report(self) -> JsonDict:
         """Return the maintenance part of `/status`: of each repository, why nothing runs, and when it is due."""
-        return {
-            name: {
-                "hold": str(decision.hold or ""),
-                "due": format_time(decision.due_at) if decision.due_at is not None else "",
-                "overdue": decision.overdue,
-            }
-            for name, decision in sorted(self._decisions.items())
-        }
+        return dict(sorted(self._decisions.items()))
 
     async def _run_once(self) -> None:
         """Maintain the repositories until canceled.
@@ -79,19 +74,26 @@ class MaintenanceController:
             on_change=lambda raw: queue.add(raw["metadata"]["name"]),
         )
 
-        def enqueue_all(job: JsonDict) -> None:
-            """Enqueue all repositories: one whose Job ended makes room for another's."""
-            for raw in repositories.items() if _is_maintenance(job) else ():
-                queue.add(raw["metadata"]["name"])
+        def enqueue(job: JsonDict) -> None:
+            """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
+            labels = job["metadata"].get("labels") or {}
+            if OWNER_UID_LABEL not in labels and REPO_NAME_LABEL not in labels:
+                return
+            over = bool(job["status"]) and not job["status"].get("active")
+            for raw in repositories.items():
+                meta = raw["metadata"]
+                named = labels.get(REPO_NAME_LABEL) == repo_name_label(meta["name"])
+                if over or named or labels.get(OWNER_UID_LABEL) == meta["uid"]:
+                    queue.add(meta["name"])
 
-        jobs = Informer(
-            tools.client, Selection(JOBS, namespace), clock=tools.clock, trim=_trim_job, on_change=enqueue_all
-        )
+        jobs = Informer(tools.client, Selection(JOBS, namespace), clock=tools.clock, trim=_trim_job, on_change=enqueue)
         absence = ServerAbsence(tools.client, tools.clock, namespace)
         history = HistoryWriter(
             HistoryTools(tools.client, tools.events, tools.metrics, tools.check_leading, tools.now), namespace
         )
         steps = MaintenanceSteps(tools, history, absence, namespace=namespace, switch=self._switch)
+
+        self._uids = lambda: {raw["metadata"]["uid"] for raw in repositories.items()}
 
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
@@ -118,28 +120,50 @@ class MaintenanceController:
             self._faults.forget(name)
             steps.forget(name)
             self._tools.metrics.remove_maintenance(name)
-            return None
+            return await self._clean_up(steps, jobs)
         log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
         try:
             repository = BackupRepository.parse(raw)
             if repository.deleting or repository.spec.repository_type not in _TYPES:
                 return None
-            requeue, self._decisions[name] = await steps.step(repository, jobs)
+            requeue, decision = await steps.step(repository, jobs)
+            self._decisions[name] = _show(decision)
         except (AlreadyExistsError, ConflictError, NotFoundError) as e:
             _log.debug("conflict, will retry: %s", e, extra=log_fields)
             return Requeue(1.0)
-        except AgentError as e:
-            if e.retry:
+        except (AgentError, OverflowError) as e:
+            if isinstance(e, AgentError) and e.retry:
                 raise
             self._faults.report(name, "maintaining the repository failed", e, extra=log_fields)
             return Requeue(_FAULT_SECONDS)
         self._faults.forget(name)
         return requeue
 
+    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[JsonDict]) -> Requeue | None:
+        """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""
+        uids, left = self._uids(), False
+        for raw in jobs:
+            owner = (raw["metadata"].get("labels") or {}).get(OWNER_UID_LABEL)
+            if owner is None or owner in uids:
+                continue
+            try:
+                job = MaintenanceJob.parse(raw)
+                await steps.delete_left(job)
+                left |= not job.ended
+            except AgentError as e:
+                _log.debug("could not delete Job %s, will retry: %s", raw["metadata"]["name"], e)
+                left = True
+        return Requeue(_FAULT_SECONDS) if left else None
 
-def _is_maintenance(job: JsonDict) -> bool:
-    labels = job["metadata"].get("labels") or {}
-    return OWNER_UID_LABEL in labels or REPO_NAME_LABEL in labels
+
+def _show(decision: Decision) -> JsonDict:
+    """Return the decision for the status page.
+
+    Raises:
+        OverflowError: a time of the repository is out of range.
+    """
+    due = format_time(decision.due_at) if decision.due_at is not None else ""
+    return {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
 
 
 def _trim_job(raw: JsonDict) -> JsonDict:

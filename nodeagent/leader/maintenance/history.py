@@ -14,7 +14,7 @@ from core.contract import MaintenanceMode, MaintenanceResult
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict, format_time
-from core.models.names import MAINTENANCE_ANNOTATION
+from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.redact import redact
 from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob
@@ -23,7 +23,7 @@ from nodeagent.leader.maintenance.rules import merge_history
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 
-__all__ = ["HistoryTools", "HistoryWriter"]
+__all__ = ["HistoryTools", "HistoryWriter", "record_of"]
 
 _MESSAGE_LIMIT: Final = 1000
 """Characters of a failure: 25 of them are in each BackupRepository."""
@@ -50,7 +50,11 @@ class HistoryWriter:
 
     async def note_started(self, repository: BackupRepository, running: RunningJob) -> None:
         """Store that a Job was created: so its loss is noticed, also by another leader."""
-        await self._patch(repository, replace(_record_of(repository), running=running))
+        await self._patch(repository, replace(record_of(repository), running=running))
+
+    async def note_ended(self, repository: BackupRepository) -> None:
+        """Store that no Job runs: a Velero server has stored the end of the last one."""
+        await self._patch(repository, replace(record_of(repository), running=None))
 
     async def write(
         self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]], *, inputs: str
@@ -61,11 +65,12 @@ class HistoryWriter:
             ConflictError: the repository has changed.
             KubeError: the API server rejected the write.
         """
-        record = _record_of(repository)
+        record = record_of(repository)
         for job, end in ends:
             record = self._take(record, job, end, inputs)
         entries = [_shorten(end.entry) for _, end in ends if end.entry is not None]
-        stored = await self._patch(repository, record, entries)
+        ids = [end.result.repository_id for _, end in ends if end.result is not None and end.result.repository_id]
+        stored = await self._patch(repository, record, entries, repository_id=ids[-1] if ids else "")
         for job, end in ends:
             await self._report(stored, job, end)
         return stored
@@ -96,7 +101,12 @@ class HistoryWriter:
         return after_success(record, result, fingerprint=fingerprint, at=now)
 
     async def _patch(
-        self, repository: BackupRepository, record: MaintenanceRecord, entries: Sequence[MaintenanceEntry] = ()
+        self,
+        repository: BackupRepository,
+        record: MaintenanceRecord,
+        entries: Sequence[MaintenanceEntry] = (),
+        *,
+        repository_id: str = "",
     ) -> BackupRepository:
         """Send one merge patch with uid and resourceVersion; return the stored repository."""
         tools, meta, status = self._tools, repository.metadata, repository.status
@@ -107,6 +117,9 @@ class HistoryWriter:
                 "annotations": {MAINTENANCE_ANNOTATION: record.to_json()},
             }
         }
+        if repository_id and REPOSITORY_ID_ANNOTATION not in meta.annotations:
+            # A Velero server made it Ready.
+            change["metadata"]["annotations"][REPOSITORY_ID_ANNOTATION] = repository_id
         if entries:
             merged = merge_history(status.recent_maintenance, entries)
             change["status"] = {"recentMaintenance": [_to_wire(entry) for entry in merged]}
@@ -150,7 +163,8 @@ class HistoryWriter:
             await tools.events.record(repository, "IntervalDiffers", text, warning=True)
 
 
-def _record_of(repository: BackupRepository) -> MaintenanceRecord:
+def record_of(repository: BackupRepository) -> MaintenanceRecord:
+    """Return the record in the repository's annotation."""
     return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
 
 

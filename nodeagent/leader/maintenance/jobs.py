@@ -46,6 +46,7 @@ class MaintenanceJob:
 
     name: str
     uid: str
+    version: str
     created: datetime
     ours: bool
     labeled: bool
@@ -69,11 +70,13 @@ class MaintenanceJob:
         labels = meta.get("labels") or {}
         conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
         failed: JsonDict = conditions.get("Failed", {})
-        succeeded = bool(status.get("succeeded")) or "Complete" in conditions
         completed = status.get("completionTime")
+        # The counter may come before the time.
+        succeeded = "Complete" in conditions or bool(status.get("succeeded") and completed)
         return cls(
             name=meta["name"],
             uid=meta["uid"],
+            version=meta["resourceVersion"],
             created=parse_time(meta.get("creationTimestamp", "")),
             ours=OWNER_UID_LABEL in labels,
             labeled=REPO_NAME_LABEL in labels,
@@ -90,6 +93,7 @@ class MaintenanceJob:
         return cls(
             name=running.name,
             uid=running.uid,
+            version="",
             created=running.created,
             ours=True,
             labeled=False,
@@ -119,20 +123,23 @@ class JobEnd:
 
 
 def jobs_of(repository: BackupRepository, jobs: Iterable[JsonDict]) -> list[MaintenanceJob]:
-    """Return the Jobs of the repository among `jobs`, ours and a Velero server's, oldest first."""
+    """Return the Jobs of the repository among `jobs`, oldest first.
+
+    They are ours, a Velero server's, and those of a BackupRepository that had the same name before.
+    """
     value = repo_name_label(repository.name)
     found = [
         MaintenanceJob.parse(raw)
         for raw in jobs
         if (labels := raw["metadata"].get("labels") or {}).get(OWNER_UID_LABEL) == repository.uid
-        or (labels.get(REPO_NAME_LABEL) == value and OWNER_UID_LABEL not in labels)
+        or labels.get(REPO_NAME_LABEL) == value
     ]
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
-async def read_pod(client: KubeClient, namespace: str, job: MaintenanceJob) -> JsonDict | None:
+async def read_pod(client: KubeClient, namespace: str, job_name: str) -> JsonDict | None:
     """Return the pod of the Job, the newest if there are several; None if there is none."""
-    selector = select_labels({_JOB_NAME_LABEL: job.name})
+    selector = select_labels({_JOB_NAME_LABEL: job_name})
     pods = await client.list(Selection(PODS, namespace, label_selector=selector))
     return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
 
@@ -164,8 +171,11 @@ def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
     entry = MaintenanceEntry(
         result=MaintenanceOutcome.SUCCEEDED, start_timestamp=job.created, complete_timestamp=job.completed
     )
-    if not job.ours or end is None:
+    if not job.ours:
         return JobEnd(entry)
+    if end is None:
+        # It may have had nothing to do.
+        return JobEnd(job.failure(_NOT_FOUND))
     try:
         result = parse_result(MaintenanceResult, end.message)
     except ResultError as e:

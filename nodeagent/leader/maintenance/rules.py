@@ -202,12 +202,20 @@ def _find_hold(view: MaintenanceView) -> Decision | None:
         return Decision(Hold.NEVER_READY)
     if (hold := _OF_LOCATION.get(view.location)) is not None:
         return Decision(hold)
-    if auto and (foreign_at := view.record.foreign_at) is not None:
+    return _find_recorded_hold(view)
+
+
+def _find_recorded_hold(view: MaintenanceView) -> Decision | None:
+    """Return what the last runs say that forbids another one."""
+    if view.switch is MaintenanceSwitch.AUTO and (foreign_at := view.record.foreign_at) is not None:
         until = foreign_at + _OVERDUE_INTERVALS * view.full_interval
         if view.now < until:
             return Decision(Hold.FOREIGN, until)
     if view.record.blocked_inputs and view.record.blocked_inputs == view.inputs:
-        return Decision(Hold.BLOCKED)
+        # What was corrected may be out of sight, such as the owner.
+        again = view.record.last_failure + _IDLE if view.record.last_failure is not None else None
+        if again is None or view.now < again:
+            return Decision(Hold.BLOCKED, again)
     return None
 
 
@@ -221,6 +229,9 @@ class _Due(NamedTuple):
 def _find_due(view: MaintenanceView) -> _Due:
     """Return when the next maintenance is due."""
     earliest = (view.last_maintenance or view.created_at) + view.frequency
+    if view.record.at is not None and view.record.mode is MaintenanceMode.NONE:
+        # A run that had nothing to do moves no time of the status.
+        earliest = max(earliest, view.record.at + view.frequency)
     if (retry_at := _retry_at(view)) is not None:
         return _Due(max(earliest, retry_at), Hold.BACK_OFF if retry_at > earliest else Hold.NOT_DUE)
     record = view.record

@@ -17,7 +17,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, JOBS
 from core.models.base import JsonDict
-from core.models.names import MAINTENANCE_ANNOTATION, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
+from core.models.names import REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
 from core.models.storage import (
     BackupRepository,
     BackupStorageLocation,
@@ -25,14 +25,15 @@ from core.models.storage import (
     RepositoryPhase,
 )
 from core.models.units import parse_duration
+from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.history import HistoryWriter
+from nodeagent.leader.maintenance.history import HistoryWriter, record_of
 from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob, describe_end, jobs_of, read_pod
 from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
-from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob
+from nodeagent.leader.maintenance.record import RunningJob
 from nodeagent.leader.maintenance.rules import (
     Decision,
     Hold,
@@ -116,6 +117,8 @@ class MaintenanceSteps:
         self._ages = Timers(tools.clock)
         self._held: dict[str, tuple[float, Decision]] = {}
         self._reported: dict[str, str] = {}
+        self._kept: dict[str, int] = {}
+        self._inputs: dict[str, tuple[float, str]] = {}
         # Two repositories must not both take the last place of maxConcurrentJobs.
         self._launching = Lock()
         self._most = MaintenanceSettings().max_concurrent_jobs
@@ -124,6 +127,7 @@ class MaintenanceSteps:
         """Drop what is remembered about a repository that was deleted."""
         self._ages.forget(name)
         self._held.pop(name, None)
+        self._kept.pop(name, None)
         self._reported.pop(name, None)
 
     async def step(self, repository: BackupRepository, jobs: list[JsonDict]) -> tuple[Requeue, Decision]:
@@ -139,10 +143,11 @@ class MaintenanceSteps:
         ended = [job for job in own if job.ended]
         if requeue := await self._store_ends(repository, ended):
             return requeue, Decision(Hold.JOB_UNFINISHED)
-        unfinished = [job for job in own if not job.ended]
+        # One that has its label runs already; the others must not.
+        unfinished = sorted((job for job in own if not job.ended), key=lambda job: not job.labeled)
         if unfinished:
             return await self._attend(repository, unfinished[0]), Decision(Hold.JOB_UNFINISHED)
-        running = _record_of(repository).running
+        running = record_of(repository).running
         if running is not None:
             return await self._look_for(repository, running), Decision(Hold.JOB_UNFINISHED)
         return await self._decide(repository, jobs)
@@ -159,46 +164,63 @@ class MaintenanceSteps:
 
     async def _store_ends(self, repository: BackupRepository, ended: list[MaintenanceJob]) -> Requeue | None:
         """Store the ends that the history lacks, then delete the Jobs that are no longer kept; None: all is done."""
-        starts = [entry.start_timestamp for entry in repository.status.recent_maintenance if entry.start_timestamp]
-        newest = max(starts, default=None)
-        new = [job for job in ended if newest is None or job.created > newest]
+        starts = _starts_of(repository)
+        # A Velero server keeps 3 entries, and may keep more Jobs.
+        new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
-            ends = [(job, describe_end(job, await read_pod(self._tools.client, self._namespace, job))) for job in new]
-            inputs = await self._tools.inputs(repository.spec.backup_storage_location)
-            await self._history.write(repository, ends, inputs=inputs)
+            ends = [
+                (job, describe_end(job, await read_pod(self._tools.client, self._namespace, job.name))) for job in new
+            ]
+            await self._history.write(repository, ends, inputs=await self._read_inputs(repository))
+            self._kept.pop(repository.name, None)
             for job, end in ends:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
                     await self._delete(job)
             return Requeue(_STEP_SECONDS)
-        if len(ended) > 1:
+        if len(ended) > self._kept.get(repository.name, -1):
             settings = await self._tools.settings(_key_of(repository))
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._delete(job)
+            self._kept[repository.name] = settings.keep_jobs
         return None
 
     async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Label the Job once its pod runs; delete one whose pod never comes."""
         tools = self._tools
         seconds = self._ages.seconds(repository.name, job.uid)
+        running = record_of(repository).running
+        if job.ours and (running is None or running.uid != job.uid) and job.created not in _starts_of(repository):
+            # An earlier leader created it, and could not store that.
+            found = RunningJob(name=job.name, uid=job.uid, created=job.created, fingerprint="")
+            await self._history.note_started(repository, found)
+            return Requeue(_STEP_SECONDS)
         if job.labeled and job.ours:
             # It ends by itself: its pod has a deadline, and so has the Job.
             return Requeue(_LOOK_AGAIN_SECONDS)
-        pod = await read_pod(tools.client, self._namespace, job)
+        pod = await read_pod(tools.client, self._namespace, job.name)
         if not job.ours:
             if pod is None and seconds >= _ABANDONED_SECONDS and not await self._absence.look():
                 await self._delete(job)
             return Requeue(_LOOK_AGAIN_SECONDS)
+        if job.created in _starts_of(repository):
+            # It was given up.
+            await self._delete(job)
+            return Requeue(_STEP_SECONDS)
         phase = ((pod or {}).get("status") or {}).get("phase", "Pending")
         if phase == "Pending" and seconds < _START_SECONDS:
             return Requeue(_STEP_SECONDS)
         if phase == "Pending":
             await self._give_up(repository, job, pod)
             return Requeue(_STEP_SECONDS)
-        if not await self._absence.look():
-            tools.check_leading()
-            meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
-            await tools.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
+        jobs = await tools.client.list(Selection(JOBS, self._namespace))
+        others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
+        if any(one.labeled for one in others) or await self._absence.look():
+            # Its pod ends by itself without the label.
+            return Requeue(_STEP_SECONDS)
+        tools.check_leading()
+        meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
+        await tools.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
         return Requeue(_LOOK_AGAIN_SECONDS)
 
     async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: JsonDict | None) -> None:
@@ -211,17 +233,25 @@ class MaintenanceSteps:
             except ExposeError as e:
                 cause = str(e)
         message = f"the pod of the Job did not start within {timedelta(seconds=_START_SECONDS)}: {cause}"
-        inputs = await self._tools.inputs(repository.spec.backup_storage_location)
+        inputs = await self._read_inputs(repository)
         await self._history.write(repository, [(job, JobEnd(job.failure(message)))], inputs=inputs)
         await self._delete(job)
 
     async def _look_for(self, repository: BackupRepository, running: RunningJob) -> Requeue:
-        """Store the loss of a Job that was deleted before it ended."""
+        """Store the loss of a Job that was deleted before it ended, once its pod is gone."""
+        if running.created in _starts_of(repository):
+            # A Velero server has stored its end.
+            await self._history.note_ended(repository)
+            return Requeue(_STEP_SECONDS)
         raw = await self._tools.client.read(JOBS, self._namespace, running.name)
         if raw is not None and raw["metadata"]["uid"] == running.uid:
             # Not observed yet.
             return Requeue(_STEP_SECONDS)
-        inputs = await self._tools.inputs(repository.spec.backup_storage_location)
+        pod = await read_pod(self._tools.client, self._namespace, running.name)
+        if pod is not None and (pod.get("status") or {}).get("phase") not in {"Succeeded", "Failed"}:
+            # It may still write.
+            return Requeue(_STEP_SECONDS)
+        inputs = await self._read_inputs(repository)
         await self._history.write_lost(repository, running, inputs=inputs)
         return Requeue(_STEP_SECONDS)
 
@@ -242,8 +272,8 @@ class MaintenanceSteps:
 
     async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
         """Return what is known without further reads; `_start` completes it."""
-        record, status = _record_of(repository), repository.status
-        inputs = await self._tools.inputs(repository.spec.backup_storage_location) if record.blocked_inputs else ""
+        record, status = record_of(repository), repository.status
+        inputs = await self._read_inputs(repository) if record.blocked_inputs else ""
         ready_once = status.last_maintenance_time is not None or status.phase is RepositoryPhase.READY
         return MaintenanceView(
             now=self._tools.now(),
@@ -338,11 +368,29 @@ class MaintenanceSteps:
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
         if self._reported.get(repository.name) != message:
             self._reported[repository.name] = message
-            await self._tools.events.record(repository, reason, message, warning=True)
+            await self._tools.events.record(repository, reason, redact(message), warning=True)
+
+    async def _read_inputs(self, repository: BackupRepository) -> str:
+        """Return a hash of what decides whether the repository can be maintained; up to a minute old."""
+        location, now = repository.spec.backup_storage_location, self._tools.clock.monotonic()
+        at_seconds, inputs = self._inputs.get(location, (-_LOOK_AGAIN_SECONDS, ""))
+        if now - at_seconds >= _LOOK_AGAIN_SECONDS:
+            inputs = await self._tools.inputs(location)
+            self._inputs[location] = (now, inputs)
+        return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"
+
+    async def delete_left(self, job: MaintenanceJob) -> None:
+        """Delete the Job of a BackupRepository that no longer exists, unless it runs."""
+        if job.ended or not job.labeled:
+            await self._delete(job)
 
     async def _delete(self, job: MaintenanceJob) -> None:
+        """Delete the Job as it was observed; one that a Velero server sees is left to the server."""
+        if job.labeled and await self._absence.look():
+            return
         self._tools.check_leading()
-        await self._tools.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
+        client = self._tools.client
+        await client.delete(JOBS, self._namespace, job.name, uid=job.uid, resource_version=job.version)
         _log.debug("deleted Job %s", job.name)
 
 
@@ -351,8 +399,9 @@ def _count_running(jobs: Iterable[JsonDict]) -> int:
     return sum(job.ours and not job.ended for job in parsed)
 
 
-def _record_of(repository: BackupRepository) -> MaintenanceRecord:
-    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
+def _starts_of(repository: BackupRepository) -> set[datetime]:
+    """Return when the Jobs of the history were created."""
+    return {entry.start_timestamp for entry in repository.status.recent_maintenance if entry.start_timestamp}
 
 
 def _frequency_of(repository: BackupRepository) -> timedelta:

@@ -123,6 +123,8 @@ class RepositoryController:
             ExceptionGroup: with a KubeError if a first list was rejected.
         """
         tools = self._tools
+        # Nothing of an earlier term counts: another leader may have checked since.
+        self._inputs = LocationInputs(tools.client, tools.clock, self._namespace, self._enqueue_all_of)
         queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
         self._queue = queue
         self._repositories = Informer(
@@ -329,16 +331,19 @@ class RepositoryController:
         if repository.status.last_maintenance_time is None:
             # A new repository needs no maintenance before its first interval has passed.
             status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
-        annotations: dict[str, str | None] = {REPOSITORY_ID_ANNOTATION: result.unique_id}
         last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
-        if result.created or result.unique_id != last_id:
-            annotations[REPOSITORY_CREATED_ANNOTATION] = "true" if result.created else None
+        annotations = {REPOSITORY_ID_ANNOTATION: last_id}
+        if result.created:
+            annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
         self._tools.metrics.repository(stored.name, ok=True)
         await self._tools.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
-            text = f"the location has another repository than before (ID {result.unique_id}, was {last_id})"
+            text = (
+                f"the location has another repository than before (ID {result.unique_id}, was {last_id}); it is not "
+                f"maintained until the annotation {REPOSITORY_ID_ANNOTATION} is removed"
+            )
             await self._tools.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
@@ -359,7 +364,7 @@ class RepositoryController:
         return not await has_velero_server(self._tools.client, self._namespace)
 
     async def _patch(
-        self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str | None] | None = None
+        self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str] | None = None
     ) -> BackupRepository:
         """Send one merge patch with uid and resourceVersion; return the stored repository."""
         self._tools.check_leading()

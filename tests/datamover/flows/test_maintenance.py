@@ -1,4 +1,4 @@
-"""The commands of docs/limits.md for the maintenance of a repository, run as they are written there."""
+"""The commands of docs/repositories.md for the maintenance of a repository, run as they are written there."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 _FULL_ONLY = "snapshot-gc"
 """The task that finds what only deleted snapshots held. Source: kopia 0.23.1, snapshot/snapshotmaintenance."""
 
-_PAGE = Path(__file__).parents[3] / "docs" / "limits.md"
+_PAGE = Path(__file__).parents[3] / "docs" / "repositories.md"
 
 
 def _commands() -> list[str]:

@@ -10,13 +10,16 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, PODS
+from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.config.windows import Window, parse_schedule
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.looptime
@@ -173,3 +176,58 @@ async def test_repositories_that_are_held_cost_few_requests(hold: str) -> None:
     if hold != "idle":
         assert hold in found
     assert per_minute <= 2 + (1.8 * count if hold in {"location-read-only", "window", "rejected"} else 1)
+
+
+async def test_a_server_that_stored_the_end_of_our_job_and_left_holds_up_nothing() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * 60 * MINUTE)
+        scene.start_pod(job)
+        await scene.until_labeled(job)
+        _install_server(scene)
+        await asyncio.sleep(MINUTE)
+        scene.end(job, 0, result())
+        created, done = job["metadata"]["creationTimestamp"], scene.current(job)["status"]["completionTime"]
+        entry = {"result": "Succeeded", "startTimestamp": created, "completeTimestamp": done}
+        stored = scene.repository()
+        status = stored["status"] | {"recentMaintenance": [entry], "lastMaintenanceTime": done}
+        scene.kube.put(stored | {"status": status})
+        await asyncio.sleep(5 * MINUTE)
+        await KubeClient(scene.kube, Retry(LoopClock())).delete(DEPLOYMENTS, "velero", "velero")
+        await asyncio.sleep(5 * MINUTE)
+        assert "running" not in scene.record
+        assert scene.history == [entry]
+        await scene.until_job(seconds=2 * 60 * MINUTE, but=1)
+
+
+async def test_a_job_whose_pod_found_nothing_to_do_is_not_followed_by_another_at_once() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        await scene.run_once("Repo maintenance error: evicted", exit_code=1)
+        await scene.run_once(result("none", reason="nothing is due"), seconds=10 * MINUTE)
+        assert [job for job in scene.jobs if not job.get("status")] == []
+        await asyncio.sleep(55 * MINUTE)
+        assert [job for job in scene.jobs if not job.get("status")] == []
+
+
+async def test_no_job_is_labeled_beside_another_that_runs() -> None:
+    """A Velero server started it before it was removed again."""
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * 60 * MINUTE)
+    other = {"velero.io/repo-name": "app-default-kopia"}
+    meta = {"name": "app-default-kopia-maintain-job-1", "namespace": "velero", "labels": other}
+    scene.kube.put({"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": {"template": {}}})
+    scene.start_pod(job)
+    async with scene.running():
+        await asyncio.sleep(30 * MINUTE)
+        assert not scene.labeled(job)
+
+
+async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they_run() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * 60 * MINUTE)
+        await KubeClient(scene.kube, Retry(LoopClock())).delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
+        await asyncio.sleep(2 * MINUTE)
+        assert job["metadata"]["name"] not in {one["metadata"]["name"] for one in scene.jobs}

@@ -150,5 +150,5 @@ async def test_the_repositorys_id_is_kept_and_another_one_is_reported() -> None:
         put_secret(scene.kube, "keys", cloud="newer")
         await scene.until_phase("New", seconds=62)
         await _make_ready(scene, "def")
-        assert marks() == {"id": "def"}
+        assert marks() == {"id": "abc", "created": "true"}
         assert scene.reasons()[-2:] == ["Ready", "DifferentRepository"]
