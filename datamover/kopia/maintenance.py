@@ -59,6 +59,13 @@ _TOTALS: Final = re.compile(r"^(Count|Total): (\d+)$", re.MULTILINE)
 """Source: kopia 0.23.1, cli/command_blob_stats.go and cli/command_content_stats.go."""
 
 
+_LONGEST_RUN: Final = timedelta(hours=6)
+"""The deadline of a Job, if none is configured: what began earlier is taken for a run that was interrupted.
+
+No longer, since a changed interval shows another beginning than that of the last run.
+"""
+
+
 class MaintenanceError(DataPathError):
     """Maintenance may not run, failed, or left no evidence; the first line is the cause."""
 
@@ -112,6 +119,12 @@ class MaintenanceInfo(WireModel):
     def starts(self) -> list[datetime]:
         """When each recorded run of a task started."""
         return [run.start for runs in self.schedule.runs.values() for run in runs]
+
+    def begun(self, now: datetime) -> list[datetime]:
+        """Return when the last run of each mode began, if it may still run: kopia records a task when it ends."""
+        modes = ((self.next_quick, self.quick), (self.next_full, self.full))
+        starts = [due - mode.duration for due, mode in modes if due is not None and mode.enabled]
+        return [start for start in starts if now - _LONGEST_RUN <= start <= now]
 
     def succeeded_since(self, task: str, moment: datetime) -> bool:
         """Return whether a run of the task succeeded that started at `moment` or later."""
@@ -199,14 +212,16 @@ class Span(NamedTuple):
     end: datetime
 
 
-def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span]) -> datetime | None:
-    """Return the start of the newest run outside of all spans; None: there is none.
+def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span], now: datetime) -> datetime | None:
+    """Return the start of the newest run outside of all spans, also of one in progress; None: there is none.
 
     What ran before the oldest span cannot be told, because histories are limited. Without any span, each run counts.
     """
     oldest = min((span.start for span in known), default=datetime.min.replace(tzinfo=UTC))
     foreign = (
-        start for start in info.starts if start >= oldest and not any(span.start <= start <= span.end for span in known)
+        start
+        for start in (*info.starts, *info.begun(now))
+        if start >= oldest and not any(span.start <= start <= span.end for span in known)
     )
     return max(foreign, default=None)
 

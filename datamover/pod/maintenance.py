@@ -154,7 +154,7 @@ class _Run:
         status = await self.repository.status()
         self._check_identity(info, status)
         now = self.context.clock.now()
-        foreign_at = find_foreign_run(info, await self._list_known_spans(now))
+        foreign_at = find_foreign_run(info, await self._list_known_spans(now), now)
         result = MaintenanceResult(
             mode=MaintenanceMode.NONE,
             repository_id=status.unique_id,

@@ -159,6 +159,7 @@ def _around(moment: datetime, minutes: int = 5) -> Span:
 
 
 _OLD = _FULL_BEGAN - _DAY
+_LATE = _FULL_BEGAN + 2 * _DAY
 
 
 @pytest.mark.parametrize(
@@ -174,13 +175,30 @@ _OLD = _FULL_BEGAN - _DAY
     ],
 )
 def test_a_run_is_foreign_outside_of_the_jobs_of_this_cluster(name: str, known: list[Span], *, foreign: bool) -> None:
-    found = find_foreign_run(_info(name), known)
+    found = find_foreign_run(_info(name), known, _LATE)
     assert found == (datetime(2026, 11, 23, 1, 43, 18, 286284, UTC) if foreign else None)
 
 
 def test_a_failed_run_is_foreign_too() -> None:
     last = datetime(2026, 11, 23, 1, 43, 19, 647345, UTC)
-    assert find_foreign_run(_info("failed"), [Span(_OLD, last - timedelta(milliseconds=1))]) == last
+    assert find_foreign_run(_info("failed"), [Span(_OLD, last - timedelta(milliseconds=1))], _LATE) == last
+
+
+@pytest.mark.parametrize(
+    ("hours", "known", "foreign"),
+    [(1, [], True), (7, [], False), (1, [Span(_OLD, _LATE)], False)],
+    ids=["in progress", "interrupted", "of a Job"],
+)
+def test_a_run_that_has_recorded_nothing_yet_is_foreign(hours: int, known: list[Span], *, foreign: bool) -> None:
+    began = _LATE - timedelta(hours=hours)
+    due = (began + timedelta(hours=24)).isoformat()
+    document = {
+        "owner": "default@default",
+        "full": {"enabled": True, "interval": 24 * 3600 * 10**9},
+        "schedule": {"nextFullMaintenance": due, "runs": None},
+    }
+    found = find_foreign_run(MaintenanceInfo.from_wire(document), known, _LATE)
+    assert found == (began if foreign else None)
 
 
 @pytest.mark.parametrize(
