@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from core.errors import AgentError
+from core.errors import AgentError, ContractError
 from core.kube.client import Selection
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
@@ -126,13 +126,12 @@ class MaintenanceController:
             repository = BackupRepository.parse(raw)
             if repository.deleting or repository.spec.repository_type not in _TYPES:
                 return None
-            requeue, decision = await steps.step(repository, jobs)
-            self._decisions[name] = _show(decision)
+            requeue, self._decisions[name] = await _step(steps, repository, jobs)
         except (AlreadyExistsError, ConflictError, NotFoundError) as e:
             _log.debug("conflict, will retry: %s", e, extra=log_fields)
             return Requeue(1.0)
-        except (AgentError, OverflowError) as e:
-            if isinstance(e, AgentError) and e.retry:
+        except AgentError as e:
+            if e.retry:
                 raise
             self._faults.report(name, "maintaining the repository failed", e, extra=log_fields)
             return Requeue(_FAULT_SECONDS)
@@ -156,12 +155,23 @@ class MaintenanceController:
         return Requeue(_FAULT_SECONDS) if left else None
 
 
-def _show(decision: Decision) -> JsonDict:
-    """Return the decision for the status page.
+async def _step(
+    steps: MaintenanceSteps, repository: BackupRepository, jobs: list[JsonDict]
+) -> tuple[Requeue, JsonDict]:
+    """Take one step; return when to look again, and what the status page shows.
 
     Raises:
-        OverflowError: a time of the repository is out of range.
+        ContractError: a time or duration of the repository or of its Jobs is out of range.
     """
+    try:
+        requeue, decision = await steps.step(repository, jobs)
+        return requeue, _show(decision)
+    except OverflowError as e:
+        shown = f"BackupRepository {repository.metadata.namespace}/{repository.name}"
+        raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
+
+
+def _show(decision: Decision) -> JsonDict:
     due = format_time(decision.due_at) if decision.due_at is not None else ""
     return {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
 

@@ -231,3 +231,13 @@ async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they
         await KubeClient(scene.kube, Retry(LoopClock())).delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
         await asyncio.sleep(2 * MINUTE)
         assert job["metadata"]["name"] not in {one["metadata"]["name"] for one in scene.jobs}
+
+
+async def test_times_out_of_range_hold_up_no_other_repository(caplog: pytest.LogCaptureFixture) -> None:
+    scene = MaintenanceScene()
+    status = {"phase": "Ready", "lastMaintenanceTime": "9999-12-31T23:59:59Z"}
+    scene.kube.put(repository_object("r0-default-kopia") | {"status": status})
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * 60 * MINUTE)
+    assert "--backup-repository=app-default-kopia" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert "r0-default-kopia: a time or duration of its maintenance is out of range" in caplog.text
