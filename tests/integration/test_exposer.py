@@ -11,6 +11,7 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import (
+    JOBS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
@@ -39,7 +40,8 @@ pytestmark = pytest.mark.integration
 
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _KINDS = {
-    resource.kind: resource for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+    resource.kind: resource
+    for resource in (JOBS, PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 }
 
 
