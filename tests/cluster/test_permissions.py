@@ -41,7 +41,15 @@ _REQUIRED = {
 }
 """Tests whose requests are checked."""
 
+_APART = "only for maintenance, which an agent with accounts of its own runs in this tier"
+_MAINTAINED = "tests/cluster/test_maintenance.py::test_a_repository_is_maintained_by_a_job_and_its_failure_is_named"
+_STEPS = "tests/nodeagent/leader/maintenance/test_steps.py"
+
 _RARE = {
+    **{f"{verb} jobs": (_APART, _MAINTAINED) for verb in ("create", "patch", "list", "watch")},
+    "list deployments": (_APART, _MAINTAINED),
+    "get jobs": ("only after a Job was lost", f"{_STEPS}::test_a_job_that_was_deleted_by_hand_is_a_failure"),
+    "delete jobs": ("only beyond the Jobs to keep", f"{_STEPS}::test_as_many_finished_jobs_are_kept_as_configured"),
     "list volumeattachments": (
         "only for volumes with the annotation of vSphere's linked clones",
         "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
