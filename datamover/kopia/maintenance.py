@@ -1,7 +1,7 @@
 """kopia's maintenance of a repository: what its schedule says, which mode is due, whether a run left its evidence.
 
-Knows the document of `maintenance info` and the tasks of each mode. Does not know Jobs or BackupRepositories: whose
-runs these are is told by `Span`s.
+Knows the document of `maintenance info` and the tasks of each mode. Does not know Jobs or BackupRepositories: `Span`s
+say whose runs these are.
 Source: kopia 0.23.1, repo/maintenance/maintenance_run.go and maintenance_schedule.go, cli/command_maintenance_info.go.
 """
 
@@ -215,7 +215,7 @@ class Span(NamedTuple):
 def find_foreign_run(info: MaintenanceInfo, known: Sequence[Span], now: datetime) -> datetime | None:
     """Return the start of the newest run outside of all spans, also of one in progress; None: there is none.
 
-    What ran before the oldest span cannot be told, because histories are limited. Without any span, each run counts.
+    Whose runs were before the oldest span is not known, because histories are limited. Without any span, each counts.
     """
     oldest = min((span.start for span in known), default=datetime.min.replace(tzinfo=UTC))
     foreign = (

@@ -273,7 +273,7 @@ class Repository:
         return (await self.status()).unique_id
 
     async def status(self) -> RepositoryStatus:
-        """Return what kopia tells about the connected repository."""
+        """Return what kopia reports about the connected repository."""
         answer = await self.call(f"{self.description}: status", "repository", "status", "--json")
         document = answer.check().document()
         unique_id = document.get("uniqueIDHex")

@@ -10,19 +10,23 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from core.clock import Backoff, Clock
 from core.errors import AgentError
+from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from nodeagent.runtime.tasks import Faults
 
-__all__ = ["Requeue", "WorkQueue"]
+__all__ = ["Requeue", "WorkQueue", "reconcile_reporting"]
 
 _log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 
 _BACKOFF: Final = Backoff(first_seconds=1.0, limit_seconds=300.0)
+
+_CONFLICT_SECONDS: Final = 1.0
+_FAULT_SECONDS: Final = 60.0
 
 _SPREAD_SECONDS: Final = 10.0
 """Keys that are brought forward are handled within this time, not all at once."""
@@ -36,6 +40,35 @@ class Requeue:
     """Handle the key again after this many seconds, unless it is added before."""
 
     after_seconds: float
+
+
+async def reconcile_reporting(
+    step: Callable[[], Awaitable[Requeue | None]], *, faults: Faults, key: str, failed: str, extra: dict[str, Any]
+) -> Requeue | None:
+    """Return what `step` returns, or when to take it again after an error that concerns this key alone.
+
+    Args:
+        step: the step of one key.
+        faults: where an error is reported that a retry does not end.
+        key: the key.
+        failed: the message of such an error.
+        extra: fields of the log lines.
+
+    Raises:
+        AgentError: one that a retry may end; the queue backs off.
+    """
+    try:
+        requeue = await step()
+    except (AlreadyExistsError, ConflictError, NotFoundError) as e:
+        _log.debug("conflict, will retry: %s", e, extra=extra)
+        return Requeue(_CONFLICT_SECONDS)
+    except AgentError as e:
+        if e.retry:
+            raise
+        faults.report(key, failed, e, extra=extra)
+        return Requeue(_FAULT_SECONDS)
+    faults.forget(key)
+    return requeue
 
 
 class WorkQueue(Generic[K]):

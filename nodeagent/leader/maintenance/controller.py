@@ -6,12 +6,11 @@ It runs no kopia: a Job does. When one is due is in `nodeagent.leader.maintenanc
 
 import asyncio
 import logging
-from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from core.errors import AgentError, ContractError
 from core.kube.client import Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
@@ -25,7 +24,7 @@ from nodeagent.leader.maintenance.steps import MaintenanceSteps, MaintenanceTool
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
 
 __all__ = ["MaintenanceController"]
 
@@ -46,7 +45,6 @@ class MaintenanceController:
         self._switch = switch
         self._faults = Faults(_log)
         self._decisions: dict[str, JsonDict] = {}
-        self._uids: Callable[[], set[str]] = set
 
     async def run(self) -> None:
         """Maintain the repositories until canceled, unless that is switched off."""
@@ -93,11 +91,12 @@ class MaintenanceController:
         )
         steps = MaintenanceSteps(tools, history, absence, namespace=namespace, switch=self._switch)
 
-        self._uids = lambda: {raw["metadata"]["uid"] for raw in repositories.items()}
-
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
-            return await self._handle(steps, name, raw, jobs.items())
+            if raw is not None:
+                return await self._handle(steps, name, raw, jobs.items())
+            self._forget(steps, name)
+            return await self._clean_up(steps, jobs.items(), {one["metadata"]["uid"] for one in repositories.items()})
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -111,36 +110,33 @@ class MaintenanceController:
         finally:
             self._decisions.clear()
 
-    async def _handle(
-        self, steps: MaintenanceSteps, name: str, raw: JsonDict | None, jobs: list[JsonDict]
-    ) -> Requeue | None:
-        """Take one step for a repository; what fails is tried again, and stops no other one."""
-        if raw is None:
-            self._decisions.pop(name, None)
-            self._faults.forget(name)
-            steps.forget(name)
-            self._tools.metrics.remove_maintenance(name)
-            return await self._clean_up(steps, jobs)
-        log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
-        try:
-            repository = BackupRepository.parse(raw)
-            if repository.deleting or repository.spec.repository_type not in _TYPES:
-                return None
-            requeue, self._decisions[name] = await _step(steps, repository, jobs)
-        except (AlreadyExistsError, ConflictError, NotFoundError) as e:
-            _log.debug("conflict, will retry: %s", e, extra=log_fields)
-            return Requeue(1.0)
-        except AgentError as e:
-            if e.retry:
-                raise
-            self._faults.report(name, "maintaining the repository failed", e, extra=log_fields)
-            return Requeue(_FAULT_SECONDS)
+    def _forget(self, steps: MaintenanceSteps, name: str) -> None:
+        """Drop what is remembered about the deleted repository `name`."""
+        self._decisions.pop(name, None)
         self._faults.forget(name)
+        steps.forget(name)
+        self._tools.metrics.remove_maintenance(name)
+
+    async def _handle(self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[JsonDict]) -> Requeue | None:
+        """Take one step for a repository; what fails is tried again, and stops no other one."""
+        return await reconcile_reporting(
+            partial(self._maintain, steps, raw, jobs),
+            faults=self._faults,
+            key=name,
+            failed="maintaining the repository failed",
+            extra=fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name),
+        )
+
+    async def _maintain(self, steps: MaintenanceSteps, raw: JsonDict, jobs: list[JsonDict]) -> Requeue | None:
+        repository = BackupRepository.parse(raw)
+        if repository.deleting or repository.spec.repository_type not in _TYPES:
+            return None
+        requeue, self._decisions[repository.name] = await _step(steps, repository, jobs)
         return requeue
 
-    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[JsonDict]) -> Requeue | None:
+    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[JsonDict], uids: set[str]) -> Requeue | None:
         """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""
-        uids, left = self._uids(), False
+        left = False
         for raw in jobs:
             owner = (raw["metadata"].get("labels") or {}).get(OWNER_UID_LABEL)
             if owner is None or owner in uids:

@@ -58,7 +58,7 @@ class HistoryWriter:
 
     async def write(
         self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]], *, inputs: str
-    ) -> BackupRepository:
+    ) -> None:
         """Store the ends of Jobs, oldest first, that the history does not have; count and report them.
 
         Raises:
@@ -73,7 +73,6 @@ class HistoryWriter:
         stored = await self._patch(repository, record, entries, repository_id=ids[-1] if ids else "")
         for job, end in ends:
             await self._report(stored, job, end)
-        return stored
 
     async def write_lost(self, repository: BackupRepository, running: RunningJob, *, inputs: str) -> None:
         """Store that the Job was deleted before it ended.

@@ -272,12 +272,12 @@ class MaintenanceSteps:
 
     async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
         """Return what is known without further reads; `_start` completes it."""
-        record, status = record_of(repository), repository.status
+        record, status, now = record_of(repository), repository.status, self._tools.now()
         inputs = await self._read_inputs(repository) if record.blocked_inputs else ""
         ready_once = status.last_maintenance_time is not None or status.phase is RepositoryPhase.READY
         return MaintenanceView(
-            now=self._tools.now(),
-            created_at=repository.metadata.creation_timestamp or self._tools.now(),
+            now=now,
+            created_at=repository.metadata.creation_timestamp or now,
             frequency=_frequency_of(repository),
             last_maintenance=status.last_maintenance_time,
             entries=tuple(status.recent_maintenance),

@@ -16,12 +16,9 @@ from core.contract import InitResult, parse_result
 from core.errors import AgentError, ExposeError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import (
-    AlreadyExistsError,
-    ConflictError,
     ForbiddenError,
     InvalidError,
     KubeError,
-    NotFoundError,
 )
 from core.kube.resources import BACKUP_REPOSITORIES, PODS
 from core.kube.velero_server import has_velero_server
@@ -55,7 +52,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
 from nodeagent.transfers.events import EventLog
 
 __all__ = ["RepositoryController", "RepositoryTools"]
@@ -189,24 +186,20 @@ class RepositoryController:
             self._queue.bring_forward()
 
     async def _handle(self, name: str) -> Requeue | None:
-        log_fields = fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name)
-        try:
-            raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
-            if raw is None:
-                self._forget(name)
-            requeue = None if raw is None else await self._reconcile(BackupRepository.parse(raw))
-        except AlreadyExistsError:
-            return Requeue(1.0)
-        except (ConflictError, NotFoundError) as e:
-            _log.debug("conflict, will retry: %s", e, extra=log_fields)
-            return Requeue(1.0)
-        except AgentError as e:
-            if e.retry:
-                raise
-            self._faults.report(name, "reconciling the repository failed", e, extra=log_fields)
-            return Requeue(_SERVER_SECONDS)
-        self._faults.forget(name)
-        return requeue
+        return await reconcile_reporting(
+            partial(self._read_and_reconcile, name),
+            faults=self._faults,
+            key=name,
+            failed="reconciling the repository failed",
+            extra=fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name),
+        )
+
+    async def _read_and_reconcile(self, name: str) -> Requeue | None:
+        raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        if raw is None:
+            self._forget(name)
+            return None
+        return await self._reconcile(BackupRepository.parse(raw))
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""

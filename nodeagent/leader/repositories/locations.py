@@ -15,9 +15,9 @@ from typing import Final
 
 from core.clock import Clock
 from core.contract import LocationResult, parse_result
-from core.errors import AgentError, ExposeError
+from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import AlreadyExistsError, ConflictError, ForbiddenError, InvalidError, NotFoundError
+from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.velero_server import has_velero_server
 from core.logs import fields
@@ -38,7 +38,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
-from nodeagent.runtime.workqueue import Requeue, WorkQueue
+from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
 
 __all__ = ["LocationController", "LocationTools"]
 
@@ -134,24 +134,21 @@ class LocationController:
             await queue.run(self._handle)
 
     async def _handle(self, name: str) -> Requeue | None:
-        log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=name)
-        try:
-            raw = await self._tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
-            if raw is None or raw["metadata"].get("deletionTimestamp"):
-                # Its pod is deleted with it.
-                self._forget(name)
-                return None
-            requeue = await self._reconcile(raw, BackupStorageLocation.parse(raw))
-        except (AlreadyExistsError, ConflictError, NotFoundError) as e:
-            _log.debug("conflict, will retry: %s", e, extra=log_fields)
-            return Requeue(1.0)
-        except AgentError as e:
-            if e.retry:
-                raise
-            self._faults.report(name, "validating the location failed", e, extra=log_fields)
-            return Requeue(_DEFAULT_SECONDS)
-        self._faults.forget(name)
-        return requeue
+        return await reconcile_reporting(
+            partial(self._read_and_reconcile, name),
+            faults=self._faults,
+            key=name,
+            failed="validating the location failed",
+            extra=fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=name),
+        )
+
+    async def _read_and_reconcile(self, name: str) -> Requeue | None:
+        raw = await self._tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        if raw is None or raw["metadata"].get("deletionTimestamp"):
+            # Its pod is deleted with it.
+            self._forget(name)
+            return None
+        return await self._reconcile(raw, BackupStorageLocation.parse(raw))
 
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)
