@@ -6,6 +6,7 @@ Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -19,6 +20,7 @@ from core.models.units import format_duration
 
 __all__ = [
     "CANCELED_ENDING",
+    "FOREIGN_INTERVALS",
     "MAINTENANCE_ERROR",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupResult",
@@ -31,10 +33,16 @@ __all__ = [
     "MoverArgs",
     "MoverVerb",
     "ProgressMessage",
+    "ReportedSnapshot",
     "RestoreResult",
+    "SnapshotReport",
+    "SnapshotTotal",
+    "SnapshotVerdict",
     "VolumeMode",
     "VolumePath",
+    "format_reported",
     "parse_progress",
+    "parse_reported",
     "parse_result",
     "shorten_message",
 ]
@@ -47,6 +55,10 @@ MAINTENANCE_ERROR: Final = "Repo maintenance error: "
 
 Source: Velero v1.18, pkg/repository/maintenance/maintenance.go.
 """
+
+FOREIGN_INTERVALS: Final = 3
+"""Another cluster maintains a repository if its last run is younger than so many full intervals; one that is due for as
+long is overdue."""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
@@ -85,6 +97,7 @@ class MoverVerb(StrEnum):
     INIT_REPOSITORY = "init-repository"
     VALIDATE_LOCATION = "validate-location"
     MAINTAIN_REPOSITORY = "maintain-repository"
+    REPORT_SNAPSHOTS = "report-snapshots"
 
 
 class MaintenanceMode(StrEnum):
@@ -209,14 +222,73 @@ class LocationResult(WireModel):
     needs_pod: bool = False
 
 
+class SnapshotVerdict(StrEnum):
+    """Whether anything still refers to a kopia snapshot."""
+
+    REFERENCED = "referenced"
+    """A transfer, a Backup of the cluster or a file of the bucket names it or its backup."""
+    UNREFERENCED = "unreferenced"
+    """Older than a week, and nothing names it, of all that may."""
+    INCOMPLETE = "incomplete"
+    """A checkpoint that its backup left behind."""
+    UNKNOWN = "unknown"
+    """`ReportedSnapshot.reason` says why."""
+
+
+class SnapshotTotal(WireModel, omit_defaults=True):
+    """A number of kopia snapshots, and the size of their files; their deletion frees less, what others share."""
+
+    count: Int64 = 0
+    bytes: Int64 = 0
+
+
+class SnapshotReport(WireModel, omit_defaults=True):
+    """The termination message of `report-snapshots` that succeeded: the kopia snapshots of one repository by verdict.
+
+    `bucket_read`: Velero's files in the bucket were read; they are not if no verdict depends on them. `unread` is why
+    they, or the Backups of the cluster, could not be read; empty: they could, or no verdict depends on them.
+    """
+
+    referenced: SnapshotTotal = field(default_factory=SnapshotTotal)
+    unreferenced: SnapshotTotal = field(default_factory=SnapshotTotal)
+    incomplete: SnapshotTotal = field(default_factory=SnapshotTotal)
+    unknown: SnapshotTotal = field(default_factory=SnapshotTotal)
+    bucket_read: bool = False
+    unread: str = ""
+
+
+class ReportedSnapshot(WireModel, omit_defaults=True):
+    """A kopia snapshot that is not referenced; `bytes` is the size of its files, `start` when its backup began.
+
+    `command` is kopia's, which would delete it; empty unless it is unreferenced. A tenant chooses parts of `source`.
+    """
+
+    id: str
+    verdict: SnapshotVerdict
+    reason: str
+    source: str = ""
+    start: str = ""
+    bytes: Int64 = 0
+    command: str = ""
+
+
+class _ReportLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    snapshot: ReportedSnapshot = field(name="nodeagent.io/reported-snapshot")
+
+
 class MaintenanceResult(WireModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
     `reason` says why nothing ran (mode `none`); `held`: because another cluster maintains the repository. `next_quick`
     and `next_full` are kopia's next due times, by the clock of the pod; `foreign_at` is when the newest maintenance
     began that this cluster did not start.
+    `incomplete_full`: the last full maintenance did not finish, whoever ran it.
     `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
-    Sizes in bytes; `peak_bytes` is kopia's highest resident memory, `freed_bytes` what the bucket shrank by.
+    Sizes in bytes; `peak_bytes` is the highest resident memory of kopia and of the data mover, `freed_bytes` what the
+    bucket shrank by.
+    `report` is the snapshot report, if one was requested and succeeded; `report_error` is why it failed.
     """
 
     mode: MaintenanceMode
@@ -230,12 +302,15 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     peak_bytes: Int64 = 0
     full_interval_seconds: float = 0.0
     interval_differs: bool = False
+    incomplete_full: bool = False
     next_quick: Time | None = None
     next_full: Time | None = None
     foreign_at: Time | None = None
+    report: SnapshotReport | None = None
+    report_error: str = ""
 
 
-_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult, MaintenanceResult)
+_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult, MaintenanceResult, SnapshotReport)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:
@@ -263,6 +338,19 @@ def parse_progress(message: str) -> ProgressMessage:
     except ContractError as e:
         text = f"invalid progress message: {message[:200]!r}"
         raise ContractError(text) from e
+
+
+def format_reported(snapshot: ReportedSnapshot) -> str:
+    """Return the line for a mover's output, in ASCII: control characters are escaped."""
+    return json.dumps(_ReportLine(snapshot=snapshot).to_wire(), separators=(",", ":"))
+
+
+def parse_reported(line: str) -> ReportedSnapshot | None:
+    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _ReportLine.from_json(line).snapshot
+    except ContractError:
+        return None
 
 
 def shorten_message(message: str) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "MaintenanceOptions",
     "PodCommand",
     "PodOptions",
+    "ReportOptions",
     "RepositoryOptions",
     "ValidationOptions",
     "parse_arguments",
@@ -82,7 +83,7 @@ class MaintenanceOptions:
     """Maintenance of the repository of a BackupRepository, in a pod of a Job.
 
     A full run checks that no blob is missing if there are fewer than `verify_blobs`. `full_interval` is to be
-    kopia's; 0: it stays as it is.
+    kopia's; 0: it stays as it is. With `report_snapshots`, the report of its snapshots follows.
     """
 
     name: str
@@ -90,11 +91,21 @@ class MaintenanceOptions:
     ignore_foreign: bool = False
     verify_blobs: int = 100_000
     full_interval: timedelta = timedelta()
+    report_snapshots: bool = False
     termination_file: Path
     log: LogOptions
 
 
-PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """The report of the snapshots of a BackupRepository's repository, in a pod."""
+
+    name: str
+    termination_file: Path
+    log: LogOptions
+
+
+PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,8 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
     log = LogOptions(parsed.log_level or "info", parsed.log_format)
     if parsed.command == MoverVerb.INIT_REPOSITORY:
         return InitOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
+    if parsed.command == MoverVerb.REPORT_SNAPSHOTS:
+        return ReportOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
     if parsed.command == MoverVerb.VALIDATE_LOCATION:
         return ValidationOptions(
             name=parsed.backup_storage_location,
@@ -165,6 +178,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
             ignore_foreign=parsed.ignore_foreign,
             verify_blobs=parsed.verify_blobs,
             full_interval=timedelta(seconds=parsed.full_interval),
+            report_snapshots=parsed.report_snapshots,
             termination_file=parsed.termination_message_path,
             log=log,
         )

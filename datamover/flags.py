@@ -123,6 +123,16 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     in_pod.add_argument(
         "--full-interval", metavar="SECONDS", type=int, default=0, help="set how often full maintenance is due"
     )
+    in_pod.add_argument("--report-snapshots", action="store_true", help="list the snapshots that nothing refers to")
+    _add_pod(in_pod)
+
+    report = _add_command(
+        commands,
+        MoverVerb.REPORT_SNAPSHOTS,
+        "list the snapshots of a BackupRepository's repository that nothing refers to",
+    )
+    in_pod = report.add_argument_group(_POD_MODE)
+    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
     _add_pod(in_pod)
 
     validate = _add_command(commands, MoverVerb.VALIDATE_LOCATION, "validate a BackupStorageLocation")

@@ -14,7 +14,15 @@ from typing import Final
 from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
-from core.models.names import ASYNC_OPERATION_ID_LABEL, PVC_NAME_ANNOTATION, RESTORE_UID_LABEL
+from core.models.names import (
+    ASYNC_OPERATION_ID_LABEL,
+    BACKUP_UID_TAG,
+    DATA_UPLOAD_REQUESTER,
+    POD_VOLUME_REQUESTER,
+    PVC_NAME_ANNOTATION,
+    RESTORE_UID_LABEL,
+    SNAPSHOT_REQUESTER_TAG,
+)
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count
 
@@ -41,8 +49,6 @@ Source: Velero main at d2241adba, pkg/datamover/backup_micro_service.go; its mov
 NO_PARENT: Final = "none"
 """`spec.parentSnapshot` for reading everything."""
 
-_DATA_MOVER: Final = "snapshot-data-upload-download"
-_POD_VOLUME: Final = "snapshot-pod-volume"
 _RESTORE_KIND: Final = "Restore"
 _PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
 _PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
@@ -106,14 +112,17 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
     """
     match cr:
         case DataUpload():
-            source = f"{_DATA_MOVER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
+            source = f"{DATA_UPLOAD_REQUESTER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
             operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
-            tags = _tags(_DATA_MOVER) | {ASYNC_OPERATION_ID_LABEL: operation}
+            tags = _tags(DATA_UPLOAD_REQUESTER) | {ASYNC_OPERATION_ID_LABEL: operation}
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case PodVolumeBackup():
             volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
-            source = f"{_POD_VOLUME}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
-            return BackupPlan(source, _tags(_POD_VOLUME), cr.spec.parent_snapshot or AUTO_PARENT)
+            source = f"{POD_VOLUME_REQUESTER}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
+            uid = cr.spec.tags.get(BACKUP_UID_TAG, "")
+            # Velero leaves it out, and cannot tell later whose snapshot it is.
+            tags = _tags(POD_VOLUME_REQUESTER) | ({BACKUP_UID_TAG: uid} if uid else {})
+            return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload():
             return RestorePlan(cr.spec.snapshot_id)
         case PodVolumeRestore():
@@ -122,7 +131,7 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
 
 
 def _tags(requester: str) -> dict[str, str]:
-    return {"snapshot-requester": requester, "snapshot-uploader": "kopia"}
+    return {SNAPSHOT_REQUESTER_TAG: requester, "snapshot-uploader": "kopia"}
 
 
 def _restore_uid(cr: PodVolumeRestore) -> str:

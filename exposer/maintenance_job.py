@@ -1,4 +1,4 @@
-"""The Job that maintains one backup repository: a mover pod's spec, run once.
+"""Jobs for one backup repository: its maintenance, or the report of its snapshots; a mover pod's spec, run once.
 
 Does no I/O; when a Job runs, and what it may use, is decided elsewhere.
 Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
@@ -12,20 +12,26 @@ from typing import Final
 
 from core.contract import MoverArgs, MoverVerb
 from core.models.base import JsonDict
-from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL
+from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL, SNAPSHOT_REPORT_LABEL, label_value
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.model import Owner
 from exposer.placement import WINDOWS, Alternatives, Placement
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
-__all__ = ["JobSettings", "MaintenanceRun", "build_maintenance_job", "is_reserved_label"]
+__all__ = ["JobSettings", "MaintenanceRun", "build_maintenance_job", "build_report_job", "is_reserved_label"]
 
 _POD_NAME: Final = "velero-repo-maintenance-pod"
 
 _JOB_EXTRA: Final = timedelta(minutes=15)
 """The Job's own deadline comes after that of its pod: a Job that fails by its own counts no failed pod, for which a
 Velero server would wait."""
+
+_REPORT_DEADLINE_SECONDS: Final = 3600
+"""Reading the metadata of tens of thousands of snapshots and thousands of backups takes minutes."""
+
+_REPORT_KEPT_SECONDS: Final = 3600
+"""For whoever reads the log."""
 
 _TEMPORARY_GIB: Final = 2
 """Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""
@@ -64,7 +70,8 @@ class MaintenanceRun:
 
     With `ignore_foreign` it also runs where another cluster maintains the repository. `verify_blobs` is up to how many
     blobs kopia checks its index against the bucket; None: the mover's default. `full_interval` is set in the
-    repository before; None: it stays. `cache_limit_mib` is the limit of kopia's cache.
+    repository before; None: it stays. `report_snapshots`: the report of its snapshots follows. `cache_limit_mib` is the
+    limit of kopia's cache.
     """
 
     owner: Owner
@@ -74,11 +81,12 @@ class MaintenanceRun:
     ignore_foreign: bool = False
     verify_blobs: int | None = None
     full_interval: timedelta | None = None
+    report_snapshots: bool = False
     cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The flags of this verb."""
+        """The flags of a maintenance."""
         flags = [f"--job={self.name}"]
         if self.ignore_foreign:
             flags.append("--ignore-foreign")
@@ -86,6 +94,8 @@ class MaintenanceRun:
             flags.append(f"--verify-blobs={self.verify_blobs}")
         if self.full_interval is not None:
             flags.append(f"--full-interval={int(self.full_interval.total_seconds())}")
+        if self.report_snapshots:
+            flags.append("--report-snapshots")
         return tuple(flags)
 
 
@@ -96,24 +106,39 @@ def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDi
     ever for a Job that vanished before its end. Its label says whose it is. It has no label of Velero's either: the
     leader adds that once the pod runs.
     """
-    owner, configured = run.owner, run.settings
-    deadline_seconds = int(configured.active_deadline.total_seconds())
+    seconds = int(run.settings.active_deadline.total_seconds())
+    template = _build_template(run, expose, MoverVerb.MAINTAIN_REPOSITORY, seconds, run.options)
+    # A pod that is deleted counts as failed only when it has ended: on a lost node it may still write.
+    more = {"podReplacementPolicy": "Failed", "activeDeadlineSeconds": seconds + int(_JOB_EXTRA.total_seconds())}
+    return _build_job(run, run.owner.labels, more, template)
+
+
+def build_report_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
+    """Return the manifest of a Job that reports the snapshots of the repository and changes nothing.
+
+    It is a batch/v1 Job as JSON dict. Of `run`, what concerns maintenance alone has no effect. Its labels say that it
+    is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The list of
+    snapshots is in its pod's log (`core.contract.parse_reported`), the SnapshotReport in the termination message.
+    """
+    labels = {SNAPSHOT_REPORT_LABEL: label_value(run.owner.name)}
+    template = _build_template(run, expose, MoverVerb.REPORT_SNAPSHOTS, _REPORT_DEADLINE_SECONDS)
+    more = {"activeDeadlineSeconds": _REPORT_DEADLINE_SECONDS, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
+    return _build_job(run, labels, more, template)
+
+
+def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: JsonDict, template: JsonDict) -> JsonDict:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": run.name, "namespace": owner.namespace, "labels": owner.labels},
-        "spec": {
-            # A run that failed is judged before the next one.
-            "backoffLimit": 0,
-            # A pod that is deleted counts as failed only when it has ended: on a lost node it may still write.
-            "podReplacementPolicy": "Failed",
-            "activeDeadlineSeconds": deadline_seconds + int(_JOB_EXTRA.total_seconds()),
-            "template": _build_template(run, expose, deadline_seconds),
-        },
+        "metadata": {"name": run.name, "namespace": run.owner.namespace, "labels": dict(labels)},
+        # A run that failed is judged before the next one.
+        "spec": {"backoffLimit": 0, **more, "template": template},
     }
 
 
-def _build_template(run: MaintenanceRun, expose: ExposeSettings, deadline_seconds: int) -> JsonDict:
+def _build_template(
+    run: MaintenanceRun, expose: ExposeSettings, verb: MoverVerb, deadline_seconds: int, options: tuple[str, ...] = ()
+) -> JsonDict:
     configured = run.settings
     pod_settings = replace(
         expose.pod,
@@ -123,13 +148,13 @@ def _build_template(run: MaintenanceRun, expose: ExposeSettings, deadline_second
         annotations=dict(configured.annotations),
     )
     args = MoverArgs(
-        verb=MoverVerb.MAINTAIN_REPOSITORY,
+        verb=verb,
         kind_flag="backup-repository",
         resource_name=run.owner.name,
         resource_timeout=expose.mover.resource_timeout,
         log_level=expose.mover.log_level,
         log_format=expose.mover.log_format,
-        options=run.options,
+        options=options,
     )
     placement = Placement(alternatives=configured.alternatives)
     plan = MoverPod(run.owner, run.name, args, run.storage, placement=placement, tolerations=_TOLERATIONS)

@@ -43,6 +43,9 @@ _PAGE_SIZE = 500
 _SHOWN_BYTES: Final = 100
 """The beginning of an answer that is shown if it is not JSON."""
 
+_PAGE_SECONDS: Final = 10.0
+"""A pod behind a network policy does not answer at all, and a user is waiting."""
+
 _SHORT_LINE_BYTES: Final = 50
 """Average lines of a log are rarely shorter than this."""
 
@@ -386,6 +389,16 @@ class KubeClient:
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")
             lines = max(1, body.count(b"\n") * 3 // 4)
+
+    async def pod_page(self, namespace: str, name: str, *, port: int, path: str) -> JsonDict:
+        """Return the JSON object that a pod serves over HTTP on `port` at `path`, through the API server's proxy.
+
+        Source: Kubernetes v1.34, API reference, connect GET requests to proxy of Pod.
+        """
+        url = PODS.path(namespace, f"{name}:{port}", subresource="proxy") + path
+        request = Request("GET", url, timeout_seconds=_PAGE_SECONDS)
+        attempted = f"get {path} of Pod {namespace}/{name} on port {port}"
+        return await self._send(PODS, request, attempted, _parse_object, again=True)
 
 
 def _parse_deletion(response: JsonDict) -> Deletion:

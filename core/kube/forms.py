@@ -382,6 +382,7 @@ class _Repository(_Object, total=False):
 
 
 _FORMS: Final[Mapping[Resource, Any]] = {
+    resources.BACKUPS: _Object,
     resources.BACKUP_REPOSITORIES: _Repository,
     resources.BACKUP_STORAGE_LOCATIONS: _Object,
     resources.CONFIG_MAPS: _Data,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "BACKUPS",
     "BACKUP_REPOSITORIES",
     "BACKUP_STORAGE_LOCATIONS",
     "CONFIG_MAPS",
@@ -89,5 +90,6 @@ DATA_UPLOADS: Final = Resource("DataUpload", "datauploads", "velero.io", "v2alph
 DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "v2alpha1")
 POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io")
 POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io")
+BACKUPS: Final = Resource("Backup", "backups", "velero.io")
 BACKUP_REPOSITORIES: Final = Resource("BackupRepository", "backuprepositories", "velero.io")
 BACKUP_STORAGE_LOCATIONS: Final = Resource("BackupStorageLocation", "backupstoragelocations", "velero.io")

@@ -14,6 +14,7 @@ __all__ = [
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
+    "BACKUP_UID_TAG",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
@@ -23,6 +24,7 @@ __all__ = [
     "DATA_DOWNLOAD_LABEL",
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
+    "DATA_UPLOAD_REQUESTER",
     "DISPATCHER_LEASE",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
@@ -39,6 +41,7 @@ __all__ = [
     "PENDING_REASON_ANNOTATION",
     "POD_VOLUME_BACKUP_LABEL",
     "POD_VOLUME_FINALIZER",
+    "POD_VOLUME_REQUESTER",
     "POD_VOLUME_RESTORE_LABEL",
     "PVC_NAME_ANNOTATION",
     "REPOSITORY_CREATED_ANNOTATION",
@@ -52,6 +55,9 @@ __all__ = [
     "RESTORE_UID_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
+    "SNAPSHOT_REPORT_LABEL",
+    "SNAPSHOT_REQUESTERS",
+    "SNAPSHOT_REQUESTER_TAG",
     "STORAGE_LOCATION_LABEL",
     "VOLUME_NAMESPACE_LABEL",
     "label_value",
@@ -102,6 +108,15 @@ Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (BackupPVCSecretLa
 """
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
 
+# Tags of a kopia snapshot: what made it, and the UID of the Backup of a pod volume.
+SNAPSHOT_REQUESTER_TAG: Final = "snapshot-requester"
+DATA_UPLOAD_REQUESTER: Final = "snapshot-data-upload-download"
+POD_VOLUME_REQUESTER: Final = "snapshot-pod-volume"
+SNAPSHOT_REQUESTERS: Final = frozenset({DATA_UPLOAD_REQUESTER, POD_VOLUME_REQUESTER, "pod-volume-backup-restore"})
+"""The last one is that of pod volumes before Velero 1.17, in pkg/controller/pod_volume_backup_controller.go."""
+BACKUP_UID_TAG: Final = "backup-uid"
+"""Also a key of `spec.tags` of a PodVolumeBackup. Velero 1.17 and 1.18 do not pass it on to the snapshot."""
+
 # The repository's password, shared with Velero.
 REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name
 REPO_CREDENTIALS_KEY: Final = "repository-password"
@@ -143,6 +158,8 @@ REPOSITORY_CREATED_ANNOTATION: Final = "nodeagent.io/repository-created"
 """On a BackupRepository: "true" if our init pod created the kopia repository, instead of finding it."""
 MAINTENANCE_ANNOTATION: Final = "nodeagent.io/maintenance"
 """On a BackupRepository: what the next maintenance depends on, as JSON (`nodeagent.leader.maintenance.record`)."""
+SNAPSHOT_REPORT_LABEL: Final = "nodeagent.io/snapshot-report"
+"""On a Job that only reports snapshots: the name of the BackupRepository, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"

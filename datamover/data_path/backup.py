@@ -32,6 +32,7 @@ from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
     CHECKPOINT_INTERVAL,
+    PIN,
     Snapshot,
     delete_snapshot,
     find_latest,
@@ -51,9 +52,6 @@ _CANCELED_CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds; if this does not suffice, the next backup of the source cleans up."""
 
 _FAILED_CLEANUP: Final = timedelta(seconds=20)
-
-_PIN: Final = "velero-pin"
-"""kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
 
 _CHECKING: Final = "checking the names of files"
 """The operation, for messages about a long wait."""
@@ -258,7 +256,7 @@ def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[s
         "/" if device else str(parameters.volume),
         *([f"--stdin-file={parameters.volume.name}"] if device else []),
         f"--override-source={parameters.target}",
-        f"--pin={_PIN}",
+        f"--pin={PIN}",
         *(f"--tags={key}:{value}" for key, value in parameters.tags.items()),
         f"--parallel={parameters.parallel}",
         *(["--force-hash=100"] if read_everything else []),

@@ -35,6 +35,7 @@ __all__ = [
     "decide_mode",
     "find_foreign_run",
     "find_missing_evidence",
+    "is_full_unfinished",
     "parse_full_interval",
 ]
 
@@ -175,11 +176,21 @@ def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> Decisi
             return Decision(mode, f"{mode} maintenance never ran")
         elif now >= due:
             return Decision(mode, f"{mode} maintenance is due since {format_time(due)}")
-        elif not info.succeeded_since(last_task, due - cycle.duration):
+        elif _is_unfinished(info, cycle, due, last_task):
             return Decision(mode, f"the last {mode} maintenance did not finish")
         else:
             waiting.append(f"{mode} maintenance is due at {format_time(due)}")
     return Decision(MaintenanceMode.NONE, f"nothing is due: {', '.join(waiting)}")
+
+
+def _is_unfinished(info: MaintenanceInfo, cycle: _Cycle, due: datetime, last_task: str) -> bool:
+    """Return whether the run after which the next one is `due` has not come to its last task."""
+    return not info.succeeded_since(last_task, due - cycle.duration)
+
+
+def is_full_unfinished(info: MaintenanceInfo) -> bool:
+    """Return whether the last full maintenance has begun and not finished."""
+    return info.next_full is not None and _is_unfinished(info, info.full, info.next_full, _CLEANUP_LOGS)
 
 
 def _last_quick_task(*, epochs: bool) -> str:

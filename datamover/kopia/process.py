@@ -8,6 +8,7 @@ Source: kopia 0.23.1, `kopia --help-full`.
 import asyncio
 import json
 import logging
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -201,6 +202,7 @@ class Kopia:
         *arguments: str,
         seconds: float | None = _SHORT_CALL_SECONDS,
         more: Mapping[str, str] | None = None,
+        output_fd: int | None = None,
     ) -> KopiaAnswer:
         """Return the answer of a call that moves no data.
 
@@ -208,14 +210,19 @@ class Kopia:
             attempted: the operation and its object, for errors.
             seconds: the timeout; None for a call that the caller ends.
             more: additional variables for this call.
+            output_fd: an open file for kopia's output, which replaces its content; None: the answer has it.
 
         Raises:
             KopiaTimeoutError: it took longer than `seconds`; kopia was killed.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        if output_fd is not None:
+            os.lseek(output_fd, 0, os.SEEK_SET)
+            os.ftruncate(output_fd, 0)
         command = ChildCommand(
             [self._program, *_OWN_FLAGS, _KEEP_NO_PASSWORD, "--no-progress", *arguments],
             {**self._environment, **(more or {})},
+            stdout_fd=output_fd,
         )
         try:
             async with asyncio.timeout(seconds):

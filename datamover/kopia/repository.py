@@ -103,14 +103,19 @@ class Repository:
         """The name of the repository in messages."""
         return self._address.description
 
-    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+    async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.
+
+        Args:
+            attempted: the operation and its object, for errors.
+            arguments: kopia's.
+            output_fd: an open file for kopia's output; None: the answer has it.
 
         Raises:
             RepositoryError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
-        return await self._calls.call(attempted, *arguments)
+        return await self._calls.call(attempted, *arguments, output_fd=output_fd)
 
     async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
         """Return what `data_path` returns; repeat it while kopia cannot even open the repository.

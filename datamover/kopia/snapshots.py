@@ -20,6 +20,7 @@ from datamover.kopia.storage_calls import KopiaCaller
 
 __all__ = [
     "CHECKPOINT_INTERVAL",
+    "PIN",
     "Snapshot",
     "delete_snapshot",
     "find_latest",
@@ -36,6 +37,9 @@ _DELETE_TIMEOUT: Final = timedelta(seconds=20)
 
 CHECKPOINT_INTERVAL: Final = timedelta(minutes=45)
 """kopia's default and maximum. A checkpoint protects the data of a backup that takes days from garbage collection."""
+
+PIN: Final = "velero-pin"
+"""kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
 
 _NEWEST: Final = "--max-results=100"
 """Enough even if a source has thousands: kopia itself removes an incomplete snapshot once a newer one is complete."""

@@ -172,16 +172,21 @@ class StorageCalls:
         self._reported = ""
         self._warned = False
 
-    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+    async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return the answer of a call, which is repeated while the storage does not answer.
+
+        Args:
+            attempted: the operation and its object, for errors.
+            arguments: kopia's.
+            output_fd: an open file for kopia's output; None: the answer has it.
 
         Raises:
             RepositoryError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
-        return await self.repeat(lambda: self.call_once(attempted, *arguments))
+        return await self.repeat(lambda: self.call_once(attempted, *arguments, output_fd=output_fd))
 
-    async def call_once(self, attempted: str, *arguments: str) -> KopiaAnswer:
+    async def call_once(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return the answer of a call; for a step that `repeat` repeats as a whole.
 
         Raises:
@@ -193,7 +198,9 @@ class StorageCalls:
             self._watchdog.guard(
                 f"open {self._description}",
                 meter,
-                lambda: self._kopia.call(attempted, meter.counter_argument, *arguments, seconds=None),
+                lambda: self._kopia.call(
+                    attempted, meter.counter_argument, *arguments, seconds=None, output_fd=output_fd
+                ),
             ),
             name="open-reports",
         )

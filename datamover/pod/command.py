@@ -19,7 +19,14 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.retry import Retry
 from core.models.storage import BackupRepository
 from core.redact import Redactor
-from datamover.arguments import InitOptions, MaintenanceOptions, PodCommand, PodOptions, ValidationOptions
+from datamover.arguments import (
+    InitOptions,
+    MaintenanceOptions,
+    PodCommand,
+    PodOptions,
+    ReportOptions,
+    ValidationOptions,
+)
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
@@ -35,6 +42,7 @@ from datamover.pod.cluster import (
 )
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
+from datamover.pod.snapshot_report import report_snapshots
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.confinement import find_means, report_means
@@ -42,7 +50,7 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init", "run_maintenance", "run_validation"]
+__all__ = ["run_in_pod", "run_init", "run_maintenance", "run_report", "run_validation"]
 
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +85,14 @@ async def run_maintenance(options: MaintenanceOptions, context: PodContext) -> i
     return await _run(
         lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
     )
+
+
+async def run_report(options: ReportOptions, context: PodContext) -> int:
+    """Report the snapshots of the repository that nothing refers to, and return the exit code.
+
+    The termination message is the SnapshotReport, or the error.
+    """
+    return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
 
 
 async def _run(
@@ -183,6 +199,8 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
                 return await run_validation(options, context)
             case MaintenanceOptions():
                 return await run_maintenance(options, context)
+            case ReportOptions():
+                return await run_report(options, context)
             case PodOptions():
                 return await PodTransfer(options, context).run()
     finally:

@@ -15,6 +15,7 @@ from msgspec import structs
 
 from core.contract import (
     CANCELED_ENDING,
+    FOREIGN_INTERVALS,
     MAINTENANCE_ERROR,
     DataPathReason,
     MaintenanceCause,
@@ -42,6 +43,7 @@ from datamover.kopia.maintenance import (
     Span,
     decide_mode,
     find_foreign_run,
+    is_full_unfinished,
     parse_full_interval,
 )
 from datamover.kopia.repository import Repository, RepositoryStatus
@@ -49,7 +51,8 @@ from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
-from datamover.runtime.child import children_peak_bytes
+from datamover.pod.snapshot_report import SnapshotReporter
+from datamover.runtime.child import children_peak_bytes, own_peak_bytes
 from datamover.runtime.work_dir import open_work_dir
 
 __all__ = ["build_maintenance_failure", "maintain"]
@@ -66,10 +69,7 @@ _MARGIN: Final = timedelta(minutes=5)
 """How far the clock of a pod may be from the API server's; kopia runs no maintenance beyond."""
 
 _LONGEST_JOB: Final = timedelta(hours=6, minutes=15)
-"""A Job that failed has no completion. Ours end by this deadline."""
-
-_FOREIGN_INTERVALS: Final = 3
-"""Another cluster maintains the repository if its last run is younger than so many full intervals."""
+"""A Job that failed has no completion. Ours end by this deadline, unless a longer one is configured."""
 
 _ENDED: Final = frozenset({"Complete", "Failed"})
 """Conditions of a Job. Source: Kubernetes v1.34, batch/v1 JobConditionType."""
@@ -78,13 +78,17 @@ _CAUSE_LIMIT: Final = 1000
 """Characters: the termination message has room for the whole cause."""
 
 
+_REPORT_TIMEOUT: Final = timedelta(minutes=30)
+"""For the snapshot report: reading the files of thousands of backups takes minutes."""
+
+
 async def maintain(options: MaintenanceOptions, context: PodContext) -> Termination:
     """Run the maintenance that is due, once the leader has released it, and return the MaintenanceResult.
 
     Raises:
         AgentError: it may not run, or failed.
     """
-    await _wait_for_release(options.job, context)
+    longest = await _wait_for_release(options.job, context)
     if await has_velero_server(context.patient_client, context.namespace):
         raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")
     reader = context.reader
@@ -101,12 +105,36 @@ async def maintain(options: MaintenanceOptions, context: PodContext) -> Terminat
         repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
         watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
         maintenance = Maintenance(repository, watchdog)
-        result = await _Run(options, context, wanted, repository, maintenance).run()
+        result = await _Run(options, context, wanted, repository, maintenance, longest).run()
+        if options.report_snapshots:
+            snapshots = SnapshotReporter(context, repository, work_dir, wanted.spec.volume_namespace)
+            result = await _add_report(result, snapshots)
     return build_success(result.to_json())
 
 
-async def _wait_for_release(job: str, context: PodContext) -> None:
-    """Return once the Job has the label by which a Velero server would wait for it.
+async def _add_report(result: MaintenanceResult, snapshots: SnapshotReporter) -> MaintenanceResult:
+    """Return the result with the report of the snapshots, or with why there is none: the maintenance succeeded."""
+    try:
+        async with asyncio.timeout(_REPORT_TIMEOUT.total_seconds()):
+            result = structs.replace(result, report=await snapshots.run())
+    except TimeoutError:
+        result = structs.replace(result, report_error=f"timed out after {format_duration(_REPORT_TIMEOUT)}")
+    except AgentError as e:
+        result = structs.replace(result, report_error=str(e)[:_CAUSE_LIMIT])
+    if result.report_error:
+        _logger.warning("no snapshot report: %s", result.report_error)
+    if result.peak_bytes:
+        # The next Job needs as much memory.
+        result = structs.replace(result, peak_bytes=_read_peak_bytes())
+    return result
+
+
+def _read_peak_bytes() -> int:
+    return children_peak_bytes() + own_peak_bytes()
+
+
+async def _wait_for_release(job: str, context: PodContext) -> timedelta:
+    """Return the Job's deadline once it has the label by which a Velero server would wait for it.
 
     Raises:
         MaintenanceError: it has not got it in time, or does not exist.
@@ -119,10 +147,11 @@ async def _wait_for_release(job: str, context: PodContext) -> None:
                 if raw is None:
                     raise MaintenanceError(f"{shown} does not exist")
                 if REPO_NAME_LABEL in raw["metadata"].get("labels", {}):
-                    return
+                    break
     except TimeoutError as e:
         waited = format_duration(_LABEL_TIMEOUT)
         raise MaintenanceError(f"{shown} has no label {REPO_NAME_LABEL} after {waited}: no leader released it") from e
+    return timedelta(seconds=(raw or {}).get("spec", {}).get("activeDeadlineSeconds", 0))
 
 
 def _check_writable(location: BackupStorageLocation) -> None:
@@ -140,13 +169,14 @@ def _check_writable(location: BackupStorageLocation) -> None:
 
 @dataclass(frozen=True)
 class _Run:
-    """The maintenance of a repository that the leader has released."""
+    """The maintenance of a repository that the leader has released; its Jobs have the deadline `longest`."""
 
     options: MaintenanceOptions
     context: PodContext
     wanted: BackupRepository
     repository: Repository
     maintenance: Maintenance
+    longest: timedelta
 
     async def run(self) -> MaintenanceResult:
         """Run what is due, and return what came of it."""
@@ -160,6 +190,7 @@ class _Run:
             repository_id=status.unique_id,
             full_interval_seconds=info.full.duration.total_seconds(),
             interval_differs=self._interval_differs(info),
+            incomplete_full=is_full_unfinished(info),
             next_quick=info.next_quick,
             next_full=info.next_full,
             foreign_at=foreign_at,
@@ -205,7 +236,7 @@ class _Run:
         """Return why nothing may run now, because of another cluster; empty: it may."""
         if foreign_at is None or self.options.ignore_foreign:
             return ""
-        until = foreign_at + _FOREIGN_INTERVALS * info.full.duration
+        until = foreign_at + FOREIGN_INTERVALS * info.full.duration
         if now >= until:
             return ""
         return (
@@ -215,8 +246,9 @@ class _Run:
 
     async def _list_known_spans(self, now: datetime) -> list[Span]:
         """Return when Jobs of this cluster ran; this one has not begun."""
+        longest = max(self.longest, _LONGEST_JOB)
         spans = [
-            Span(entry.start_timestamp, entry.complete_timestamp or entry.start_timestamp + _LONGEST_JOB)
+            Span(entry.start_timestamp, entry.complete_timestamp or entry.start_timestamp + longest)
             for entry in self.wanted.status.recent_maintenance
             if entry.start_timestamp
         ]
@@ -237,10 +269,11 @@ class _Run:
         result = structs.replace(
             result,
             mode=mode,
+            incomplete_full=False,
             seconds=round(clock.monotonic() - started, 1),
             next_quick=info.next_quick,
             next_full=info.next_full,
-            peak_bytes=children_peak_bytes(),
+            peak_bytes=_read_peak_bytes(),
         )
         try:
             return structs.replace(

@@ -30,6 +30,7 @@ __all__ = [
     "ChildCommand",
     "ChildExit",
     "children_peak_bytes",
+    "own_peak_bytes",
     "run_child",
     "sync_device",
     "sync_file_system",
@@ -114,6 +115,11 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
 def children_peak_bytes() -> int:
     """Return the highest resident memory of any child that has exited."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _KIB
+
+
+def own_peak_bytes() -> int:
+    """Return the highest resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
 
 
 def _before_exec(command: ChildCommand, die_with_parent: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from datamover.arguments import (
     LogOptions,
     MaintenanceOptions,
     PodOptions,
+    ReportOptions,
     RepositoryOptions,
     parse_arguments,
 )
@@ -83,8 +84,13 @@ def test_an_init_pods_command_line_names_its_backup_repository() -> None:
     [
         ((), {}),
         (
-            ("--ignore-foreign", "--verify-blobs=7", "--full-interval=21600"),
-            {"ignore_foreign": True, "verify_blobs": 7, "full_interval": timedelta(hours=6)},
+            ("--ignore-foreign", "--verify-blobs=7", "--full-interval=21600", "--report-snapshots"),
+            {
+                "ignore_foreign": True,
+                "verify_blobs": 7,
+                "full_interval": timedelta(hours=6),
+                "report_snapshots": True,
+            },
         ),
     ],
     ids=["defaults", "all"],
@@ -98,6 +104,13 @@ def test_a_maintenance_pods_command_line_names_its_job(flags: tuple[str, ...], o
     ).argv
     assert parse_arguments(argv, {}) == MaintenanceOptions(
         name="app-kopia", job="job-1", termination_file=_TERMINATION_FILE, log=LogOptions("info"), **options
+    )
+
+
+def test_a_reports_command_line_names_the_repository() -> None:
+    argv = MoverArgs(MoverVerb.REPORT_SNAPSHOTS, "backup-repository", "app-kopia").argv
+    assert parse_arguments(argv, {}) == ReportOptions(
+        name="app-kopia", termination_file=_TERMINATION_FILE, log=LogOptions("info")
     )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from core.models.names import BACKUP_UID_TAG
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, plan_of
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
@@ -25,7 +26,8 @@ def test_a_backup_has_the_source_and_tags_of_veleros_snapshot(flag: str, recordi
     plan = _plan(flag, recording)
     assert isinstance(plan, BackupPlan)
     snapshots = {one["source"]["path"]: one["tags"] for one in _recorded("kopia-snapshots")}
-    assert snapshots[plan.source] == plan.tags
+    # The one that is ours, for the snapshot report.
+    assert snapshots[plan.source] == {key: value for key, value in plan.tags.items() if key != BACKUP_UID_TAG}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +50,18 @@ def test_a_volume_without_a_pvc_is_backed_up_under_its_own_name() -> None:
     plan = plan_of(TRANSFER_KINDS["pod-volume-backup"].model.parse(raw))
     assert isinstance(plan, BackupPlan)
     assert plan.source == "snapshot-pod-volume/kopia/app/writer/fs"
+
+
+def test_a_pod_volume_snapshot_has_the_uid_of_its_backup_if_the_resource_has_it() -> None:
+    raw = _recorded("podvolumebackup")[-1]["object"]
+    raw["spec"]["tags"] = {"backup": "nightly", "backup-uid": "6bc33b7d", "pod": "writer"}
+    plan = plan_of(TRANSFER_KINDS["pod-volume-backup"].model.parse(raw))
+    assert isinstance(plan, BackupPlan)
+    assert plan.tags == {
+        "snapshot-requester": "snapshot-pod-volume",
+        "snapshot-uploader": "kopia",
+        "backup-uid": "6bc33b7d",
+    }
 
 
 def test_a_data_download_writes_no_done_file() -> None:

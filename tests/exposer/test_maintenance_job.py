@@ -9,9 +9,18 @@ import pytest
 import yaml
 
 from core.models.base import JsonDict
-from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL, REPO_NAME_LABEL
+from core.models.names import (
+    MAINTENANCE_CONTAINER,
+    OWNER_UID_LABEL,
+    REPO_NAME_LABEL,
+)
 from core.models.storage import BackupRepository, RepositoryKey
-from exposer.maintenance_job import JobSettings, MaintenanceRun, build_maintenance_job, is_reserved_label
+from exposer.maintenance_job import (
+    JobSettings,
+    MaintenanceRun,
+    build_maintenance_job,
+    is_reserved_label,
+)
 from exposer.model import Owner
 from exposer.pod_status import parse_pod_end
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryVolume, StorageAccess
@@ -21,10 +30,10 @@ from tests.exposer.test_pods_velero import flat
 from tests.support.golden import RECORDINGS, assert_golden
 
 _FOLDER: Final = RECORDINGS / "maintenance"
-_NAME: Final = "app1-default-kopia-maintain-job-1795331160000"
-_POD: Final = "spec.template.spec"
-_CONTAINER: Final = f"{_POD}.containers[{MAINTENANCE_CONTAINER}]"
-_AFFINITY: Final = f"{_POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
+NAME: Final = "app1-default-kopia-maintain-job-1795331160000"
+POD: Final = "spec.template.spec"
+CONTAINER: Final = f"{POD}.containers[{MAINTENANCE_CONTAINER}]"
+_AFFINITY: Final = f"{POD}.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
 
 _STORED: Final = (
     "metadata.creationTimestamp",
@@ -43,10 +52,10 @@ _STORED: Final = (
     "spec.template.metadata.labels.batch.kubernetes.io/",
     "spec.template.metadata.labels.controller-uid",
     "spec.template.metadata.labels.job-name",
-    f"{_POD}.dnsPolicy",
-    f"{_POD}.schedulerName",
-    f"{_POD}.serviceAccount",
-    f"{_CONTAINER}.terminationMessagePath",
+    f"{POD}.dnsPolicy",
+    f"{POD}.schedulerName",
+    f"{POD}.serviceAccount",
+    f"{CONTAINER}.terminationMessagePath",
 )
 
 
@@ -71,7 +80,7 @@ def expose(**changes: Any) -> ExposeSettings:
 
 def run(settings: JobSettings | None = None, **changes: Any) -> MaintenanceRun:
     storage = StorageAccess(inherits_credentials=True)
-    return replace(MaintenanceRun(OWNER, _NAME, settings or JobSettings(), storage), **changes)
+    return replace(MaintenanceRun(OWNER, NAME, settings or JobSettings(), storage), **changes)
 
 
 def settings_of(**data: str) -> JobSettings:
@@ -90,14 +99,14 @@ def differences(theirs: JsonDict, mine: JsonDict) -> dict[str, tuple[Any, Any]]:
     return found
 
 
-_ENV: Final = f"{_CONTAINER}.env"
-_MOUNTS: Final = f"{_CONTAINER}.volumeMounts"
-_VOLUMES: Final = f"{_POD}.volumes"
+_ENV: Final = f"{CONTAINER}.env"
+_MOUNTS: Final = f"{CONTAINER}.volumeMounts"
+_VOLUMES: Final = f"{POD}.volumes"
 
 LISTED: Final[dict[str, tuple[Any, Any]]] = {
     # The program is ours, in the image of the agent.
-    f"{_CONTAINER}.command": (["/velero"], ["python", "-m", "datamover"]),
-    f"{_CONTAINER}.args": (
+    f"{CONTAINER}.command": (["/velero"], ["python", "-m", "datamover"]),
+    f"{CONTAINER}.args": (
         [
             "repo-maintenance",
             "--repo-name=app1",
@@ -112,30 +121,30 @@ LISTED: Final[dict[str, tuple[Any, Any]]] = {
             "--resource-timeout=10m0s",
             "--log-level=info",
             "--log-format=text",
-            f"--job={_NAME}",
+            f"--job={NAME}",
         ],
     ),
-    f"{_CONTAINER}.image": ("docker.io/velero/velero:v1.18.2", "velero/velero:v1.18.2"),
+    f"{CONTAINER}.image": ("docker.io/velero/velero:v1.18.2", "velero/velero:v1.18.2"),
     # The slot instead of the time. Whose Job it is.
     f"metadata.labels.{OWNER_UID_LABEL}": (None, OWNER.uid),
     # The leader adds it to the Job once its pod runs: a server waits for each Job that has it.
     f"metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
     f"spec.template.metadata.labels.{REPO_NAME_LABEL}": ("app1-default-kopia", None),
     # A run ends by itself.
-    f"{_POD}.activeDeadlineSeconds": (None, 21_600),
+    f"{POD}.activeDeadlineSeconds": (None, 21_600),
     "spec.activeDeadlineSeconds": (None, 22_500),
     # The confinement of every mover pod, whose image is for Linux.
-    f"{_POD}.securityContext.runAsUser": (None, 0),
-    f"{_POD}.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
-    f"{_CONTAINER}.securityContext.allowPrivilegeEscalation": (None, False),
-    f"{_CONTAINER}.securityContext.capabilities.drop": (None, ["ALL"]),
-    f"{_CONTAINER}.securityContext.capabilities.add": (
+    f"{POD}.securityContext.runAsUser": (None, 0),
+    f"{POD}.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
+    f"{CONTAINER}.securityContext.allowPrivilegeEscalation": (None, False),
+    f"{CONTAINER}.securityContext.capabilities.drop": (None, ["ALL"]),
+    f"{CONTAINER}.securityContext.capabilities.add": (
         None,
         ["CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT"],
     ),
-    f"{_CONTAINER}.securityContext.readOnlyRootFilesystem": (None, True),
+    f"{CONTAINER}.securityContext.readOnlyRootFilesystem": (None, True),
     f"{_MOUNTS}[cloud-credentials].readOnly": (None, True),
-    f"{_POD}.os.name": (None, "linux"),
+    f"{POD}.os.name": (None, "linux"),
     # Inherited from the DaemonSet, which has no plugins, instead of the server's Deployment.
     f"{_ENV}[NODE_NAME].name": (None, "NODE_NAME"),
     f"{_ENV}[NODE_NAME].valueFrom.fieldRef.apiVersion": (None, "v1"),
@@ -161,7 +170,7 @@ def requirement(index: int, key: str, operator: str, *values: str) -> dict[str, 
 def listed(requirements: int, name: str) -> dict[str, tuple[Any, Any]]:
     """Return the differences of a Job whose nodes must meet so many requirements by its ConfigMap."""
     not_windows = requirement(requirements, "kubernetes.io/os", "NotIn", "windows")
-    return LISTED | {"metadata.name": (name, _NAME)} | {path: (None, leaf) for path, leaf in not_windows.items()}
+    return LISTED | {"metadata.name": (name, NAME)} | {path: (None, leaf) for path, leaf in not_windows.items()}
 
 
 def test_a_job_without_a_config_map_is_veleros_as_listed() -> None:
@@ -181,8 +190,8 @@ def test_a_job_by_the_recorded_config_map_is_veleros_as_listed() -> None:
 
 _SMALL = '{"podResources": {"cpuRequest": "10m", "memoryRequest": "32Mi", "cpuLimit": "1", "memoryLimit": "512Mi"}}'
 _LARGE = '{"podResources": {"cpuRequest": "1", "memoryRequest": "1Gi", "cpuLimit": "0", "memoryLimit": "0"}}'
-_REQUESTS = f"{_CONTAINER}.resources.requests"
-_LIMITS = f"{_CONTAINER}.resources.limits"
+_REQUESTS = f"{CONTAINER}.resources.requests"
+_LIMITS = f"{CONTAINER}.resources.limits"
 _IN_A = '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "a"}}}]}'
 _IN_B_OR_C = (
     '{"loadAffinity": [{"nodeSelector": {"matchLabels": {"pool": "b"},'
@@ -221,12 +230,12 @@ ROWS: Final[dict[str, tuple[dict[str, str], dict[str, Any], int]]] = {
     ),
     "priority class, labels and annotations of global": (
         {"common": _LABELS % ("a", "b", "c"), "own": _LABELS % ("x", "y", "z")},
-        {f"{_META}.labels.team": "a", f"{_META}.annotations.note": "b", f"{_POD}.priorityClassName": "c"},
+        {f"{_META}.labels.team": "a", f"{_META}.annotations.note": "b", f"{POD}.priorityClassName": "c"},
         0,
     ),
     "priority class, labels and annotations of the repository": (
         {"common": "{}", "own": _LABELS % ("x", "y", "z")},
-        {f"{_META}.labels.team": "x", f"{_META}.annotations.note": "y", f"{_POD}.priorityClassName": "z"},
+        {f"{_META}.labels.team": "x", f"{_META}.annotations.note": "y", f"{POD}.priorityClassName": "z"},
         0,
     ),
     "unreadable, so the defaults": ({"common": "{", "own": _SMALL}, {}, 0),
@@ -293,7 +302,7 @@ def test_a_configured_label_never_overwrites_a_reserved_one(key: str) -> None:
 def test_the_pod_has_no_owner_label_and_the_job_no_owner_reference() -> None:
     """Garbage collection would delete the pod; Kubernetes the Job, unfinished, with the BackupRepository."""
     job = build_maintenance_job(run(), expose())
-    assert job["metadata"] == {"name": _NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
+    assert job["metadata"] == {"name": NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
     assert "ownerReferences" not in job["spec"]["template"]["metadata"]
     assert OWNER_UID_LABEL not in job["spec"]["template"]["metadata"]["labels"]
 
@@ -311,6 +320,7 @@ def test_deadlines_of_pod_and_job() -> None:
         ({}, []),
         ({"ignore_foreign": True}, ["--ignore-foreign"]),
         ({"verify_blobs": 0}, ["--verify-blobs=0"]),
+        ({"report_snapshots": True}, ["--report-snapshots"]),
         (
             {"verify_blobs": 100_000, "full_interval": timedelta(hours=6)},
             ["--verify-blobs=100000", "--full-interval=21600"],
@@ -326,7 +336,7 @@ def test_the_arguments_of_a_run(changes: dict[str, Any], flags: list[str]) -> No
         "--resource-timeout=3m0s",
         "--log-level=debug",
         "--log-format=json",
-        f"--job={_NAME}",
+        f"--job={NAME}",
         *flags,
     ]
 

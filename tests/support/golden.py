@@ -1,4 +1,4 @@
-"""Golden manifests: the result of a builder is compared with a JSON file.
+"""Golden files: the result of a builder, or what a command prints, is compared with a file.
 
 `UPDATE_GOLDEN=1 pytest tests/exposer` rewrites the files; review the difference before you commit
 it.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from core.models.base import JsonDict
 
-__all__ = ["RECORDINGS", "assert_golden", "recorded"]
+__all__ = ["RECORDINGS", "assert_golden", "assert_golden_text", "recorded"]
 
 _TESTS = Path(__file__).parent.parent
 _GOLDEN = _TESTS / "golden"
@@ -23,6 +23,14 @@ def assert_golden(name: str, manifest: JsonDict) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
     assert json.loads(path.read_text()) == manifest
+
+
+def assert_golden_text(name: str, text: str) -> None:
+    """Fail unless `text` is equal to `tests/golden/<name>.txt`."""
+    path = _GOLDEN / f"{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == text
 
 
 def recorded(name: str, index: int = 0, *, called: str = "") -> JsonDict:

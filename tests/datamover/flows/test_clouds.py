@@ -5,16 +5,19 @@ The storages are emulators; services that grant access are fakes that check what
 
 import base64
 import shutil
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from core.contract import SnapshotReport, parse_result
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, POD_VOLUME_RESTORES
 from datamover.storage.aws import AwsAssumedRole, AwsKeys
 from datamover.storage.s3 import S3Storage
+from tests.datamover.support.backupfiles import put_backup
 from tests.datamover.support.emulators import Azurite, FakeGcs, run_azurite, run_fake_gcs
 from tests.datamover.support.identities import (
     CLIENT,
@@ -106,6 +109,21 @@ async def _transfer(pod: MoverPod, tree: Path, kinds: Sequence[str] = tuple(_RES
         assert describe_tree(target) == describe_tree(tree), restore
 
 
+async def _check_report(pod: MoverPod, put: Callable[[str, bytes], None]) -> None:
+    """Check that the snapshot report finds and reads the files of backups, which `put` writes."""
+    (stored,) = pod.stored(POD_VOLUME_RESTORES)
+    for restore in _RESTORES.values():
+        pod.put_transfer(restore, "Completed")
+    assert await pod.report() == 0, pod.message
+    assert "the location has no backups" in parse_result(SnapshotReport, pod.message).unread
+    for file in put_backup(pod.folder, "nightly", "uid", volumes=(stored["spec"]["snapshotID"],)).iterdir():
+        put(f"velero/backups/nightly/{file.name}", file.read_bytes())
+    assert await pod.report() == 0, pod.message
+    report = parse_result(SnapshotReport, pod.message)
+    assert (report.referenced.count, report.unknown.count) == (1, 1)
+    assert (report.bucket_read, report.unread) == (True, "")
+
+
 @pytest.mark.interop("1.18.2", "ours to ours", "all four", "Azure (Azurite): account key")
 async def test_an_account_key_serves_all_kinds(pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite) -> None:
     internet.hosts[azurite.host] = azurite.port
@@ -113,6 +131,7 @@ async def test_an_account_key_serves_all_kinds(pod: MoverPod, tree: Path, intern
     named = {"storageAccount": _ACCOUNT, "storageAccountKeyEnvVar": "MY_KEY"}
     _locate(pod, internet, "azure:by-key", f"MY_KEY={azurite.key}\n", **named)
     await _transfer(pod, tree)
+    await _check_report(pod, partial(azurite.put, "by-key"))
     assert set(internet.connected) == {azurite.host}
 
 
@@ -187,6 +206,7 @@ async def test_a_service_accounts_key_serves_all_kinds(
     gcs.make_bucket("by-key")
     _locate(pod, internet, "gcp:by-key", identities.credentials_file)
     await _transfer(pod, tree)
+    await _check_report(pod, partial(gcs.put, "by-key"))
     assert identities.granted
 
 
@@ -253,6 +273,7 @@ async def test_a_role_of_a_source_profile_serves_all_kinds(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-another-user")
     identities = _assume_role(pod, internet, s3, "by-role")
     await _transfer(pod, tree)
+    await _check_report(pod, partial(s3.put, "by-role"))
     assert set(identities.granted) == {"node-agent"}
     assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
 

@@ -17,6 +17,7 @@ from datamover.kopia.maintenance import (
     decide_mode,
     find_foreign_run,
     find_missing_evidence,
+    is_full_unfinished,
     parse_full_interval,
 )
 
@@ -104,6 +105,21 @@ def test_the_mode_is_what_is_due_or_did_not_finish(
     decision = decide_mode(info, now, epochs=True)
     assert decision.mode is mode
     assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("info", "unfinished"),
+    [
+        (_info("never"), False),
+        (_info("full"), False),
+        (_info("full", schedule=_begun_at(_KILLED, full=False)), False),
+        (_info("full", schedule=_begun_at(_KILLED, full=True)), True),
+        (_info("failed"), True),
+    ],
+    ids=["never", "full", "killed quick", "killed full", "failed"],
+)
+def test_a_full_run_without_its_last_task_is_unfinished(info: MaintenanceInfo, *, unfinished: bool) -> None:
+    assert is_full_unfinished(info) is unfinished
 
 
 @pytest.mark.parametrize(("epochs", "mode"), [(True, _QUICK), (False, _NONE)])

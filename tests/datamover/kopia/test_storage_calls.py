@@ -38,8 +38,9 @@ class _ScriptedKopia(Kopia):
         *arguments: str,
         seconds: float | None = 0,
         more: Mapping[str, str] | None = None,
+        output_fd: int | None = None,
     ) -> KopiaAnswer:
-        del seconds, more
+        del seconds, more, output_fd
         self.verbs.append(" ".join(one for one in arguments[:3] if not one.startswith("-")))
         self.on_call()
         await asyncio.sleep(self.seconds)

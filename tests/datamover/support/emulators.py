@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.datamover.support.servers import free_port, run_server
 from tests.support.tools import azurite_folder, tool
@@ -36,6 +37,19 @@ def bearer_token(audience: str, lifetime_seconds: int = 3600) -> str:
     return ".".join([*(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts), "c2lnbmF0dXJl"])
 
 
+def _send(port: int, method: str, target: str, content: bytes, headers: dict[str, str]) -> None:
+    tls = ssl.create_default_context()
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=tls, timeout=30)
+    try:
+        connection.request(method, target, content, headers)
+        answer = connection.getresponse()
+        if answer.status not in {200, 201}:
+            raise RuntimeError(f"{method} {target}: {answer.status} {answer.read().decode()}")
+    finally:
+        connection.close()
+
+
 @dataclass(frozen=True)
 class Azurite:
     """A running Azurite with one storage account."""
@@ -49,22 +63,16 @@ class Azurite:
         return f"{self.account}.blob.core.windows.net"
 
     def make_container(self, name: str) -> str:
-        self._request("PUT", f"/{name}?restype=container", expected=201)
+        self._put(f"/{name}?restype=container", b"", {})
         return name
 
-    def _request(self, method: str, target: str, *, expected: int) -> None:
-        tls = ssl.create_default_context()
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=tls, timeout=30)
+    def put(self, container: str, name: str, content: bytes) -> None:
+        self._put(f"/{container}/{name}", content, {"x-ms-blob-type": "BlockBlob"})
+
+    def _put(self, target: str, content: bytes, headers: dict[str, str]) -> None:
         token = bearer_token("https://storage.azure.com")
-        headers = {"Host": self.host, "Authorization": f"Bearer {token}", "x-ms-version": _VERSION}
-        try:
-            connection.request(method, target, headers=headers)
-            answer = connection.getresponse()
-            if answer.status != expected:
-                raise RuntimeError(f"Azurite: {method} {target}: {answer.status} {answer.read().decode()}")
-        finally:
-            connection.close()
+        own = {"Host": self.host, "Authorization": f"Bearer {token}", "x-ms-version": _VERSION}
+        _send(self.port, "PUT", target, content, headers | own)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,10 @@ class FakeGcs:
     def make_bucket(self, name: str) -> str:
         (self.folder / name).mkdir(exist_ok=True)
         return name
+
+    def put(self, bucket: str, name: str, content: bytes) -> None:
+        target = f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={quote(name, safe='')}"
+        _send(self.port, "POST", target, content, {"Host": "storage.googleapis.com"})
 
 
 @contextmanager

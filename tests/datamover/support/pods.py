@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +23,9 @@ from core.models.names import (
     REPO_CREDENTIALS_SECRET,
     REPO_NAME_LABEL,
 )
-from datamover.arguments import LogOptions, MaintenanceOptions, PodOptions
+from datamover.arguments import LogOptions, MaintenanceOptions, PodOptions, ReportOptions
 from datamover.pod.cluster import PodContext
-from datamover.pod.command import run_init, run_maintenance
+from datamover.pod.command import run_init, run_maintenance, run_report
 from datamover.pod.mounts import MOUNTS
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
@@ -75,6 +75,7 @@ class MoverPod:
     clock: Clock = field(default_factory=SystemClock)
     mounts: Path = MOUNTS
     limits: ResourceLimits = field(default_factory=lambda: ResourceLimits(2))
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -126,7 +127,7 @@ class MoverPod:
             clock=self.clock,
             namespace=_NAMESPACE,
             node="node-a",
-            environment=os.environ,
+            environment=self.environment,
             limits=self.limits,
             stop=self.stop,
             termination_file=self.folder / "termination-log",
@@ -162,6 +163,13 @@ class MoverPod:
         return await run_maintenance(
             MaintenanceOptions(name=REPOSITORY, job=JOB, termination_file=file, log=LogOptions("info"), **options),
             self.context,
+        )
+
+    async def report(self) -> int:
+        """Run `report-snapshots` and return its exit code."""
+        file = self.context.termination_file
+        return await run_report(
+            ReportOptions(name=REPOSITORY, termination_file=file, log=LogOptions("info")), self.context
         )
 
     @property

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import format_datetime, parsedate_to_datetime
 from enum import Enum, auto
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
+from core.clock import Clock
 from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.servers import free_port
 
@@ -39,13 +42,18 @@ class Answer:
     body: str = ""
 
 
+_DENIAL = Answer(403, "<Error><Code>AccessDenied</Code><Message>Access Denied.</Message></Error>")
+
+
 @dataclass
 class S3Proxy:
     """The address of the proxy, and what it does at present.
 
     `latency_seconds` delays each request, and `seconds_per_request` all requests together, for objects
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
-    text. `requests` are the lines of all requests. `skew` is how far the storage's clock is ahead.
+    text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `skew` is how
+    far the storage's clock is ahead. `clock` is that clock, if it is not the machine's: objects get its time when they
+    are written.
     """
 
     server: S3Server
@@ -53,9 +61,11 @@ class S3Proxy:
     fault: Fault | Answer | None = None
     armed: tuple[str, Fault | Answer] | None = None
     slow: str = ""
+    denied: str = ""
     latency_seconds: float = 0.0
     seconds_per_request: float = 0.0
     skew: timedelta = timedelta()
+    clock: Clock | None = None
     requests: list[str] = field(default_factory=list)
     _pace: threading.Lock = field(default_factory=threading.Lock)
     _listening: "_Listener | None" = None
@@ -70,6 +80,12 @@ class S3Proxy:
         self.fault = fault
         if fault is Fault.REFUSE:
             self._stop_listening()
+
+    def stamp(self, path: str) -> None:
+        """Give an object that was written the time of the storage's clock."""
+        if self.clock is not None:
+            written = self.clock.now().timestamp()
+            os.utime(self.server.folder / unquote(urlsplit(path).path).strip("/"), (written, written))
 
     def take(self, request_line: str) -> None:
         """Note a request that was forwarded."""
@@ -136,6 +152,8 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Else the body of an answer waits for the acknowledgment of its headers, 40 ms each.
+    disable_nagle_algorithm = True
     proxy: S3Proxy
     upstream: http.client.HTTPConnection | None = None
 
@@ -153,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.proxy
         proxy.requests.append(self.requestline)
         proxy.delay(self.path)
-        fault = proxy.fault
+        fault = _DENIAL if proxy.denied and proxy.denied in self.requestline else proxy.fault
         if isinstance(fault, Answer):
             self._answer(fault.status, [], fault.body.encode())
             return
@@ -166,6 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.upstream = http.client.HTTPConnection(proxy.server.url.removeprefix("http://"))
         self.upstream.request(self.command, self.path, body, dict(self.headers.items()))
         answer = self.upstream.getresponse()
+        if self.command == "PUT" and answer.status == HTTPStatus.OK:
+            proxy.stamp(self.path)
         proxy.take(self.requestline)
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
         shown = [(name, self._shift(value) if name.lower() == "last-modified" else value) for name, value in kept]

@@ -25,6 +25,11 @@ class S3Server:
         (self.folder / name).mkdir()
         return name
 
+    def put(self, bucket: str, name: str, content: bytes) -> None:
+        path = self.folder / bucket / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
     @property
     def credentials_file(self) -> str:
         """The content of Velero's Secret `cloud-credentials`."""

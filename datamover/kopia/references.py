@@ -1,0 +1,161 @@
+"""Which kopia snapshots nothing refers to any more: pure judgment of what `snapshot list` says.
+
+Knows the tags by which a snapshot names its backup. Does not know where references are read (`datamover.pod.references`
+has those of the cluster, `datamover.kopia.backup_files` those of the bucket). Nothing here deletes a snapshot.
+Source: Velero v1.18, pkg/uploader/types.go, pkg/podvolume/backupper.go, pkg/backup/actions/csi/pvc_action.go;
+kopia 0.23.1, snapshot/manifest.go.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import field as plain
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from msgspec import field
+
+from core.contract import SnapshotVerdict
+from core.models.base import Int64, Time, WireModel
+from core.models.names import (
+    ASYNC_OPERATION_ID_LABEL,
+    BACKUP_UID_TAG,
+    SNAPSHOT_REQUESTER_TAG,
+    SNAPSHOT_REQUESTERS,
+)
+from datamover.kopia.snapshots import PIN
+
+__all__ = ["Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
+
+_LEAST_AGE: Final = timedelta(days=7)
+"""A backup stores what it refers to when it ends: that of a large cluster takes days."""
+
+_OWN_PREFIX: Final = "tag:"
+"""kopia's command line writes it before each tag, Velero does not.
+
+Source: kopia 0.23.1, cli/command_snapshot_create.go.
+"""
+
+_UPLOAD: Final = re.compile(r"du-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.")
+"""The operation ID of a DataUpload: the UIDs of backup and PVC, of which the end may be a hash."""
+
+
+class _Source(WireModel):
+    host: str = ""
+    user_name: str = ""
+    path: str = ""
+
+
+class _Summary(WireModel):
+    size: Int64 = 0
+
+
+class _Root(WireModel):
+    summ: _Summary = field(default_factory=_Summary)
+
+
+class ListedSnapshot(WireModel):
+    """One snapshot of `kopia snapshot list --json`; `incomplete` is why it is, or empty."""
+
+    id: str
+    source: _Source = field(default_factory=_Source)
+    start_time: Time
+    end_time: Time
+    incomplete: str = ""
+    root_entry: _Root = field(default_factory=_Root)
+    tags: dict[str, str] = field(default_factory=dict)
+    pins: list[str] = field(default_factory=list)
+
+    @property
+    def shown_source(self) -> str:
+        """The source as kopia writes it."""
+        return f"{self.source.user_name}@{self.source.host}:{self.source.path}"
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files."""
+        return self.root_entry.summ.size
+
+    @property
+    def backup_uid(self) -> str:
+        """The UID of its backup; empty if no tag has it."""
+        if uid := self._tag(BACKUP_UID_TAG):
+            return uid
+        found = _UPLOAD.match(self._tag(ASYNC_OPERATION_ID_LABEL))
+        return found[1] if found else ""
+
+    @property
+    def requester(self) -> str:
+        """What made it; empty if no tag says so."""
+        return self._tag(SNAPSHOT_REQUESTER_TAG)
+
+    def _tag(self, name: str) -> str:
+        return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}", "")
+
+
+@dataclass(frozen=True)
+class References:
+    """What refers to snapshots, as far as it was read.
+
+    Attributes:
+        snapshot_ids: snapshots that transfers of the cluster name; the transfer of each.
+        backup_uids: the Backups of the cluster.
+        in_bucket: snapshots and UIDs of backups, of those asked for, that a file of the bucket names.
+        unread: why not all could be read; empty: all was.
+    """
+
+    snapshot_ids: Mapping[str, str] = plain(default_factory=dict)
+    backup_uids: frozenset[str] = frozenset()
+    in_bucket: frozenset[str] = frozenset()
+    unread: str = ""
+
+
+class Judgment(NamedTuple):
+    """A verdict, and its reason."""
+
+    verdict: SnapshotVerdict
+    reason: str
+
+
+def judge(snapshot: ListedSnapshot, references: References, now: datetime) -> Judgment:
+    """Return whether anything refers to the snapshot; `now` is by the clock that kopia's times are compared with."""
+    uid = snapshot.backup_uid
+    if found := _judge_by_cluster(snapshot, references):
+        return found
+    if references.in_bucket & {snapshot.id, uid}:
+        return Judgment(SnapshotVerdict.REFERENCED, "a file of a backup in the bucket names it")
+    if doubt := _find_doubt(snapshot, references, now):
+        return Judgment(SnapshotVerdict.UNKNOWN, doubt)
+    reason = f"no Backup has the UID {uid}, and no transfer and no file in the bucket names the snapshot"
+    return Judgment(SnapshotVerdict.UNREFERENCED, reason)
+
+
+def needs_bucket(snapshot: ListedSnapshot, references: References) -> bool:
+    """Return whether the verdict depends on the files of the bucket."""
+    return _judge_by_cluster(snapshot, references) is None
+
+
+def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgment | None:
+    """Return the judgment that what is in the bucket cannot change; None: there is none."""
+    if transfer := references.snapshot_ids.get(snapshot.id):
+        return Judgment(SnapshotVerdict.REFERENCED, f"{transfer} names it")
+    if snapshot.incomplete:
+        return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
+    if snapshot.backup_uid in references.backup_uids:
+        return Judgment(SnapshotVerdict.REFERENCED, f"a Backup has the UID {snapshot.backup_uid}")
+    return None
+
+
+def _find_doubt(snapshot: ListedSnapshot, references: References, now: datetime) -> str:
+    """Return why something unseen may refer to the snapshot; empty: nothing may."""
+    if not snapshot.tags:
+        return "it has no tags: no data mover made it"
+    if snapshot.requester not in SNAPSHOT_REQUESTERS:
+        return f'its requester is "{snapshot.requester}": no data mover made it'
+    if pins := [pin for pin in snapshot.pins if pin != PIN]:
+        return f'it is pinned by "{pins[0]}"'
+    if not snapshot.backup_uid:
+        return "no tag has the UID of its backup"
+    if now - max(snapshot.start_time, snapshot.end_time) < _LEAST_AGE:
+        return f"it is younger than {_LEAST_AGE.days} days"
+    return references.unread

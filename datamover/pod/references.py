@@ -1,0 +1,74 @@
+"""What refers to kopia snapshots in the cluster: transfers by ID, and Backups by UID.
+
+Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in tests/recordings/velero-1.18.2.
+"""
+
+from collections.abc import AsyncIterator
+
+from core.contract import MoverVerb
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError, NotFoundError
+from core.kube.resources import BACKUPS, Resource
+from core.models.base import JsonDict
+from core.models.phases import FINAL_PHASES
+from datamover.kinds import TRANSFER_KINDS
+from datamover.kopia.references import References
+
+__all__ = ["read_cluster_references"]
+
+
+async def read_cluster_references(client: KubeClient, namespace: str) -> References:
+    """Return what the transfers and Backups of `namespace` refer to; what cannot be read is in `unread`.
+
+    A backup refers to its snapshot as long as its resource exists, a restore until it has ended.
+    """
+    snapshot_ids: dict[str, str] = {}
+    uids: set[str] = set()
+    try:
+        for kind in TRANSFER_KINDS.values():
+            async for raw in _list(client, kind.resource, namespace):
+                if found := _named_snapshot(raw, kind.verb):
+                    snapshot_ids[found] = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+        async for raw in _list(client, BACKUPS, namespace):
+            uids.add(raw["metadata"]["uid"])
+    except NotFoundError as e:
+        return References(snapshot_ids, unread=f"a resource of Velero is not defined in this cluster: {e}")
+    except (KubeError, ContractError) as e:
+        return References(snapshot_ids, unread=str(e))
+    return References(snapshot_ids, frozenset(uids))
+
+
+async def _list(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:
+    """Yield all objects of a kind.
+
+    Raises:
+        ContractError: one is malformed: what it refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    async for page in client.pages(Selection(resource, namespace)):
+        if page.malformed:
+            raise ContractError(f"a {resource.kind} in namespace {namespace} is malformed")
+        for raw in page.items:
+            yield raw
+
+
+def _named_snapshot(raw: JsonDict, verb: MoverVerb) -> str:
+    """Return the ID of the kopia snapshot that the transfer refers to; empty if it does not.
+
+    Raises:
+        ContractError: the transfer is malformed.
+    """
+    status, spec = raw.get("status") or {}, raw.get("spec") or {}
+    try:
+        found = status.get("snapshotID") if verb is MoverVerb.BACKUP else spec.get("snapshotID")
+        ended = verb is MoverVerb.RESTORE and status.get("phase") in FINAL_PHASES
+    except (AttributeError, TypeError) as e:
+        raise _malformed(raw) from e
+    if not isinstance(found or "", str):
+        raise _malformed(raw)
+    return "" if ended else found or ""
+
+
+def _malformed(raw: JsonDict) -> ContractError:
+    return ContractError(f"{raw['kind']} {raw['metadata']['name']} is malformed")

@@ -1,0 +1,129 @@
+"""The judgment of snapshots: each verdict and its reason, by what refers to them."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import pytest
+
+from core.contract import SnapshotVerdict
+from core.models.base import JsonDict
+from datamover.kopia.references import Judgment, ListedSnapshot, References, judge, needs_bucket
+from tests.support.golden import RECORDINGS
+
+__all__: list[str] = []
+
+_NOW: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
+_UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
+_RECORDED: Final[list[JsonDict]] = json.loads((RECORDINGS / "kopia-snapshots.json").read_text())
+_UPLOAD: Final = {
+    "snapshot-requester": "snapshot-data-upload-download",
+    "velero.io/async-operation-id": f"du-{_UID}.6601d200-6a9c-48c7358b3",
+}
+
+
+def _snapshot(**changes: Any) -> ListedSnapshot:
+    """Return Velero's snapshot of a DataUpload, nine days old, with other fields."""
+    return ListedSnapshot.from_wire(_RECORDED[0] | changes)
+
+
+def _judge(snapshot: ListedSnapshot, **read: Any) -> Judgment:
+    return judge(snapshot, References(**read), _NOW)
+
+
+def test_velero_names_the_backup_of_a_data_upload_and_not_of_a_pod_volume() -> None:
+    upload, volume = (ListedSnapshot.from_wire(one) for one in _RECORDED)
+    assert (upload.backup_uid, upload.requester) == (_UID, "snapshot-data-upload-download")
+    assert (volume.backup_uid, volume.requester) == ("", "snapshot-pod-volume")
+    assert upload.shown_source == "default@default:snapshot-data-upload-download/kopia/app/data"
+    assert upload.size_bytes == 50_000_000
+
+
+@pytest.mark.parametrize(
+    ("tags", "uid"),
+    [
+        ({f"tag:{key}": value for key, value in _UPLOAD.items()}, _UID),
+        ({"velero.io/async-operation-id": f"du-{_UID}.{_UID}"}, _UID),
+        ({"backup-uid": "any"}, "any"),
+        ({"tag:backup-uid": "any"}, "any"),
+        ({"velero.io/async-operation-id": f"du-{_UID}"}, ""),
+        ({"velero.io/async-operation-id": f"dd-{_UID}.{_UID}"}, ""),
+        ({"velero.io/async-operation-id": ""}, ""),
+        ({}, ""),
+    ],
+    ids=["of kopia's command", "uncut", "pod volume", "pod volume by kopia", "one part", "restore", "empty", "none"],
+)
+def test_the_uid_of_the_backup_by_the_tags(tags: dict[str, str], uid: str) -> None:
+    assert _snapshot(tags=tags).backup_uid == uid
+
+
+def test_a_snapshot_that_nothing_names_is_unreferenced() -> None:
+    verdict, reason = _judge(_snapshot())
+    assert verdict is SnapshotVerdict.UNREFERENCED
+    assert reason == f"no Backup has the UID {_UID}, and no transfer and no file in the bucket names the snapshot"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"snapshot_ids": {_RECORDED[0]["id"]: "DataUpload velero/du-1"}},
+        {"backup_uids": frozenset({_UID})},
+        {"in_bucket": frozenset({_RECORDED[0]["id"]})},
+        {"in_bucket": frozenset({_UID})},
+    ],
+    ids=["transfer", "Backup", "ID in the bucket", "UID in the bucket"],
+)
+def test_one_reference_suffices_whatever_else_cannot_be_read(read: dict[str, Any]) -> None:
+    assert _judge(_snapshot(), unread="denied", **read).verdict is SnapshotVerdict.REFERENCED
+
+
+@pytest.mark.parametrize(
+    ("changes", "unread", "reason"),
+    [
+        ({}, "the bucket says no", "the bucket says no"),
+        ({"tags": {}}, "", "it has no tags: no data mover made it"),
+        ({"tags": None}, "", "it has no tags: no data mover made it"),
+        ({"tags": {"a": "b"}}, "", 'its requester is "": no data mover made it'),
+        (
+            {"tags": _UPLOAD | {"snapshot-requester": "someone"}},
+            "",
+            'its requester is "someone": no data mover made it',
+        ),
+        ({"pins": ["velero-pin", "mine"]}, "", 'it is pinned by "mine"'),
+        ({"tags": _RECORDED[1]["tags"]}, "", "no tag has the UID of its backup"),
+        ({"endTime": "2026-11-23T12:00:01Z"}, "", "it is younger than 7 days"),
+        ({"startTime": "2026-11-23T12:00:01Z"}, "", "it is younger than 7 days"),
+    ],
+    ids=["unread", "no tags", "null", "no requester", "foreign", "pinned", "pod volume", "young", "clock"],
+)
+def test_a_doubt_makes_a_verdict_unknown(changes: JsonDict, unread: str, reason: str) -> None:
+    assert _judge(_snapshot(**changes), unread=unread) == (SnapshotVerdict.UNKNOWN, reason)
+
+
+def test_seven_days_are_old_enough() -> None:
+    assert _judge(_snapshot(endTime="2026-11-23T12:00:00Z")).verdict is SnapshotVerdict.UNREFERENCED
+
+
+def test_an_incomplete_snapshot_is_incomplete_unless_a_transfer_names_it() -> None:
+    checkpoint = _snapshot(incomplete="checkpoint", rootEntry=None)
+    assert _judge(checkpoint, backup_uids=frozenset({_UID})) == (
+        SnapshotVerdict.INCOMPLETE,
+        "its backup did not end: checkpoint",
+    )
+    named = {checkpoint.id: "DataDownload velero/dd-1"}
+    assert _judge(checkpoint, snapshot_ids=named).verdict is SnapshotVerdict.REFERENCED
+
+
+@pytest.mark.parametrize(
+    ("changes", "read", "needed"),
+    [
+        ({}, {}, True),
+        ({"tags": {}}, {}, True),
+        ({"incomplete": "checkpoint"}, {}, False),
+        ({}, {"backup_uids": frozenset({_UID})}, False),
+        ({}, {"snapshot_ids": {_RECORDED[0]["id"]: "PodVolumeBackup velero/p"}}, False),
+    ],
+    ids=["unnamed", "no tags", "incomplete", "Backup", "transfer"],
+)
+def test_the_bucket_is_needed_unless_the_cluster_decides(changes: JsonDict, read: JsonDict, needed: bool) -> None:
+    assert needs_bucket(_snapshot(**changes), References(**read)) is needed
