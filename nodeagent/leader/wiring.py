@@ -17,8 +17,8 @@ from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
+from nodeagent.leader.maintenance.attendant import MaintenanceTools
 from nodeagent.leader.maintenance.controller import MaintenanceController
-from nodeagent.leader.maintenance.steps import MaintenanceTools
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
 from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController, LocationTools

@@ -19,6 +19,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from core.contract import SnapshotTotal
 from core.models.phases import Phase
 
 __all__ = ["METRICS_CONTENT_TYPE", "Metrics"]
@@ -50,18 +51,32 @@ class _MaintenanceMetrics:
         self.duration = Histogram(f"{velero}_duration_seconds", text, by_name, buckets=_LONG_BUCKETS, registry=registry)
         text = "When the last maintenance of a repository succeeded, in seconds since 1970, by mode"
         self.last_success = Gauge(f"{ours}_last_success_seconds", text, [*by_name, "mode"], registry=registry)
-        text = "Decisions not to maintain a repository now, by reason"
+        text = "Maintenance that was held, by reason: once for each repository, reason and maintenanceFrequency"
         self.skipped = Counter(f"{ours}_skipped", text, ["node", "reason"], registry=registry)
         text = "Maintenance Jobs that ended at once because another cluster maintains the repository"
         self.foreign = Counter(f"{ours}_foreign", text, by_name, registry=registry)
+        text = "1 if a full maintenance of a repository has begun and none has finished since"
+        self.incomplete = Gauge(f"{ours}_incomplete_full", text, by_name, registry=registry)
         text = "Index blobs of a repository after its last maintenance"
         self.index_blobs = Gauge("nodeagent_repository_index_blobs", text, by_name, registry=registry)
         text = "Contents of a repository after its last maintenance"
         self.contents = Gauge("nodeagent_repository_contents", text, by_name, registry=registry)
 
+        text = "Snapshots of a repository that nothing refers to, as last reported; absent if that is not known"
+        self.orphans = Gauge("nodeagent_repository_orphan_snapshots", text, by_name, registry=registry)
+        text = "Size of the files in these snapshots; other snapshots may share them"
+        self.orphan_bytes = Gauge("nodeagent_repository_orphan_snapshot_bytes", text, by_name, registry=registry)
+
     def forget(self, labels: dict[str, str]) -> None:
         """Remove the gauges with these labels."""
-        for gauge in (self.last_success, self.index_blobs, self.contents):
+        for gauge in (
+            self.last_success,
+            self.incomplete,
+            self.index_blobs,
+            self.contents,
+            self.orphans,
+            self.orphan_bytes,
+        ):
             gauge.remove_by_labels(labels)
 
 
@@ -267,18 +282,32 @@ class Metrics:
         """Count a maintenance that was held because another cluster or a person maintains the repository."""
         self._maintenance.foreign.labels(self._node, name).inc()
 
-    def maintenance_held(self, reason: str) -> None:
-        """Count a decision not to maintain a repository now."""
+    def maintenance_skipped(self, reason: str) -> None:
+        """Count a maintenance that was held."""
         self._maintenance.skipped.labels(self._node, reason).inc()
 
     def maintained(self, name: str, mode: str, at: float) -> None:
         """Set when the last maintenance in that mode succeeded, in seconds since 1970."""
         self._maintenance.last_success.labels(self._node, name, mode).set(at)
 
+    def maintenance_incomplete(self, name: str, incomplete: bool) -> None:  # noqa: FBT001 - the value of the gauge
+        """Set whether a full maintenance has begun and none has finished since."""
+        self._maintenance.incomplete.labels(self._node, name).set(incomplete)
+
     def repository_size(self, name: str, index_blobs: int, contents: int) -> None:
         """Set the size of a repository's index."""
         self._maintenance.index_blobs.labels(self._node, name).set(index_blobs)
         self._maintenance.contents.labels(self._node, name).set(contents)
+
+    def orphan_snapshots(self, name: str, total: SnapshotTotal | None) -> None:
+        """Set what a repository's last snapshot report found unreferenced; None: it is not known."""
+        labels = {"node": self._node, "repository_name": name}
+        if total is None:
+            self._maintenance.orphans.remove_by_labels(labels)
+            self._maintenance.orphan_bytes.remove_by_labels(labels)
+            return
+        self._maintenance.orphans.labels(**labels).set(total.count)
+        self._maintenance.orphan_bytes.labels(**labels).set(total.bytes)
 
     def remove_maintenance(self, name: str) -> None:
         """Remove the gauges of a backup repository that was deleted."""

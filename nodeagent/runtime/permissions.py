@@ -193,6 +193,13 @@ MOVER_PERMISSIONS: Final = (
         "the start of a maintenance; which runs were Jobs of this cluster",
     ),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "no maintenance beside a Velero server"),
+    Permission(
+        _OWN,
+        kube.BACKUPS,
+        ("list",),
+        "which snapshots belong to no backup",
+        without="the snapshot report cannot tell which snapshots belong to no backup",
+    ),
 )
 """The permissions of data movers, each with its reason."""
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from nodeagent.operations.permissions import REPO_PERMISSIONS
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -173,8 +174,9 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
         ("### Of the agent", _AGENT_PERMISSIONS),
         ("### Of the agent, to copy Secrets for volumes", COPY_PERMISSIONS),
         ("### Of a data mover", MOVER_PERMISSIONS),
+        ("### Of users of nodeagent repo", REPO_PERMISSIONS),
     ],
-    ids=["agent", "copies", "mover"],
+    ids=["agent", "copies", "mover", "users"],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]

@@ -13,7 +13,7 @@ __all__ = ["Access", "access_of", "access_of_event", "not_permitted"]
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+"
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
-    r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
+    r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?(?:(?<=/proxy)/.*)?"
 )
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _EVERYBODY = {"selfsubjectaccessreviews"}

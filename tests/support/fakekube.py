@@ -74,6 +74,7 @@ class FakeKube:
     Attributes:
         requests: all requests in order, including watches.
         logs: the logs of pods, by namespace and name.
+        pages: what pods serve, by namespace, name with port, and path.
         unserved: kinds whose definitions are not installed.
         watches: the open watches; tests can break or silence them, or request bookmarks.
     """
@@ -82,6 +83,7 @@ class FakeKube:
         """Start empty; `clock` stamps objects, by default the running loop's."""
         self.requests: list[Request] = []
         self.logs: dict[tuple[str, str], str] = {}
+        self.pages: dict[tuple[str, str, str], JsonDict] = {}
         self.unserved: set[Resource] = set()
         self._store = Store(clock or LoopClock())
         self.watches = Watches(self._store)
@@ -210,6 +212,9 @@ class FakeKube:
         body = json.loads(request.body) if request.body else {}
         if target.subresource == "log":
             return self._log(target, request)
+        if target.subresource == "proxy":
+            page = self.pages.get((target.namespace, target.name, request.path.partition("/proxy")[2]))
+            return _respond(page) if page else Response(404, b"404: Not Found")
         match request.method:
             case "GET" if target.name:
                 return _respond(self._require(target))

@@ -12,6 +12,7 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
+from nodeagent.operations.permissions import REPO_PERMISSIONS
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
@@ -20,23 +21,28 @@ __all__ = ["only_granted_requests"]
 
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
-_PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS}
-"""Of the product's packages."""
+_USER = "nodeagent.operations"
+_PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: REPO_PERMISSIONS}
+"""Of the product's packages; commands for users use others, for which they send requests."""
 
 
 def _sender() -> str:
     """Return the package of the product that sends a request; empty: a test does."""
     frame: FrameType | None = sys._getframe(1)
     in_client = False
+    sender = ""
     while frame is not None:
-        package: str = frame.f_globals.get("__name__", "").partition(".")[0]
+        module: str = frame.f_globals.get("__name__", "")
+        package = module.partition(".")[0]
+        if module.startswith(_USER):
+            return _USER
         if package in _PERMISSIONS:
-            return package
+            sender = sender or package
         in_client = in_client or package == "core"
-        if in_client and package == "tests":
-            return ""
+        if package == "asyncio" or (in_client and package == "tests"):
+            return sender
         frame = frame.f_back
-    return ""
+    return sender
 
 
 class _Requests(list[Request]):

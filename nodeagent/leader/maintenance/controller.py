@@ -9,18 +9,20 @@ import logging
 from functools import partial
 from typing import Final
 
+from core.contract import MaintenanceMode
 from core.errors import AgentError, ContractError
 from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
-from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.maintenance.absence import ServerAbsence
+from nodeagent.leader.maintenance.attendant import MaintenanceTools
+from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
 from nodeagent.leader.maintenance.jobs import MaintenanceJob
-from nodeagent.leader.maintenance.rules import Decision
-from nodeagent.leader.maintenance.steps import MaintenanceSteps, MaintenanceTools
+from nodeagent.leader.maintenance.rules import Decision, Hold, is_full_incomplete
+from nodeagent.leader.maintenance.steps import MaintenanceSteps
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.tasks import Faults, run_restarting
@@ -72,19 +74,22 @@ class MaintenanceController:
             on_change=lambda raw: queue.add(raw["metadata"]["name"]),
         )
 
-        def enqueue(job: JsonDict) -> None:
+        def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
-            labels = job["metadata"].get("labels") or {}
-            if OWNER_UID_LABEL not in labels and REPO_NAME_LABEL not in labels:
+            if not job.ours and not job.labeled:
                 return
-            over = bool(job["status"]) and not job["status"].get("active")
             for raw in repositories.items():
                 meta = raw["metadata"]
-                named = labels.get(REPO_NAME_LABEL) == repo_name_label(meta["name"])
-                if over or named or labels.get(OWNER_UID_LABEL) == meta["uid"]:
+                if job.ended or job.maintains(meta["name"], meta["uid"]):
                     queue.add(meta["name"])
 
-        jobs = Informer(tools.client, Selection(JOBS, namespace), clock=tools.clock, trim=_trim_job, on_change=enqueue)
+        jobs = Informer(
+            tools.client,
+            Selection(JOBS, namespace),
+            clock=tools.clock,
+            trim=MaintenanceJob.parse,
+            on_change=enqueue,
+        )
         absence = ServerAbsence(tools.client, tools.clock, namespace)
         history = HistoryWriter(
             HistoryTools(tools.client, tools.events, tools.metrics, tools.check_leading, tools.now), namespace
@@ -117,7 +122,9 @@ class MaintenanceController:
         steps.forget(name)
         self._tools.metrics.remove_maintenance(name)
 
-    async def _handle(self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[JsonDict]) -> Requeue | None:
+    async def _handle(
+        self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[MaintenanceJob]
+    ) -> Requeue | None:
         """Take one step for a repository; what fails is tried again, and stops no other one."""
         return await reconcile_reporting(
             partial(self._maintain, steps, raw, jobs),
@@ -127,41 +134,56 @@ class MaintenanceController:
             extra=fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name),
         )
 
-    async def _maintain(self, steps: MaintenanceSteps, raw: JsonDict, jobs: list[JsonDict]) -> Requeue | None:
+    async def _maintain(self, steps: MaintenanceSteps, raw: JsonDict, jobs: list[MaintenanceJob]) -> Requeue | None:
         repository = BackupRepository.parse(raw)
         if repository.deleting or repository.spec.repository_type not in _TYPES:
             return None
-        requeue, self._decisions[repository.name] = await _step(steps, repository, jobs)
+        requeue, decision = await _step(steps, repository, jobs)
+        self._decisions[repository.name] = _show(decision)
+        self._publish(repository, decision.hold)
         return requeue
 
-    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[JsonDict], uids: set[str]) -> Requeue | None:
+    def _publish(self, repository: BackupRepository, hold: Hold | None) -> None:
+        """Set the gauges of the repository by what is stored, so that a new leader has them, too."""
+        metrics, name, record = self._tools.metrics, repository.name, record_of(repository)
+        if hold is Hold.SERVER:
+            # Nobody tells the agents what the server's maintenance comes to.
+            metrics.remove_maintenance(name)
+            return
+        metrics.orphan_snapshots(name, record.orphans)
+        metrics.maintenance_incomplete(name, is_full_incomplete(record, tuple(repository.status.recent_maintenance)))
+        if record.at is None:
+            return
+        metrics.repository_size(name, record.index_blobs, record.contents)
+        for mode, at in ((record.mode, record.at), (MaintenanceMode.FULL, record.last_full)):
+            if at is not None and mode is not MaintenanceMode.NONE:
+                metrics.maintained(name, str(mode), at.timestamp())
+
+    async def _clean_up(self, steps: MaintenanceSteps, jobs: list[MaintenanceJob], uids: set[str]) -> Requeue | None:
         """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""
         left = False
-        for raw in jobs:
-            owner = (raw["metadata"].get("labels") or {}).get(OWNER_UID_LABEL)
-            if owner is None or owner in uids:
+        for job in jobs:
+            if job.owner_uid is None or job.owner_uid in uids:
                 continue
             try:
-                job = MaintenanceJob.parse(raw)
                 await steps.delete_left(job)
                 left |= not job.ended
             except AgentError as e:
-                _log.debug("could not delete Job %s, will retry: %s", raw["metadata"]["name"], e)
+                _log.debug("could not delete Job %s, will retry: %s", job.name, e)
                 left = True
         return Requeue(_FAULT_SECONDS) if left else None
 
 
 async def _step(
-    steps: MaintenanceSteps, repository: BackupRepository, jobs: list[JsonDict]
-) -> tuple[Requeue, JsonDict]:
-    """Take one step; return when to look again, and what the status page shows.
+    steps: MaintenanceSteps, repository: BackupRepository, jobs: list[MaintenanceJob]
+) -> tuple[Requeue, Decision]:
+    """Take one step; return when to look again, and what was decided.
 
     Raises:
         ContractError: a time or duration of the repository or of its Jobs is out of range.
     """
     try:
-        requeue, decision = await steps.step(repository, jobs)
-        return requeue, _show(decision)
+        return await steps.step(repository, jobs)
     except OverflowError as e:
         shown = f"BackupRepository {repository.metadata.namespace}/{repository.name}"
         raise ContractError(f"{shown}: a time or duration of its maintenance is out of range") from e
@@ -170,10 +192,3 @@ async def _step(
 def _show(decision: Decision) -> JsonDict:
     due = format_time(decision.due_at) if decision.due_at is not None else ""
     return {"hold": str(decision.hold or ""), "due": due, "overdue": decision.overdue}
-
-
-def _trim_job(raw: JsonDict) -> JsonDict:
-    """Return what is read of a Job."""
-    meta = raw["metadata"]
-    kept = ("namespace", "name", "uid", "resourceVersion", "creationTimestamp", "labels")
-    return {"metadata": {key: meta[key] for key in kept if key in meta}, "status": raw.get("status") or {}}

@@ -10,20 +10,21 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from core.contract import MaintenanceMode, MaintenanceResult
+from core.contract import MaintenanceMode, MaintenanceResult, SnapshotReport
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict, format_time
 from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.redact import redact
+from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob
 from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.leader.maintenance.rules import merge_history
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 
-__all__ = ["HistoryTools", "HistoryWriter", "record_of"]
+__all__ = ["HistoryTools", "HistoryWriter", "starts_of"]
 
 _MESSAGE_LIMIT: Final = 1000
 """Characters of a failure: 25 of them are in each BackupRepository."""
@@ -53,12 +54,10 @@ class HistoryWriter:
         await self._patch(repository, replace(record_of(repository), running=running))
 
     async def note_ended(self, repository: BackupRepository) -> None:
-        """Store that no Job runs: a Velero server has stored the end of the last one."""
+        """Store that no Job runs: a Velero server has stored the end of the last one, or it never began."""
         await self._patch(repository, replace(record_of(repository), running=None))
 
-    async def write(
-        self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]], *, inputs: str
-    ) -> None:
+    async def write(self, repository: BackupRepository, ends: Sequence[tuple[MaintenanceJob, JobEnd]]) -> None:
         """Store the ends of Jobs, oldest first, that the history does not have; count and report them.
 
         Raises:
@@ -67,35 +66,36 @@ class HistoryWriter:
         """
         record = record_of(repository)
         for job, end in ends:
-            record = self._take(record, job, end, inputs)
+            record = self._take(record, job, end)
         entries = [_shorten(end.entry) for _, end in ends if end.entry is not None]
         ids = [end.result.repository_id for _, end in ends if end.result is not None and end.result.repository_id]
         stored = await self._patch(repository, record, entries, repository_id=ids[-1] if ids else "")
         for job, end in ends:
             await self._report(stored, job, end)
 
-    async def write_lost(self, repository: BackupRepository, running: RunningJob, *, inputs: str) -> None:
+    async def write_lost(self, repository: BackupRepository, running: RunningJob) -> None:
         """Store that the Job was deleted before it ended.
 
         Raises:
             ConflictError: the repository has changed.
             KubeError: the API server rejected the write.
         """
-        job = MaintenanceJob.of_lost(running)
-        end = JobEnd(job.failure("it was deleted before it ended"))
-        await self.write(repository, [(job, end)], inputs=inputs)
+        job = MaintenanceJob.of_lost(running, repository.uid)
+        await self.write(repository, [(job, JobEnd(job.failure("it was deleted before it ended")))])
 
-    def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd, inputs: str) -> MaintenanceRecord:
+    def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd) -> MaintenanceRecord:
         """Return the record after the end of a Job."""
         now = self._tools.now()
         if not job.ours:
             # It says nothing but whether it succeeded; kopia's own schedule has the rest.
             return record
-        running = record.running
-        fingerprint = running.fingerprint if running is not None and running.uid == job.uid else record.fingerprint
+        known = record.running is not None and record.running.uid == job.uid
+        running = record.running if known else None
         record = replace(record, running=None)
         if end.entry is not None and end.entry.result is MaintenanceOutcome.FAILED:
+            inputs = running.inputs if running is not None else ""
             return after_failure(record, end.cause, inputs=inputs, limit_bytes=end.limit_bytes, at=now)
+        fingerprint = running.fingerprint if running is not None else record.fingerprint
         result = end.result or MaintenanceResult(mode=MaintenanceMode.NONE)
         return after_success(record, result, fingerprint=fingerprint, at=now)
 
@@ -131,6 +131,8 @@ class HistoryWriter:
 
     async def _report(self, repository: BackupRepository, job: MaintenanceJob, end: JobEnd) -> None:
         tools, result = self._tools, end.result
+        if result is not None:
+            await self._report_snapshots(repository, job, result)
         if end.entry is None:
             if result is not None and result.held:
                 tools.metrics.maintenance_foreign(repository.name)
@@ -145,8 +147,6 @@ class HistoryWriter:
             tools.metrics.maintenance_succeeded(repository.name, (job.completed - job.created).total_seconds())
         if result is None:
             return
-        tools.metrics.maintained(repository.name, str(result.mode), tools.now().timestamp())
-        tools.metrics.repository_size(repository.name, result.index_blobs, result.contents)
         text = (
             f"{result.mode} maintenance took {result.seconds:.0f} s: {result.index_blobs} index blobs, "
             f"{result.contents} contents"
@@ -161,10 +161,24 @@ class HistoryWriter:
             )
             await tools.events.record(repository, "IntervalDiffers", text, warning=True)
 
+    async def _report_snapshots(
+        self, repository: BackupRepository, job: MaintenanceJob, result: MaintenanceResult
+    ) -> None:
+        """Record an Event about what the snapshot report of the Job found, or why it could not judge all of them."""
+        report, events = result.report or SnapshotReport(), self._tools.events
+        if doubt := result.report_error or report.unread:
+            await events.record(repository, "SnapshotReportIncomplete", redact(f"Job {job.name}: {doubt}"))
+        elif report.unreferenced.count:
+            text = (
+                f"{report.unreferenced.count} snapshots with {report.unreferenced.bytes} bytes of files belong to no "
+                f"backup: the log of Job {job.name} lists them"
+            )
+            await events.record(repository, "SnapshotsUnreferenced", text)
 
-def record_of(repository: BackupRepository) -> MaintenanceRecord:
-    """Return the record in the repository's annotation."""
-    return MaintenanceRecord.parse(repository.metadata.annotations.get(MAINTENANCE_ANNOTATION))
+
+def starts_of(repository: BackupRepository) -> set[datetime]:
+    """Return when the Jobs of the history were created."""
+    return {entry.start_timestamp for entry in repository.status.recent_maintenance if entry.start_timestamp}
 
 
 def _shorten(entry: MaintenanceEntry) -> MaintenanceEntry:

@@ -13,7 +13,7 @@ from typing import Final, Self
 from core.contract import MAINTENANCE_ERROR, MaintenanceCause, MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import ResultError
 from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.resources import PODS
+from core.kube.resources import JOBS, PODS
 from core.models.base import JsonDict, parse_time
 from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
@@ -21,7 +21,7 @@ from core.models.units import format_duration, parse_quantity
 from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
 from nodeagent.leader.maintenance.record import FailureCause, RunningJob
 
-__all__ = ["JobEnd", "MaintenanceJob", "describe_end", "jobs_of", "read_pod"]
+__all__ = ["JobEnd", "MaintenanceJob", "describe_end", "jobs_of", "list_jobs", "read_pod"]
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _DEADLINE: Final = "DeadlineExceeded"
@@ -38,18 +38,23 @@ _CAUSES: Final = {
 _JOB_NAME_LABEL: Final = "job-name"
 _NOT_FOUND: Final = "Repo maintenance failed but result is not retrieveable"
 """What Velero 1.18 writes, misspelled, for a Job whose pod left no result."""
+_POD_DELETED: Final = "its pod was deleted before its result was read, as a drain or an eviction does"
 
 
 @dataclass(frozen=True)
 class MaintenanceJob:
-    """One Job. `labeled`: a Velero server sees it, and waits for it. `reason` and `message` are of its failure."""
+    """One Job of the namespace.
+
+    `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
+    None: it has none. `reason` and `message` are of its failure.
+    """
 
     name: str
     uid: str
     version: str
     created: datetime
-    ours: bool
-    labeled: bool
+    owner_uid: str | None
+    repo_name: str | None
     ended: bool
     succeeded: bool
     completed: datetime | None
@@ -78,8 +83,8 @@ class MaintenanceJob:
             uid=meta["uid"],
             version=meta["resourceVersion"],
             created=parse_time(meta.get("creationTimestamp", "")),
-            ours=OWNER_UID_LABEL in labels,
-            labeled=REPO_NAME_LABEL in labels,
+            owner_uid=labels.get(OWNER_UID_LABEL),
+            repo_name=labels.get(REPO_NAME_LABEL),
             ended=succeeded or bool(failed) or bool(status.get("failed")),
             succeeded=succeeded,
             completed=parse_time(completed) if completed else None,
@@ -88,21 +93,35 @@ class MaintenanceJob:
         )
 
     @classmethod
-    def of_lost(cls, running: RunningJob) -> Self:
-        """Return the Job that was running and no longer exists."""
+    def of_lost(cls, running: RunningJob, owner_uid: str) -> Self:
+        """Return the Job of the BackupRepository `owner_uid` that was running and no longer exists."""
         return cls(
             name=running.name,
             uid=running.uid,
             version="",
             created=running.created,
-            ours=True,
-            labeled=False,
+            owner_uid=owner_uid,
+            repo_name=None,
             ended=True,
             succeeded=False,
             completed=None,
             reason="",
             message="",
         )
+
+    @property
+    def ours(self) -> bool:
+        """Whether an agent created it."""
+        return self.owner_uid is not None
+
+    @property
+    def labeled(self) -> bool:
+        """Whether a Velero server sees it."""
+        return self.repo_name is not None
+
+    def maintains(self, name: str, uid: str) -> bool:
+        """Return whether it is one of the BackupRepository: ours, a server's, or of an earlier one of that name."""
+        return self.owner_uid == uid or self.repo_name == repo_name_label(name)
 
     def failure(self, message: str) -> MaintenanceEntry:
         """Return the entry of a failure: without a completion, which a Velero server would take for a success."""
@@ -122,19 +141,20 @@ class JobEnd:
     limit_bytes: int = 0
 
 
-def jobs_of(repository: BackupRepository, jobs: Iterable[JsonDict]) -> list[MaintenanceJob]:
-    """Return the Jobs of the repository among `jobs`, oldest first.
-
-    They are ours, a Velero server's, and those of a BackupRepository that had the same name before.
-    """
-    value = repo_name_label(repository.name)
-    found = [
-        MaintenanceJob.parse(raw)
-        for raw in jobs
-        if (labels := raw["metadata"].get("labels") or {}).get(OWNER_UID_LABEL) == repository.uid
-        or labels.get(REPO_NAME_LABEL) == value
-    ]
+def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
+    """Return the Jobs of the repository among `jobs`, oldest first."""
+    found = [job for job in jobs if job.maintains(repository.name, repository.uid)]
     return sorted(found, key=lambda job: (job.created, job.name))
+
+
+async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
+    """Return all Jobs of the namespace.
+
+    Raises:
+        KubeError: the API server rejected the request.
+        ContractError: the creation time of one is invalid.
+    """
+    return [MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace))]
 
 
 async def read_pod(client: KubeClient, namespace: str, job_name: str) -> JsonDict | None:
@@ -155,8 +175,10 @@ def describe_end(job: MaintenanceJob, pod: JsonDict | None) -> JobEnd:
         return JobEnd(job.failure(text), cause=FailureCause.OUT_OF_MEMORY, limit_bytes=limit)
     if job.reason == _DEADLINE or (end is not None and end.reason == _DEADLINE):
         return JobEnd(job.failure(f"it did not end before its deadline{_deadline(pod)}"), limit_bytes=limit)
+    if end is None and job.ours:
+        return JobEnd(job.failure(_POD_DELETED), limit_bytes=limit)
     if end is None:
-        text = ": ".join(filter(None, (_NOT_FOUND, job.message or "its pod was deleted")))
+        text = ": ".join(filter(None, (_NOT_FOUND, job.message)))
         return JobEnd(job.failure(text), limit_bytes=limit)
     _, found, cause = end.message.rpartition(MAINTENANCE_ERROR)
     if found:
@@ -175,7 +197,7 @@ def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
         return JobEnd(entry)
     if end is None:
         # It may have had nothing to do.
-        return JobEnd(job.failure(_NOT_FOUND))
+        return JobEnd(job.failure(_POD_DELETED))
     try:
         result = parse_result(MaintenanceResult, end.message)
     except ResultError as e:

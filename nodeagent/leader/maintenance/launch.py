@@ -6,7 +6,6 @@ The pod is tried by a dry run first: a Job whose pod is rejected never ends.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 
 from core.errors import RepositoryError
 from core.kube.client import KubeClient
@@ -14,12 +13,9 @@ from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import JOBS, PODS
 from core.logs import fields
 from core.models.base import JsonDict
-from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
-    FULL_INTERVAL_KEY,
-    FULL_INTERVAL_SECONDS,
     BackupRepository,
     BackupStorageLocation,
 )
@@ -30,9 +26,9 @@ from exposer.ownership import NO_PRIORITY_CLASS
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.maintenance.facts import full_interval_of
 from nodeagent.leader.maintenance.jobs import MaintenanceJob
-from nodeagent.leader.maintenance.record import MaintenanceRecord
-from nodeagent.leader.maintenance.rules import decide_memory
+from nodeagent.leader.maintenance.rules import Memory
 
 __all__ = ["JobRequest", "PodRejectedError", "create_job"]
 
@@ -47,16 +43,17 @@ class PodRejectedError(RepositoryError):
 class JobRequest:
     """One Job to create: its `name`, what it maintains, and what applies to it.
 
-    `ignore_foreign`: maintenance by another cluster does not hold it. `may_be_full`: the pod may run a full one.
+    `memory` is what it gets unless `settings` say otherwise. `ignore_foreign`: maintenance by another cluster does not
+    hold it. `report_snapshots`: it also reports the snapshots that nothing refers to.
     """
 
     name: str
     repository: BackupRepository
     location: BackupStorageLocation
     settings: MaintenanceSettings
-    record: MaintenanceRecord
+    memory: Memory
     ignore_foreign: bool
-    may_be_full: bool
+    report_snapshots: bool = False
 
 
 async def create_job(
@@ -79,31 +76,20 @@ def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
     repository, settings = request.repository, request.settings
     job = settings.job
     if job.resources is None:
-        memory = decide_memory(
-            request.record, may_be_full=request.may_be_full, most_bytes=settings.memory_limit_max_bytes
-        )
-        job = replace(job, resources=memory.resources)
+        job = replace(job, resources=request.memory.resources)
     run = MaintenanceRun(
         owner=Owner.of(repository),
         name=request.name,
         settings=job,
         storage=access_of(request.location),
         ignore_foreign=request.ignore_foreign,
+        report_snapshots=request.report_snapshots,
         verify_blobs=settings.verify_blob_limit,
-        full_interval=_full_interval(repository),
+        full_interval=full_interval_of(repository),
         cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
         or DEFAULT_CACHE_LIMIT_MIB,
     )
     return build_maintenance_job(run, expose)
-
-
-def _full_interval(repository: BackupRepository) -> timedelta | None:
-    """Return the interval that a repository of ours gets; None: the one of any other is left as it is."""
-    wanted = repository.spec.repository_config.get(FULL_INTERVAL_KEY, "")
-    if repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) != "true" or not wanted:
-        return None
-    seconds = FULL_INTERVAL_SECONDS.get(wanted)
-    return timedelta(seconds=seconds) if seconds else None
 
 
 async def _try_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:

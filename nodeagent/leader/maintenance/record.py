@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from core.contract import MaintenanceMode, MaintenanceResult
+from core.contract import MaintenanceMode, MaintenanceResult, SnapshotTotal
 from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
 
@@ -33,13 +33,18 @@ class FailureCause(Enum):
     OUT_OF_MEMORY = auto()
 
 
-class RunningJob(WireModel):
-    """The Job that was started last; `fingerprint` is that of the finished backups before it began."""
+class RunningJob(WireModel, omit_defaults=True):
+    """The Job that was started last.
+
+    `fingerprint` is that of the finished backups before it began, and `inputs` the hash of what decided then whether
+    the repository could be opened; both empty: not known.
+    """
 
     name: str
     uid: str
     created: Time
-    fingerprint: str
+    fingerprint: str = ""
+    inputs: str = ""
 
 
 class MaintenanceRecord(WireModel, omit_defaults=True):
@@ -52,6 +57,9 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
     cluster or a person last maintained it. `memory_bytes` is the memory limit of the next attempt after one that
     was out of memory; 0: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a change;
     empty: none. `retry_at_frequency`: the last attempt found a wrong clock, so the next one is not soon.
+    `incomplete_full`: the last full maintenance did not finish, as kopia's schedule shows.
+    `reported_at` is when the snapshots were last reported, and `orphans` are those that nothing refers to; None: not
+    known.
     `running` is the Job whose end is not stored yet; None: there is none.
     """
 
@@ -73,6 +81,9 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
     last_failure: Time | None = None
     blocked_inputs: str = ""
     retry_at_frequency: bool = False
+    incomplete_full: bool = False
+    reported_at: Time | None = None
+    orphans: SnapshotTotal | None = None
     running: RunningJob | None = None
 
     @classmethod
@@ -109,7 +120,10 @@ def after_success(
         last_failure=None,
         blocked_inputs="",
         retry_at_frequency=False,
+        incomplete_full=result.incomplete_full,
     )
+    if (report := result.report) is not None:
+        facts = replace(facts, reported_at=at, orphans=None if report.unread else report.unreferenced)
     if result.mode is MaintenanceMode.NONE:
         # What has changed is still to be maintained.
         return facts
@@ -134,7 +148,7 @@ def after_failure(
     Args:
         record: the one before.
         cause: what it means for the next one.
-        inputs: the hash of what decides whether the repository can be opened.
+        inputs: the hash of what decided whether the repository could be opened; empty: not known.
         limit_bytes: the memory limit that the attempt had; 0: none.
         at: when it failed, by the leader's clock.
     """

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from core.contract import MaintenanceMode
+from core.contract import FOREIGN_INTERVALS, MaintenanceMode
 from core.models.base import JsonDict
 from core.models.storage import BackupStorageLocation, MaintenanceEntry, MaintenanceOutcome
 from nodeagent.config.windows import Window, is_open, next_start
@@ -28,6 +28,8 @@ __all__ = [
     "count_failures",
     "decide_maintenance",
     "decide_memory",
+    "is_full_incomplete",
+    "is_report_due",
     "job_name",
     "location_state",
     "merge_history",
@@ -40,14 +42,13 @@ _SERVER_GONE: Final = timedelta(hours=1)
 _FIRST_RETRY: Final = timedelta(minutes=5)
 _MOST_DOUBLINGS: Final = 30
 
+_REPORT_INTERVAL: Final = timedelta(days=7)
+
 _IDLE: Final = timedelta(days=7)
 """The interval of full maintenance while nothing changes."""
 
 _FULL_INTERVAL: Final = timedelta(days=1)
 """Until the repository's own is known. Source: kopia v0.23.1, repo/maintenance/maintenance_params.go."""
-
-_OVERDUE_INTERVALS: Final = 3
-"""Full intervals after which a maintenance is overdue, and another cluster's no longer counts."""
 
 _CLOCKS: Final = timedelta(minutes=15)
 """More than the clocks of a pod and of the leader may differ: beyond 5 minutes kopia refuses to run."""
@@ -120,7 +121,8 @@ class MaintenanceView:
     its `status.recentMaintenance`. `no_server_for` is how long this leader has looked without seeing a server.
     `ready_once`: the repository was Ready at some time. `inputs` is the hash of what decides whether it can be opened,
     `fingerprint` that of its finished backups. `job_unfinished`: a Job of the repository, ours or Velero's, has not
-    ended. `running_jobs` are our Jobs that have not ended, of all repositories.
+    ended. `running_jobs` are our Jobs that have not ended, of all repositories. `new_full_interval` is to be kopia's;
+    None: it stays as it is.
     """
 
     now: datetime
@@ -140,6 +142,7 @@ class MaintenanceView:
     running_jobs: int = 0
     max_concurrent_jobs: int = 1
     windows: tuple[Window, ...] = ()
+    new_full_interval: timedelta | None = None
 
     @property
     def full_interval(self) -> timedelta:
@@ -177,7 +180,7 @@ def decide_maintenance(view: MaintenanceView) -> Decision:
     if (hold := _find_hold(view)) is not None:
         return hold
     due = _find_due(view)
-    overdue = view.now - due.at >= _OVERDUE_INTERVALS * view.full_interval
+    overdue = view.now - due.at >= FOREIGN_INTERVALS * view.full_interval
     if view.now < due.at:
         return Decision(due.hold, due.at, due.at)
     if not is_open(view.windows, view.now):
@@ -208,7 +211,7 @@ def _find_hold(view: MaintenanceView) -> Decision | None:
 def _find_recorded_hold(view: MaintenanceView) -> Decision | None:
     """Return what the last runs say that forbids another one."""
     if view.switch is MaintenanceSwitch.AUTO and (foreign_at := view.record.foreign_at) is not None:
-        until = foreign_at + _OVERDUE_INTERVALS * view.full_interval
+        until = foreign_at + FOREIGN_INTERVALS * view.full_interval
         if view.now < until:
             return Decision(Hold.FOREIGN, until)
     if view.record.blocked_inputs and view.record.blocked_inputs == view.inputs:
@@ -245,6 +248,8 @@ def _find_due(view: MaintenanceView) -> _Due:
         wanted.append(_when_enabled(record.next_quick, began, ran=record.mode is not MaintenanceMode.NONE))
     if changed or record.fulls_since_change < FULLS_AFTER_CHANGE:
         wanted.append(_when_enabled(record.next_full, began, ran=record.mode is MaintenanceMode.FULL))
+    if view.new_full_interval not in (None, view.full_interval):
+        wanted.append(earliest)
     soon = max(earliest, min(wanted, default=idle_until))
     return _Due(soon, Hold.NOT_DUE) if soon < idle_until else _Due(idle_until, Hold.IDLE)
 
@@ -275,6 +280,22 @@ def _may_be_full(view: MaintenanceView) -> bool:
     """Return whether the pod may find a full maintenance due, or one that did not finish."""
     next_full = view.record.next_full
     return bool(count_failures(view.entries)) or next_full is None or next_full <= view.now + _CLOCKS
+
+
+def is_full_incomplete(record: MaintenanceRecord, entries: tuple[MaintenanceEntry, ...]) -> bool:
+    """Return whether a full maintenance has begun and none has finished since, as far as is known.
+
+    kopia begins with the one that is due, so an attempt that failed after that time was a full one.
+    """
+    if not count_failures(entries):
+        return record.incomplete_full
+    began = entries[-1].start_timestamp
+    return record.incomplete_full or (record.next_full is not None and began is not None and began >= record.next_full)
+
+
+def is_report_due(record: MaintenanceRecord, now: datetime) -> bool:
+    """Return whether the next maintenance is to report the snapshots that nothing refers to."""
+    return record.reported_at is None or now - record.reported_at >= _REPORT_INTERVAL
 
 
 def count_failures(entries: tuple[MaintenanceEntry, ...]) -> int:
@@ -325,11 +346,11 @@ def job_name(repository: str, slot_ms: int, failures: int) -> str:
 
 
 class Memory(NamedTuple):
-    """The memory of a Job's container; `at_limit`: no attempt gets more."""
+    """The memory of a Job's container; `too_small`: an attempt was out of memory, and none gets more."""
 
     request_bytes: int
     limit_bytes: int
-    at_limit: bool
+    too_small: bool
 
     @property
     def resources(self) -> JsonDict:
@@ -350,7 +371,7 @@ def decide_memory(record: MaintenanceRecord, *, may_be_full: bool, most_bytes: i
         request = max(request, _request_bytes(record.peak_full_bytes, _FIRST_FULL_BYTES))
     limit = max(2 * request, record.memory_bytes)
     limit = min(limit, most_bytes)
-    return Memory(min(max(request, limit // 2), limit), limit, at_limit=limit >= most_bytes)
+    return Memory(min(max(request, limit // 2), limit), limit, too_small=record.memory_bytes > most_bytes)
 
 
 def _request_bytes(peak_bytes: int, first_bytes: int) -> int:

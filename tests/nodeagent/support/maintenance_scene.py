@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
@@ -17,15 +18,23 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.maintenance.attendant import MaintenanceTools
 from nodeagent.leader.maintenance.controller import MaintenanceController
-from nodeagent.leader.maintenance.steps import MaintenanceTools
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.transfers.events import EventLog
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["MINUTE", "MaintenanceScene", "repository_object", "result"]
+__all__ = [
+    "MINUTE",
+    "MaintenanceScene",
+    "MaintenanceSetting",
+    "build_controller",
+    "build_tools",
+    "repository_object",
+    "result",
+]
 
 MINUTE = 60.0
 _NAME = "app-default-kopia"
@@ -51,15 +60,57 @@ def repository_object(name: str = _NAME, *, frequency: str = "1h0m0s", **status:
 
 
 @dataclass
-class MaintenanceScene:
-    """The server, and the tools of the controller; `backups` are the UIDs of finished backups."""
+class MaintenanceSetting:
+    """What a controller is built with; `backups` are the UIDs of finished backups."""
 
-    kube: FakeKube = field(default_factory=FakeKube)
     switch: MaintenanceSwitch = MaintenanceSwitch.AUTO
     settings: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     backups: list[str] = field(default_factory=list)
     inputs: str = "inputs"
     metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
+
+    def backups_of(self, _: RepositoryKey) -> list[str]:
+        """Return the UIDs of the finished backups of a repository: here all have the same."""
+        return self.backups
+
+
+def build_controller(
+    setting: MaintenanceSetting, client: KubeClient, clock: Clock, *, namespace: str = "velero"
+) -> MaintenanceController:
+    """Return a controller, as a new leader has it."""
+    return MaintenanceController(build_tools(setting, client, clock), namespace=namespace, switch=setting.switch)
+
+
+def build_tools(setting: MaintenanceSetting, client: KubeClient, clock: Clock) -> MaintenanceTools:
+    """Return what a leader's maintenance works with."""
+
+    async def settings(_: RepositoryKey) -> MaintenanceSettings:
+        return setting.settings
+
+    async def inputs(_: str) -> str:
+        return setting.inputs
+
+    return MaintenanceTools(
+        client=client,
+        clock=clock,
+        events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
+        metrics=setting.metrics,
+        causes=CauseFinder(client, clock),
+        expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
+        settings=settings,
+        inputs=inputs,
+        backups=setting.backups_of,
+        now=clock.now,
+        check_leading=lambda: None,
+    )
+
+
+@dataclass
+class MaintenanceScene(MaintenanceSetting):
+    """The server, and the tools of the controller."""
+
+    kube: FakeKube = field(default_factory=FakeKube)
+    clock: Clock = field(default_factory=LoopClock)
 
     def __post_init__(self) -> None:
         self.kube.put(repository_object())
@@ -71,29 +122,7 @@ class MaintenanceScene:
 
     def build(self, transport: Transport | None = None) -> MaintenanceController:
         """Return a controller, as a new leader has it; its requests go through `transport`."""
-        clock = LoopClock()
-        client = KubeClient(transport or self.kube, Retry(clock))
-
-        async def settings(_: RepositoryKey) -> MaintenanceSettings:
-            return self.settings
-
-        async def inputs(_: str) -> str:
-            return self.inputs
-
-        tools = MaintenanceTools(
-            client=client,
-            clock=clock,
-            events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-            metrics=self.metrics,
-            causes=CauseFinder(client, clock),
-            expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
-            settings=settings,
-            inputs=inputs,
-            backups=lambda _: self.backups,
-            now=clock.now,
-            check_leading=lambda: None,
-        )
-        return MaintenanceController(tools, namespace="velero", switch=self.switch)
+        return build_controller(self, KubeClient(transport or self.kube, Retry(self.clock)), self.clock)
 
     @asynccontextmanager
     async def running(self, transport: Transport | None = None) -> AsyncIterator[MaintenanceController]:
@@ -160,11 +189,15 @@ class MaintenanceScene:
             for one in self.kube.objects(PODS)
             if one["metadata"]["labels"].get("job-name") == job["metadata"]["name"]
         )
+        self.end_pod(job, pod, exit_code, message, reason=reason)
+
+    def end_pod(self, job: JsonDict, pod: JsonDict, exit_code: int, message: str, *, reason: str = "") -> None:
+        """End the container of this pod, and the Job."""
         terminated: JsonDict = {"exitCode": exit_code, "message": message} | ({"reason": reason} if reason else {})
         name = pod["spec"]["containers"][0]["name"]
         state = [{"name": name, "state": {"terminated": terminated}}]
         self.kube.put(pod | {"status": {"phase": "Failed" if exit_code else "Succeeded", "containerStatuses": state}})
-        now = format_time(LoopClock().now())
+        now = format_time(self.clock.now())
         done = {"failed": 1} if exit_code else {"succeeded": 1, "completionTime": now}
         self.kube.put(job | {"status": done})
 

@@ -209,6 +209,13 @@ def test_an_idle_repository_gets_one_full_maintenance_a_week() -> None:
     assert (later.hold, later.may_be_full) == (None, True)
 
 
+@pytest.mark.parametrize(("hours", "due"), [(None, False), (24, False), (6, True)])
+def test_a_new_full_interval_is_set_also_where_nothing_has_changed(*, hours: int | None, due: bool) -> None:
+    wanted = timedelta(hours=hours) if hours is not None else None
+    decision = decide(fingerprint="now", new_full_interval=wanted)
+    assert decision.hold is (None if due else Hold.IDLE)
+
+
 @pytest.mark.parametrize(
     ("mode", "next_quick", "next_full", "due_at"),
     [

@@ -4,6 +4,7 @@ import hashlib
 import json
 import random
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from nodeagent.leader.maintenance.rules import (
     Memory,
     count_failures,
     decide_memory,
+    is_full_incomplete,
+    is_report_due,
     job_name,
     merge_history,
     slot_of,
@@ -136,6 +139,28 @@ def test_failures_are_counted_from_the_last_one() -> None:
     assert [count_failures(tuple(entries[:length])) for length in range(6)] == [0, 0, 1, 0, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("next_full", "results", "found", "incomplete"),
+    [
+        (1, [success], False, False),
+        (1, [success], True, True),
+        (None, [failure], False, False),
+        (3, [failure], False, False),
+        (2, [failure], False, True),
+        (1, [failure, failure], False, True),
+        (1, [failure, success], False, False),
+        (3, [failure], True, True),
+    ],
+)
+def test_a_failure_after_full_was_due_left_it_incomplete(
+    *, next_full: int | None, results: list[Callable[[int], MaintenanceEntry]], found: bool, incomplete: bool
+) -> None:
+    entries = tuple(one(minute) for minute, one in enumerate(results, 2))
+    due = success(next_full).start_timestamp if next_full is not None else None
+    record = MaintenanceRecord(next_full=due, incomplete_full=found)
+    assert is_full_incomplete(record, entries) is incomplete
+
+
 MOST = 4096 * MIB
 
 
@@ -163,18 +188,29 @@ def test_memory_by_the_peaks_of_earlier_runs(
         peak_quick_bytes=peaks_mib[0] * MIB, peak_full_bytes=peaks_mib[1] * MIB, memory_bytes=memory_bytes * MIB
     )
     memory = decide_memory(record, may_be_full=may_be_full, most_bytes=MOST)
-    assert memory == Memory(request_mib * MIB, limit_mib * MIB, limit_mib == 4096)
+    assert memory == Memory(request_mib * MIB, limit_mib * MIB, memory_bytes > 4096)
 
 
 def test_out_of_memory_doubles_the_limit_up_to_the_highest() -> None:
     record, limits = MaintenanceRecord(), []
     for _ in range(6):
         memory = decide_memory(record, may_be_full=True, most_bytes=MOST)
-        limits.append((memory.limit_bytes // MIB, memory.at_limit))
+        limits.append((memory.limit_bytes // MIB, memory.too_small))
         record = after_failure(record, FailureCause.OUT_OF_MEMORY, inputs="", limit_bytes=memory.limit_bytes, at=NOW)
-    assert limits == [(512, False), (1024, False), (2048, False), (4096, True), (4096, True), (4096, True)]
+    assert limits == [(512, False), (1024, False), (2048, False), (4096, False), (4096, True), (4096, True)]
+
+
+@pytest.mark.parametrize(
+    ("age", "due"),
+    [(None, True), (timedelta(days=7), True), (timedelta(days=7) - timedelta(seconds=1), False)],
+    ids=["never", "a week ago", "a second less"],
+)
+def test_snapshots_are_reported_after_a_week(age: timedelta | None, *, due: bool) -> None:
+    now = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    record = MaintenanceRecord(reported_at=None if age is None else now - age)
+    assert is_report_due(record, now) is due
 
 
 def test_memory_is_requested_in_whole_mib() -> None:
-    memory = Memory(128 * MIB + 1, 256 * MIB, at_limit=False)
+    memory = Memory(128 * MIB + 1, 256 * MIB, too_small=False)
     assert memory.resources == {"requests": {"memory": "129Mi"}, "limits": {"memory": "256Mi"}}

@@ -224,6 +224,32 @@ async def test_no_job_is_labeled_beside_another_that_runs() -> None:
         assert not scene.labeled(job)
 
 
+async def test_of_two_jobs_on_both_sides_of_a_slots_edge_one_runs_and_one_finds_nothing_to_do() -> None:
+    """Two leaders created them; their clocks differ."""
+    scene = MaintenanceScene()
+    async with scene.running():
+        first = await scene.until_job(seconds=2 * 60 * MINUTE)
+    slot = int(first["metadata"]["name"].rpartition("-")[2]) + 3_600_000
+    name = f"app-default-kopia-maintain-job-{slot}"
+    kept = {key: first["metadata"][key] for key in ("namespace", "labels")}
+    scene.kube.put(first | {"metadata": kept | {"name": name}})
+    second = scene.jobs[-1]
+    scene.start_pod(first)
+    scene.start_pod(second)
+    async with scene.running():
+        await asyncio.sleep(MINUTE)
+        ran = next(job for job in (first, second) if scene.labeled(job))
+        other = second if ran is first else first
+        assert not scene.labeled(other)
+        due = {"nextQuick": "2026-12-01T00:00:00Z", "nextFull": "2026-12-01T00:00:00Z"}
+        scene.end(ran, 0, result(**due))
+        await scene.until_labeled(other)
+        scene.end(other, 0, result("none", reason="nothing is due", **due))
+        await asyncio.sleep(MINUTE)
+        assert [entry["startTimestamp"] for entry in scene.history] == [ran["metadata"]["creationTimestamp"]]
+        assert "running" not in scene.record
+
+
 async def test_the_jobs_of_a_repository_that_was_deleted_are_removed_unless_they_run() -> None:
     scene = MaintenanceScene()
     async with scene.running():
