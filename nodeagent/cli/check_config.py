@@ -78,12 +78,15 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--from-cluster and --offline are mutually exclusive")
     # pydantic and the API client take a second to load; nothing above needs them.
     from nodeagent.config.check import CheckRequest, check_config  # noqa: PLC0415
+    from nodeagent.runtime.connection import ClusterAccess  # noqa: PLC0415
 
     request = CheckRequest(
         path=arguments.file,
-        kubeconfig=arguments.kubeconfig or None,
-        kubecontext=arguments.kubecontext,
-        namespace=arguments.namespace or os.environ.get("VELERO_NAMESPACE", ""),
+        access=ClusterAccess(
+            kubeconfig=arguments.kubeconfig or None,
+            kubecontext=arguments.kubecontext,
+            namespace=arguments.namespace or os.environ.get("VELERO_NAMESPACE", ""),
+        ),
         config_map_name=arguments.repo_maintenance_job_configmap
         if arguments.repo_maintenance
         else arguments.node_agent_configmap,

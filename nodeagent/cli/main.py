@@ -1,15 +1,17 @@
 """The agent's command line: its commands, and errors as one line with an exit code."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from core.errors import AgentError, ConfigError
-from core.redact import redact
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
+from nodeagent.cli.flags import CommandParser
 from nodeagent.cli.serve import set_up_serve
+from nodeagent.cli.text import one_line
 
 __all__ = ["main"]
 
@@ -27,34 +29,55 @@ examples:
         all flags, with their defaults
   nodeagent check-config node-agent-config.json
         check a configuration before you apply it
+  nodeagent repo get
+        backup repositories, and when their next maintenance is due
   kubectl apply -f deploy/crds && kubectl apply -k deploy
         install the agent on every node of a cluster
 """
 
 
-class _ExitingParser(argparse.ArgumentParser):
-    """Exits with one line about an error where argparse would print the usage."""
+_USER_COMMANDS: Final = {"repo": "show backup repositories (get, describe, report)"}
+"""Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
 
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
-        self.exit(ConfigError.exit_code, f"error: {message} (see {self.prog} --help)\n")
+_USER_PACKAGES: Final = frozenset({"click", "rich"})
+
+_COMPLETION: Final = "_NODEAGENT_COMPLETE"
+"""Set by a shell that asks for completions. Source: click 8.5, docs/shell-completion."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if _COMPLETION in os.environ or (words and words[0] in _USER_COMMANDS):
+            return _run_user_command(words)
+        arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except AgentError as e:
-        sys.stderr.write(f"error: {redact(' '.join(str(e).split()))}\n")
+        sys.stderr.write(f"error: {one_line(str(e))}\n")
         return e.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code
 
 
+def _run_user_command(words: list[str]) -> int:
+    try:
+        from nodeagent.cli.user_commands import run_user_command  # noqa: PLC0415 - see _USER_COMMANDS
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package not in _USER_PACKAGES:
+            raise
+        command = words[0] if words else "completion"
+        raise ConfigError(
+            f"{command} needs the Python package {package}: install node-agent with its extra cli, such as "
+            "pipx install '.[cli]' in its sources"
+        ) from e
+    return run_user_command(words)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = _ExitingParser(
+    parser = CommandParser(
         prog="nodeagent",
         description=_ABOUT,
         epilog=_EXAMPLES,
@@ -65,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_command(commands, "serve", "run the agent of one node", set_up_serve)
     _add_command(commands, "check-config", "check a configuration", set_up_check_config)
+    for name, text in _USER_COMMANDS.items():
+        commands.add_parser(name, help=text)
     _add_command(commands, "node-agent", "start the agent as Velero's DaemonSet does (server)", _set_up_velero)
     return parser
 

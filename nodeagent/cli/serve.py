@@ -9,14 +9,14 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
 from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
 from core.models.units import format_duration, parse_duration
-from nodeagent.cli.flags import add_kubeconfig, add_namespace
+from nodeagent.cli.flags import CommandParser, add_kubeconfig, add_namespace
 from nodeagent.cli.velero_flags import IGNORED_FLAGS, add_velero_flags
 from nodeagent.runtime.settings import (
     ListenAddress,
@@ -27,7 +27,7 @@ from nodeagent.runtime.settings import (
     parse_address,
 )
 
-__all__ = ["parse_settings", "set_up_serve"]
+__all__ = ["parse_serve", "parse_settings", "set_up_serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,18 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         client_qps=arguments.client_qps,
         client_burst=arguments.client_burst,
     )
+
+
+def parse_serve(words: Sequence[str]) -> Settings:
+    """Return the settings of an agent that was started with `serve` and these arguments, on any node.
+
+    Raises:
+        ConfigError: they are not valid arguments of this version.
+    """
+    parser = CommandParser(prog="nodeagent serve", allow_abbrev=False)
+    set_up_serve(parser)
+    # Each agent has the name of its own node.
+    return parse_settings(parser.parse_args(words), {"NODE_NAME": "any"})
 
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:

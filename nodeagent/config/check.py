@@ -14,12 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
-from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
 from nodeagent.config.keys import Finding, guess, show_key
@@ -30,9 +28,8 @@ from nodeagent.config.models import AgentConfig
 from nodeagent.config.parse import ParsedConfig, parse_config
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.config.source import read_config, read_config_map, read_document
+from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
-from nodeagent.runtime.transport import load_transport
 
 __all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names"]
 
@@ -152,9 +149,7 @@ class CheckRequest:
     """
 
     path: str
-    kubeconfig: str | None = None
-    kubecontext: str = ""
-    namespace: str = ""
+    access: ClusterAccess
     config_map_name: str = ""
     maintenance: bool = False
     strict: bool = False
@@ -228,22 +223,16 @@ async def _check_file(request: CheckRequest) -> _CheckResult:
     if request.offline or not _has_cluster(request):
         return _CheckResult(request.path, checked.errors, checked.notes)
     try:
-        transport, _ = await load_transport(request.kubeconfig, request.kubecontext)
+        async with connect(request.access) as cluster:
+            names = await checked.find_names(cluster.client)
     except ConfigError as e:
-        unchecked = Finding("", f"names were not checked against a cluster: {e}")
-        return _CheckResult(request.path, checked.errors, [*checked.notes, unchecked])
-    try:
-        names = await checked.find_names(KubeClient(transport, _retry()))
-    finally:
-        await transport.close()
+        names = [Finding("", f"names were not checked against a cluster: {e}")]
     return _CheckResult(request.path, checked.errors, [*checked.notes, *names])
 
 
 async def _check_cluster(request: CheckRequest) -> _CheckResult:
-    transport, context_namespace = await load_transport(request.kubeconfig, request.kubecontext)
-    try:
-        client = KubeClient(transport, _retry())
-        namespace = request.namespace or context_namespace or DEFAULT_NAMESPACE
+    async with connect(request.access) as cluster:
+        client, namespace = cluster.client, cluster.namespace
         flag = MAINTENANCE_FLAG if request.maintenance else _FLAG
         name = request.config_map_name or await _read_flag(client, namespace, flag)
         source = f"ConfigMap {namespace}/{name}" if name else "no ConfigMap"
@@ -258,8 +247,6 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
         if not request.maintenance:
             warnings += await _check_active(client, namespace, checked.digest)
         return _CheckResult(source, checked.errors, warnings)
-    finally:
-        await transport.close()
 
 
 async def _read_checked(client: KubeClient, namespace: str, name: str, *, maintenance: bool) -> _Checked:
@@ -321,12 +308,8 @@ def _flag_value(daemonset: JsonDict, flag: str = _FLAG) -> str:
 
 def _has_cluster(request: CheckRequest) -> bool:
     """Return whether a cluster is configured; otherwise a file is checked without one."""
-    named = request.kubeconfig or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
+    named = request.access.kubeconfig or os.environ.get("KUBECONFIG") or "KUBERNETES_SERVICE_HOST" in os.environ
     return bool(named) or (Path.home() / ".kube" / "config").is_file()
-
-
-def _retry() -> Retry:
-    return Retry(SystemClock(), attempts=2)
 
 
 def _listed(findings: Sequence[Finding]) -> list[JsonDict]:

@@ -1,7 +1,7 @@
 """The sources of a configuration document: the ConfigMap, and files for `check-config`.
 
 Knows what makes a ConfigMap or a file unusable. Does not know the document's keys
-(`nodeagent.config.parse`). YAML is imported here alone: the agent itself reads none.
+(`nodeagent.config.parse`). The agent itself reads no YAML.
 """
 
 import sys

@@ -25,6 +25,7 @@ from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.source import read_config
+from nodeagent.runtime.connection import ClusterAccess
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from nodeagent.runtime.transport import load_transport
@@ -193,7 +194,7 @@ async def test_check_config_finds_the_config_map_and_the_names_in_the_cluster(
     agent["metadata"] |= {"labels": {"role": "node-agent"}, "annotations": {CONFIG_ANNOTATION: "abc"}}
     await client.create(PODS, agent | {"spec": agent["spec"] | {"nodeName": "node-1"}})
 
-    code = await check_config(CheckRequest("", kubeconfig=str(apiserver.kubeconfig), namespace=namespace))
+    code = await check_config(CheckRequest("", ClusterAccess(str(apiserver.kubeconfig), namespace=namespace)))
 
     assert code == 1
     assert capsys.readouterr().out.splitlines() == [
@@ -213,7 +214,7 @@ async def test_the_names_in_a_file_are_checked_where_there_is_a_way_to_a_cluster
 ) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"cachePVC": {"storageClass": "none-such"}}')
-    request = CheckRequest(str(path), kubeconfig=str(apiserver.kubeconfig), strict=strict)
+    request = CheckRequest(str(path), ClusterAccess(str(apiserver.kubeconfig)), strict=strict)
     assert await check_config(request) == code
     warning, count = capsys.readouterr().out.splitlines()
     assert warning == "warning: cachePVC.storageClass: StorageClass none-such does not exist"

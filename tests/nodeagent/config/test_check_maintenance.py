@@ -11,9 +11,10 @@ import pytest
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSES
 from core.kube.transport import Request, Response
 from nodeagent.cli.main import main
-from nodeagent.config import check
 from nodeagent.config.check import CheckRequest, check_config, check_maintenance_names
 from nodeagent.config.maintenance import parse_maintenance
+from nodeagent.runtime import connection
+from nodeagent.runtime.connection import ClusterAccess
 from tests.support.scripted import ScriptedTransport, answer, rejection, scripted_client, stored
 
 _MANIFEST = """\
@@ -134,7 +135,7 @@ async def test_the_config_map_of_the_installed_agent_is_checked(
     async def load(*_: object) -> tuple[ScriptedTransport, str]:
         return ScriptedTransport(script), ""
 
-    monkeypatch.setattr(check, "load_transport", load)
+    monkeypatch.setattr(connection, "load_transport", load)
     code, line = expected
-    assert await check_config(CheckRequest(path="", maintenance=True)) == code
+    assert await check_config(CheckRequest("", ClusterAccess(), maintenance=True)) == code
     assert line in capsys.readouterr().out

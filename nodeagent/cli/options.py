@@ -1,0 +1,94 @@
+"""Options and the help that all commands for users have in common."""
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from core.models.units import parse_duration
+from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP, NAMESPACE_DEFAULT
+from nodeagent.cli.output import OutputFormat
+from nodeagent.runtime.connection import ClusterAccess
+
+__all__ = ["DurationType", "UserCommand", "UserGroup", "access_of", "cluster_options", "output_option"]
+
+
+class DurationType(click.ParamType[timedelta]):
+    """A duration that is longer than nothing, such as `10m`."""
+
+    name = "duration"
+
+    def convert(self, value: str | timedelta, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Return the duration."""
+        try:
+            duration = value if isinstance(value, timedelta) else parse_duration(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+        if duration <= timedelta():
+            self.fail(f'not a positive duration such as 30s, 10m or 1h30m: "{value}"', param, ctx)
+        return duration
+
+
+class _Help:
+    """A help text whose examples keep their lines."""
+
+    epilog: str | None
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples as they are."""
+        if self.epilog:
+            formatter.write(f"\n{self.epilog}")
+
+
+class UserCommand(_Help, click.Command):
+    """One command."""
+
+
+class UserGroup(_Help, click.Group):
+    """A command with commands."""
+
+    command_class = UserCommand
+
+
+def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess."""
+
+    @functools.wraps(function)
+    def run(*args: Any, namespace: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
+        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, namespace), **more)
+
+    for option in (
+        click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
+        click.option("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP),
+        click.option(
+            "--namespace",
+            "-n",
+            metavar="NAME",
+            default="",
+            envvar="VELERO_NAMESPACE",
+            help=f"namespace of the agent and of the custom resources {NAMESPACE_DEFAULT}",
+        ),
+    ):
+        run = option(run)
+    return run
+
+
+def access_of(context: click.Context) -> ClusterAccess:
+    """Return which cluster and namespace the words before the one that is being completed name."""
+    given = {key: context.params.get(key) or "" for key in ("namespace", "kubeconfig", "kubecontext")}
+    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["namespace"])
+
+
+def output_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add `--output`; the command gets it as `form`, an OutputFormat."""
+    return click.option(
+        "--output",
+        "-o",
+        "form",
+        type=click.Choice([form.value for form in OutputFormat]),
+        default=OutputFormat.TABLE.value,
+        callback=lambda _context, _option, value: OutputFormat(value),
+        help="format of the answer (default: table)",
+    )(function)

@@ -1,0 +1,152 @@
+"""The output of commands for users: tables and sentences for a terminal, JSON and YAML for programs.
+
+rich is imported here alone. All text is printed literally and escaped (`nodeagent.cli.text.printable`). Colors appear
+on terminals only, and never with NO_COLOR.
+"""
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Final, NamedTuple, TextIO
+
+import yaml
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from core.models.base import JsonDict
+from nodeagent.cli.text import one_line, printable
+
+__all__ = ["BAD", "GOOD", "HEADING", "WARN", "Cell", "NoteHandler", "OutputFormat", "Printer", "Styled"]
+
+GOOD: Final = "green"
+WARN: Final = "yellow"
+BAD: Final = "red"
+HEADING: Final = "bold"
+
+_UNLIMITED: Final = 100_000
+"""Columns of what is no terminal: nothing is wrapped, so that programs find a row in one line."""
+
+_GAP: Final = 3
+
+
+class OutputFormat(StrEnum):
+    """Values of `--output`."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def for_programs(self) -> bool:
+        """Whether it is a document and not a text."""
+        return self in {OutputFormat.JSON, OutputFormat.YAML}
+
+
+class Styled(NamedTuple):
+    """A text with one of the styles."""
+
+    text: str
+    style: str
+
+
+Cell = str | Styled
+
+
+class Printer:
+    """Prints the answer of a command to `out`, and notes about it to `err`."""
+
+    def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
+        """Print to standard output and standard error by default."""
+        self._out = _console(out or sys.stdout)
+        self._err = _console(err or sys.stderr)
+
+    def document(self, document: JsonDict, form: OutputFormat) -> None:
+        """Print one document, in ASCII: everything else in it is escaped."""
+        if form is OutputFormat.YAML:
+            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+        else:
+            # JSON does not escape this one control character.
+            text = json.dumps(document, indent=2).replace("\x7f", "\\u007f") + "\n"
+        self._out.out(text, end="", highlight=False)
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, indent: int = 0) -> None:
+        """Print a table; without rows, its headers."""
+        table = _grid(show_header=True)
+        for header in headers:
+            table.add_column(_text(header), overflow="fold")
+        for row in rows:
+            table.add_row(*map(_text, row))
+        self._write(Padding(table, (0, 0, 0, indent)))
+
+    def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:
+        """Print one line for each label and its value."""
+        table = _grid(show_header=False)
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, value in facts:
+            table.add_row(_text(f"{label}:"), _text(value))
+        self._write(table)
+
+    def line(self, cell: Cell = "") -> None:
+        """Print one line as it is, however long."""
+        self._out.print(_text(cell), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a note about the answer."""
+        self._err.print(Text.assemble(("note: ", WARN), one_line(text)), soft_wrap=True)
+
+    @contextmanager
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show `text` while the context lasts, and then what the function that it yields is called with.
+
+        A terminal shows the last text; elsewhere each one is a line.
+        """
+        if not self._err.is_terminal:
+            self._progress_line(text)
+            yield self._progress_line
+            return
+        with self._err.status(Text(one_line(text))) as status:
+            yield lambda doing: status.update(Text(one_line(doing)))
+
+    def _progress_line(self, text: str) -> None:
+        self._err.print(Text(one_line(text)), soft_wrap=True)
+
+    def _write(self, what: RenderableType) -> None:
+        """Print without the spaces with which rich fills each line."""
+        with self._out.capture() as captured:
+            self._out.print(what)
+        lines = captured.get().split("\n")
+        self._out.out("\n".join(line.rstrip(" ") for line in lines), end="", highlight=False)
+
+
+class NoteHandler(logging.Handler):
+    """Prints warnings that are logged while a command runs as notes about its answer."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print the message, which may quote objects of tenants, as one line."""
+        sys.stderr.write(f"note: {one_line(record.getMessage())}\n")
+
+
+def _console(stream: TextIO) -> Console:
+    if isinstance(stream, io.TextIOWrapper):
+        # In a locale without UTF-8, a name that it cannot show must not end the command.
+        stream.reconfigure(errors="backslashreplace")
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _UNLIMITED
+    return console
+
+
+def _grid(*, show_header: bool) -> Table:
+    return Table(box=None, show_header=show_header, header_style=HEADING, padding=(0, _GAP, 0, 0), pad_edge=False)
+
+
+def _text(cell: Cell) -> Text:
+    return Text(printable(cell)) if isinstance(cell, str) else Text(printable(cell.text), style=cell.style)

@@ -1,0 +1,182 @@
+"""The command `nodeagent repo`: backup repositories, their maintenance, and snapshots that nothing refers to."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import click
+
+from core.clock import SystemClock
+from core.errors import AgentError
+from core.kube.client import Selection
+from core.kube.resources import BACKUP_REPOSITORIES
+from nodeagent.cli.options import DurationType, UserGroup, access_of, cluster_options, output_option
+from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.cli.repo_pages import print_details, print_list, print_report
+from nodeagent.cli.serve import parse_serve
+from nodeagent.cli.text import format_age
+from nodeagent.operations.repositories import RepositoryReader
+from nodeagent.operations.snapshot_report import ReportTools, report_snapshots
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["repo"]
+
+_REPORT_TIMEOUT: Final = timedelta(minutes=15)
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent repo get
+        all backup repositories, and when their next maintenance is due
+  nodeagent repo describe app-default-kopia
+        everything about one: why it is not maintained now, its history, its Events
+  nodeagent repo get -o json | jq -r '.repositories[] | select(.next.overdue) | .name'
+        those whose maintenance is overdue
+  nodeagent repo report app-default-kopia
+        kopia snapshots that no backup refers to; nothing is deleted
+
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_GET_EXAMPLES: Final = """\
+examples:
+  nodeagent repo get --namespace velero
+        all of them
+  nodeagent repo get app-default-kopia db-default-kopia -o wide
+        with frequency, unique ID and message
+  nodeagent repo get -o json
+        {"repositories": [{"name": ..., "next": {"hold": ..., "due": ...}, ...}], "notes": [...]}
+
+The leader says what holds a maintenance. Its status page is read through the API server, which needs the
+permission to get pods/proxy. Without it, what the custom resources show is computed here, and a note says so.
+"""
+
+_DESCRIBE_EXAMPLES: Final = """\
+examples:
+  nodeagent repo describe app-default-kopia
+        why it is not maintained now, its history, its Events
+  nodeagent repo describe app-default-kopia -o yaml
+        the same for programs
+"""
+
+_REPORT_EXAMPLES: Final = """\
+examples:
+  nodeagent repo report app-default-kopia
+        start a Job, wait for it, print the snapshots that are not referenced; the Job is deleted
+  nodeagent repo report app-default-kopia --timeout 1h -o json > report.json
+
+verdicts:
+  unreferenced  older than a week, and neither a transfer nor a Backup refers to it: here or in the bucket
+  incomplete    a checkpoint that its backup left behind
+  unknown       what may refer to it could not be read, or it was made by something else
+
+Nothing is ever deleted. Check a snapshot before you run the command that deletes it.
+"""
+
+
+@click.group("repo", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+def repo() -> None:
+    """Show backup repositories and their maintenance."""
+
+
+def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the names of repositories for the shell; none, if the cluster does not answer."""
+
+    async def read() -> list[str]:
+        async with connect(access_of(context)) as cluster:
+            found = await cluster.client.list(Selection(BACKUP_REPOSITORIES, cluster.namespace))
+            return [raw["metadata"]["name"] for raw in found]
+
+    try:
+        return [name for name in asyncio.run(read()) if name.startswith(incomplete)]
+    except AgentError:
+        return []
+
+
+@repo.command("get", epilog=_GET_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
+@output_option
+@cluster_options
+def _get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+    """List backup repositories, with their last and next maintenance."""
+    asyncio.run(_run_get(names, form, access))
+
+
+async def _run_get(names: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+    clock, printer = SystemClock(), Printer()
+    async with connect(access) as cluster:
+        found = await _reader(cluster, clock).summarize(names)
+    if form.for_programs:
+        printer.document(found.to_wire(), form)
+        return
+    if found.repositories:
+        print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE)
+    else:
+        printer.note(f"there is no BackupRepository in namespace {cluster.namespace}")
+    for note in found.notes:
+        printer.note(note)
+
+
+@repo.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@output_option
+@cluster_options
+def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """Show everything about one backup repository."""
+    asyncio.run(_run_describe(name, form, access))
+
+
+async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    clock, printer = SystemClock(), Printer()
+    async with connect(access) as cluster:
+        found = await _reader(cluster, clock).describe(name)
+    if form.for_programs:
+        printer.document(found.to_wire(), form)
+        return
+    print_details(printer, found, clock.now())
+    for note in found.notes:
+        printer.note(note)
+
+
+def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
+    return RepositoryReader(cluster.client, cluster.namespace, parse_serve=parse_serve, now=clock.now)
+
+
+@repo.command("report", epilog=_REPORT_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.option(
+    "--timeout",
+    type=DurationType(),
+    metavar="DURATION",
+    default=_REPORT_TIMEOUT,
+    help=f"how long the Job may take (default: {format_age(_REPORT_TIMEOUT)})",
+)
+@output_option
+@cluster_options
+def _report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:
+    """List kopia snapshots of one backup repository that no backup refers to."""
+    asyncio.run(_run_report(name, timeout, form, access))
+
+
+async def _run_report(name: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess) -> None:  # noqa: ASYNC109 - of the Job
+    printer = Printer()
+    async with connect(access) as cluster:
+        with printer.progress(f"preparing the report of {name}") as show:
+            tools = ReportTools(
+                client=cluster.client,
+                clock=SystemClock(),
+                namespace=cluster.namespace,
+                parse_serve=parse_serve,
+                on_progress=show,
+                on_note=printer.note,
+            )
+            found = await report_snapshots(tools, name, timeout=timeout)
+    if form.for_programs:
+        printer.document(found.to_wire(), form)
+        return
+    print_report(printer, found, wide=form is OutputFormat.WIDE)
+    for note in found.notes:
+        printer.note(note)

@@ -1,0 +1,48 @@
+"""Text for a terminal: what users of the cluster control made harmless, durations and sizes made short."""
+
+from datetime import timedelta
+from typing import Final
+
+from core.redact import redact
+
+__all__ = ["format_age", "format_bytes", "one_line", "printable"]
+
+_AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
+"""Seconds of a unit, its letter, and from how many on it is used."""
+
+_KIB: Final = 1024
+
+
+def printable(text: str) -> str:
+    r"""Return `text` with each character that is not printable escaped, such as `\x1b` or `\u202e`.
+
+    Names, messages and Events of tenants' objects could otherwise move the cursor, change what was printed before, or
+    reverse the direction of what follows.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def one_line(text: str) -> str:
+    """Return a message as one printable line without secrets."""
+    return printable(redact(" ".join(text.split())))
+
+
+def format_age(age: timedelta) -> str:
+    """Return a duration in whole units, the largest of which it has two: `90s`, `45m`, `3h` or `12d`."""
+    seconds = max(0, int(age.total_seconds()))
+    for unit, letter, limit in _AGE_UNITS:
+        if seconds >= limit * unit:
+            return f"{seconds // unit}{letter}"
+    return f"{seconds}s"
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes with a binary unit, such as `1.5 GiB`."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(number) < _KIB:
+            break
+        number, unit = number / _KIB, larger
+    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,0 +1,57 @@
+"""The root of the commands for users, what they have in common, and their errors.
+
+click is imported here and in the modules of these commands alone. `nodeagent.cli.main` imports this module only when
+one of them is called.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from core.errors import ConfigError
+from core.kube.errors import UnauthorizedError, UnreachableError
+from nodeagent.cli.output import NoteHandler
+from nodeagent.cli.repo import repo
+
+__all__ = ["run_user_command"]
+
+_HELP_COLUMNS: Final = 100
+
+
+@click.group(
+    "nodeagent",
+    no_args_is_help=False,
+    context_settings={"max_content_width": _HELP_COLUMNS, "help_option_names": ["-h", "--help"]},
+)
+def _root() -> None:
+    """Commands for users."""
+
+
+_root.add_command(repo)
+
+
+def run_user_command(words: Sequence[str]) -> int:
+    """Run a command for users and return its exit code.
+
+    Raises:
+        ConfigError: the command line is invalid, or the cluster cannot be reached.
+        AgentError: the command failed.
+        KeyboardInterrupt: the user interrupted it.
+    """
+    root, handler = logging.getLogger(), NoteHandler(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        code: int | None = _root.main(list(words), prog_name="nodeagent", standalone_mode=False)
+    except click.ClickException as e:
+        context = e.ctx if isinstance(e, click.UsageError) else None
+        path = context.command_path if context is not None else "nodeagent"
+        raise ConfigError(f"{e.format_message().removesuffix('.')} (see {path} --help)") from e
+    except click.Abort as e:
+        raise KeyboardInterrupt from e
+    except (UnreachableError, UnauthorizedError) as e:
+        raise ConfigError(f"the cluster cannot be reached: {e}") from e
+    finally:
+        root.removeHandler(handler)
+    return code or 0

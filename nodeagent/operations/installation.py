@@ -1,0 +1,53 @@
+"""The installed agent's settings, from the command line in its DaemonSet."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from core.errors import ConfigError
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import DAEMON_SETS
+from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET
+from nodeagent.runtime.settings import Settings
+
+__all__ = ["read_settings", "serve_words"]
+
+_STARTS: Final = (["serve"], ["node-agent", "server"])
+"""The commands that run an agent; the second one is that of Velero's DaemonSet."""
+
+
+async def read_settings(client: KubeClient, namespace: str, parse: Callable[[Sequence[str]], Settings]) -> Settings:
+    """Return the settings that the agents of the namespace were started with.
+
+    `parse` reads the arguments of the command `serve`, and raises ConfigError if they are invalid.
+
+    Raises:
+        ConfigError: there is no agent, its DaemonSet cannot be read, or its arguments are not those of this version.
+    """
+    place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+    try:
+        daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    except KubeError as e:
+        raise ConfigError(f"{place} cannot be read: {e}") from e
+    if daemonset is None:
+        raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
+    try:
+        return parse(serve_words(daemonset))
+    except ConfigError as e:
+        raise ConfigError(f"{place}: {e}") from e
+
+
+def serve_words(daemonset: JsonDict) -> list[str]:
+    """Return the arguments of `serve` in an apps/v1 DaemonSet as JSON dict: its first container is the agent.
+
+    Raises:
+        ConfigError: it does not start an agent.
+    """
+    containers = ((daemonset.get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
+    words = [str(word) for key in ("command", "args") for word in containers[0].get(key) or []]
+    for start in _STARTS:
+        for index in range(len(words)):
+            if words[index : index + len(start)] == start:
+                return words[index + len(start) :]
+    raise ConfigError("its first container does not start an agent")

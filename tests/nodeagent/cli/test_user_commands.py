@@ -1,0 +1,92 @@
+"""The commands for users beside those of an agent: who loads what, and what happens without the extra."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from nodeagent.cli.main import main
+from nodeagent.cli.user_commands import _root
+from nodeagent.runtime import connection
+from tests.nodeagent.support.user_scene import NAME, UserScene
+from tests.support.fakekube import FakeKube
+
+_ROOT = Path(__file__).parents[3]
+_MODULES = ("nodeagent.cli.user_commands", "nodeagent.cli.repo", "nodeagent.cli.options", "nodeagent.cli.output")
+
+
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_the_extra_one_line_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    for name in list(sys.modules):
+        if name in {*_MODULES, "nodeagent.cli.repo_pages"} or name.startswith(f"{package}."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["repo", "get"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: repo needs the Python package {package}: install node-agent with its extra")
+    assert captured.err.count("\n") == 1
+
+
+def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "    repo        show backup repositories (get, describe, report)\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["repo"], ["repo", "get"], ["repo", "describe"], ["repo", "report"]], ids=" ".join)
+def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"\nexamples:\n  nodeagent {' '.join(words)} " in shown
+    assert max(map(len, shown.splitlines())) <= 110
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import nodeagent.app",
+        "from nodeagent.cli.main import main\ntry: main(['serve', '--help'])\nexcept SystemExit: pass",
+    ],
+    ids=["agent", "serve --help"],
+)
+def test_an_agent_loads_no_command_for_users(use: str) -> None:
+    code = f"{use}\nimport sys\nfound = {{n for n in sys.modules if n.split('.')[0] in {{'click', 'rich'}}}}\n"
+    code += "found |= {n for n in sys.modules if n.startswith('nodeagent.operations')}\nprint('loaded:', sorted(found))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=_ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded: []\n")
+
+
+@pytest.mark.processes
+def test_a_shell_completes_commands() -> None:
+    asked = {"_NODEAGENT_COMPLETE": "bash_complete", "COMP_WORDS": "nodeagent repo d", "COMP_CWORD": "2"}
+    argv = [sys.executable, "-m", "nodeagent"]
+    done = subprocess.run(argv, cwd=_ROOT, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stdout == "plain,describe\n"
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"), [(None, [NAME]), (403, []), ("lost", [])], ids=["cluster", "forbidden", "no cluster"]
+)
+def test_a_shell_completes_the_names_of_repositories(
+    monkeypatch: pytest.MonkeyPatch, fault: Literal["lost"] | int | None, expected: list[str]
+) -> None:
+    scene = UserScene()
+    scene.put_repository(name="db-default-kopia")
+    if fault is not None:
+        scene.kube.fail_next("GET", "/backuprepositories", fault, times=9)
+
+    async def load(*_: object) -> tuple[FakeKube, str]:
+        return scene.kube, ""
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    found = complete.get_completions(["repo", "describe", "-n", "velero"], "ap")
+    assert [item.value for item in found] == expected
