@@ -3,7 +3,7 @@
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
 # (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
-# BENCH (arguments for bench-mover, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing).
+# BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -104,9 +104,11 @@ test-cluster-full: setup ## kill components while data moves, on a real kubelet;
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
 
-test-velero: venv integration-tools ## our data mover and those of Velero 1.17 and 1.18 restore each other's backups; builds Velero (root)
+test-velero: venv integration-tools ## beside the data movers and servers of Velero 1.17 and 1.18, which it builds; minutes (root)
 	$(step)
-	@$(pytest) -m slow tests/datamover/velero
+	@for version in 1.17.2 1.18.2; do tools/build.sh "velero-$$version" >/dev/null; done
+	@# Velero's server listens on every address, so all of it has a network namespace of its own.
+	@unshare --net sh -euc 'ip link set lo up; exec "$$@"' sh $(pytest) -m slow tests/datamover/velero tests/velero
 
 SECONDS ?= 1200
 SEED ?=
@@ -128,6 +130,12 @@ test-mover-full: venv unit-tools ## more random trees, kills and storage outages
 bench-mover: root venv unit-tools ## cost of the data mover compared with kopia alone; 15 minutes at most (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
+
+.PHONY: bench-repository
+bench-repository: venv unit-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes
+	$(step)
+	@tools/build.sh kopia kopia-testing backups >/dev/null
+	@$(venv)/python -m benchmarks.bench_repository $(BENCH)
 
 .PHONY: bench-scale
 bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-__all__ = ["ApartAgent", "installed_apart"]
+__all__ = ["OTHER_NODE", "ApartAgent", "installed_apart"]
 
 _DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 _ACCOUNTS = ("node-agent", "node-agent-mover")
-_NODE = "bed-2"
+OTHER_NODE = "bed-2"
 _SECONDS = 120
 
 
@@ -30,12 +30,13 @@ class ApartAgent:
 
     bed: Bed
     space: str
+    node: str = OTHER_NODE
 
     def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
         """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
         spec: Json = (self.bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
         pod = spec["template"]["spec"]
-        pod["nodeSelector"] = {"kubernetes.io/hostname": _NODE}
+        pod["nodeSelector"] = {"kubernetes.io/hostname": self.node}
         pod["containers"][0]["args"] = ["serve", "--mover-service-account=node-agent-mover", *arguments]
         change(pod)
         metadata = {"namespace": self.space, "name": "node-agent"}
@@ -55,16 +56,20 @@ class ApartAgent:
 
 
 @contextmanager
-def installed_apart(bed: Bed, space: str) -> Iterator[ApartAgent]:
-    """Accounts with all permissions, and a location, for an agent in the namespace `space`."""
+def installed_apart(bed: Bed, space: str, *, url: str = "", node: str = OTHER_NODE) -> Iterator[ApartAgent]:
+    """Accounts with all permissions, and a location, for an agent in the namespace `space`; `url` is the storage's."""
     for account in _ACCOUNTS:
         bed.user.kubectl("create", "serviceaccount", account, "-n", space)
     group = f"--group=system:serviceaccounts:{space}"
     bed.user.kubectl("create", "clusterrolebinding", space, "--clusterrole=cluster-admin", group)
     for item in build_location(bed.env):
+        if url and "config" in item.get("spec", {}):
+            item["spec"]["config"]["s3Url"] = url
+            # A storage that a test holds is not Unavailable.
+            item["spec"]["validationFrequency"] = "0s"
         bed.user.apply(item | {"metadata": item["metadata"] | {"namespace": space}})
     try:
-        yield ApartAgent(bed, space)
+        yield ApartAgent(bed, space, node)
     finally:
         # It is not in the namespace.
         bed.user.kubectl("delete", "clusterrolebinding", space)

@@ -40,6 +40,7 @@ class Gate:
     def __init__(self) -> None:
         """Start open, without a connection."""
         self.port = 0
+        self._passes_bytes = _PASSES_BYTES
         self._held: dict[int, str] = {}
         self._writers: set[asyncio.StreamWriter] = set()
         self._numbers = itertools.count()
@@ -53,8 +54,9 @@ class Gate:
         """Where the S3 server is, for a storage location."""
         return f"http://{S3_ADDRESS}:{self.port}"
 
-    def shut(self) -> None:
-        """Hold what moves from now on."""
+    def shut(self, *, passes_bytes: int = _PASSES_BYTES) -> None:
+        """Hold what moves from now on, but for the first bytes of each connection."""
+        self._passes_bytes = passes_bytes
         self._loop.call_soon_threadsafe(self._opened.clear)
 
     def open(self) -> None:
@@ -121,7 +123,7 @@ class Gate:
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK_BYTES):
                 carried = 0 if self._opened.is_set() else carried + len(chunk)
-                if carried > _PASSES_BYTES:
+                if carried > self._passes_bytes:
                     self._held[number] = address
                     await self._opened.wait()
                     del self._held[number]

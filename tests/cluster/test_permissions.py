@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,6 +51,10 @@ _RARE = {
     "list deployments": (_APART, _MAINTAINED),
     "get jobs": ("only after a Job was lost", f"{_STEPS}::test_a_job_that_was_deleted_by_hand_is_a_failure"),
     "delete jobs": ("only beyond the Jobs to keep", f"{_STEPS}::test_as_many_finished_jobs_are_kept_as_configured"),
+    "list backups": (
+        "only for the snapshot report",
+        "tests/datamover/pod/test_references.py::test_backups_refer_by_their_status_and_restores_until_they_have_ended",
+    ),
     "list volumeattachments": (
         "only for volumes with the annotation of vSphere's linked clones",
         "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
@@ -63,7 +68,7 @@ _RARE = {
         "tests/exposer/test_source_volume.py::test_the_operating_system_follows_the_node_and_then_the_file_system",
     ),
 }
-"""Permissions of the agent that this tier does not use, or not always: when it does, and the test in which it does."""
+"""Permissions that this tier does not use, or not always: when it does, and the test in which it does."""
 
 
 @dataclass(frozen=True)
@@ -131,5 +136,5 @@ def test_a_permission_that_this_tier_may_not_use_is_used_by_the_test_that_is_nam
     text = (ROOT / _RARE[what][1].partition("::")[0]).read_text(encoding="utf-8")
     assert f"def {test}(" in text
     verb, path = what.split()
-    granted = [each for each in _ACCOUNTS[SERVICE_ACCOUNT] if each.path == path and verb in each.verbs]
+    granted = [each for each in chain(*_ACCOUNTS.values()) if each.path == path and verb in each.verbs]
     assert granted

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.gate import HELD_BYTES
+from tests.cluster.gate import HELD_BYTES, open_gate
 from tests.cluster.scenes import Place, Volume
+from tests.cluster.upkeep import open_upkeep
 from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import wait_all, wait_leaked
 from tests.cluster_full.respawn import kill_node
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+    from tests.cluster.upkeep import Upkeep
     from tests.cluster_full.quartet import Seed
     from tests.testbed.api import Json
 
@@ -68,6 +71,30 @@ def held(quick_to_fail: Bed, seed: Seed) -> Iterator[list[Json]]:
     seed.gate.wait_held(*(mover["status"]["podIP"] for mover in movers))
     yield transfers
     seed.gate.open()
+
+
+@pytest.fixture
+def upkeep_gate() -> Iterator[Gate]:
+    with open_gate() as gate:
+        yield gate
+        gate.open()
+
+
+@pytest.fixture
+def upkeep(quick_to_fail: Bed, upkeep_gate: Gate) -> Iterator[Upkeep]:
+    """A repository that an agent on the other node maintains, by a Job whose pod is held on the node."""
+    with open_upkeep(quick_to_fail, upkeep_gate, node=_OTHER) as upkeep:
+        upkeep.start()
+        upkeep.wait_for_entry("Succeeded")
+        there = {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": _NODE}}}
+        upkeep.configure(keepLatestMaintenanceJobs=20, loadAffinity=[there])
+        upkeep_gate.shut(passes_bytes=0)
+        upkeep.make_due()
+        pod = upkeep.pod_of(upkeep.wait_for_run())
+        assert pod is not None
+        assert pod["spec"]["nodeName"] == _NODE
+        upkeep_gate.wait_held(pod["status"]["podIP"])
+        yield upkeep
 
 
 def _transfers(seed: Seed, place: Place) -> list[Json]:
@@ -133,12 +160,23 @@ def _pod(seed: Seed, name: str, *, waits: bool = False, claim: str = "") -> Json
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": seed.space, "name": name}, "spec": spec}
 
 
-def test_its_transfers_fail_and_name_it(held: list[Json], quick_to_fail: Bed) -> None:
+def test_its_transfers_and_maintenance_fail(
+    held: list[Json], upkeep: Upkeep, upkeep_gate: Gate, quick_to_fail: Bed
+) -> None:
+    job, before = upkeep.wait_for_run(), len(upkeep.history)
     kill_node()
     ended = wait_all(quick_to_fail, held, "Failed", seconds=_FAILED_SECONDS)
     for kind, transfer in ended.items():
         assert _NODE in transfer["status"]["message"], f"{kind}: {transfer['status']['message']}"
         assert transfer["status"]["completionTimestamp"]
     # Its pods end when the administrator deletes the Node, because it will not come back.
+    # Its maintenance may still write until then, so none follows.
+    assert (len(upkeep.jobs), len(upkeep.history)) == (before + 1, before)
     quick_to_fail.user.kubectl("delete", "node", _NODE)
+    upkeep.configure(keepLatestMaintenanceJobs=20)
+    upkeep.wait("the end of the Job", lambda: len(upkeep.history) > before)
+    entry = upkeep.history[before]
+    assert (entry["result"], entry["startTimestamp"]) == ("Failed", job["metadata"]["creationTimestamp"])
+    upkeep_gate.open()
+    upkeep.wait_for_entry("Succeeded")
     assert wait_leaked(quick_to_fail, seconds=180) == []

@@ -1,0 +1,145 @@
+"""One repository that an agent of the test's own maintains: its history, its Jobs and their pods."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.cluster.apart import OTHER_NODE, ApartAgent, installed_apart
+from tests.cluster.handkopia import open_kopia
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import build_namespace
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+    from tests.testbed.api import Json
+
+__all__ = ["Upkeep", "open_upkeep"]
+
+_REPOSITORIES = Resource("/apis/velero.io/v1", "backuprepositories")
+_JOBS = Resource("/apis/batch/v1", "jobs")
+_CONFIG_MAP = "repo-maintenance"
+_SECONDS = 120
+_POLL_SECONDS = 0.5
+
+
+@contextmanager
+def open_upkeep(bed: Bed, gate: Gate, *, node: str = OTHER_NODE) -> Iterator[Upkeep]:
+    """A namespace with a location behind the gate, for an agent on that node, which is not started."""
+    space = f"test-{secrets.token_hex(4)}"
+    bed.user.apply(build_namespace(space))
+    with installed_apart(bed, space, url=gate.url, node=node) as own:
+        yield Upkeep(own)
+    bed.user.kubectl("delete", "namespace", space, "--wait=false")
+
+
+@dataclass
+class Upkeep:
+    """The repository of the volumes in the agent's own namespace, in its default location."""
+
+    own: ApartAgent
+
+    @property
+    def name(self) -> str:
+        return f"{self.own.space}-default-kopia"
+
+    def configure(self, **common: object) -> None:
+        """Write the key `global` of the ConfigMap for maintenance Jobs."""
+        meta = {"namespace": self.own.space, "name": _CONFIG_MAP}
+        data = {"global": json.dumps(common)}
+        self.own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
+
+    def start(self, *, annotations: dict[str, str] | None = None) -> None:
+        """Run the agent, which does not wait for an hour, and create the repository."""
+        self.configure(keepLatestMaintenanceJobs=10)
+        self.own.run(arguments=["--repo-maintenance=on", f"--repo-maintenance-job-configmap={_CONFIG_MAP}"])
+        self.own.ready_log()
+        spec = {
+            "backupStorageLocation": "default",
+            "maintenanceFrequency": "5s",
+            "repositoryConfig": {"fullMaintenanceInterval": "eagerGC"},
+            "repositoryType": "kopia",
+            "volumeNamespace": self.own.space,
+        }
+        meta = {"namespace": self.own.space, "name": self.name, "annotations": annotations or {}}
+        base = {"apiVersion": "velero.io/v1", "kind": "BackupRepository"}
+        self.own.bed.user.apply(base | {"metadata": meta, "spec": spec})
+
+    def make_due(self) -> None:
+        """Make quick maintenance due in kopia's schedule, and wake the repository: nothing has changed in it."""
+        with open_kopia(self.own.bed, self.own.space) as kopia:
+            kopia.connect()
+            kopia.run("maintenance", "set", "--pause-quick=0s")
+        self.own.kubectl("annotate", "backuprepository", self.name, "nodeagent.io/maintenance-")
+
+    @property
+    def status(self) -> Json:
+        found = self.own.bed.api.get(_REPOSITORIES, self.own.space, self.name) or {}
+        status: Json = found.get("status", {})
+        return status
+
+    @property
+    def history(self) -> list[Json]:
+        return list(self.status.get("recentMaintenance") or [])
+
+    @property
+    def jobs(self) -> list[Json]:
+        """The Jobs, oldest first."""
+        found = self.own.bed.api.objects(_JOBS, self.own.space)
+        return sorted(found, key=lambda job: str(job["metadata"]["name"]))
+
+    def pod_of(self, job: Json) -> Json | None:
+        """Return the Job's only pod; None if it has none."""
+        pods = self.own.bed.api.objects(PODS, self.own.space, selector=f"job-name={job['metadata']['name']}")
+        assert len(pods) <= 1, pods
+        return pods[0] if pods else None
+
+    def wait(self, what: str, condition: Callable[[], object], *, seconds: float = _SECONDS) -> None:
+        """Return once the condition is true.
+
+        Raises:
+            BedError: It is not in time; with what there is to see.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                shown = (self.own.kubectl("get", "jobs,pods"), self.own.kubectl("get", "events"), *self.own.ready_log())
+                raise BedError("\n".join([f"waited for {what}: {self.status}", *shown]))
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_entry(self, result: str, *, seconds: float = _SECONDS) -> Json:
+        """Return the newest entry of the history, once it has this result."""
+        self.wait(
+            f"{result} maintenance", lambda: [one["result"] for one in self.history][-1:] == [result], seconds=seconds
+        )
+        return self.history[-1]
+
+    def wait_for_run(self) -> Json:
+        """Return the only Job that has not ended, once its pod runs and the leader has labeled it."""
+
+        def running() -> list[Json]:
+            return [
+                job
+                for job in self.jobs
+                if not job["status"].get("conditions")
+                and "velero.io/repo-name" in job["metadata"]["labels"]
+                and ((self.pod_of(job) or {}).get("status") or {}).get("phase") == "Running"
+            ]
+
+        self.wait("a maintenance that runs", running)
+        (job,) = running()
+        return job
+
+    def events(self, reason: str) -> list[str]:
+        """Return the messages of the Events with that reason."""
+        found = self.own.bed.api.objects(Resource("/api/v1", "events"), self.own.space)
+        return [event["message"] for event in found if event["reason"] == reason]

@@ -1,0 +1,1 @@
+"""Releases of Velero beside this agent, on a real API server."""
