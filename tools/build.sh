@@ -13,7 +13,7 @@ configured() {
     sed -n "s/^$1 //p" "$source_dir/build.conf"
 }
 
-# Package that a binary is built from.
+# Package that a binary is built from, and tags of its own.
 package_of() {
     local package
     package="$(configured "$1")"
@@ -21,20 +21,20 @@ package_of() {
     printf '%s\n' "$package"
 }
 
-# Binaries that build.conf names, in the order they are to be built.
+# Binaries that build.conf names, in the order they are to be built, without those that have tags of their own.
 all_binaries() {
-    grep -v -E '^(#|tags |ldflags |$)' "$source_dir/build.conf" | cut -d' ' -f1
+    grep -v -E '^(#|tags |ldflags |$)' "$source_dir/build.conf" | awk 'NF == 2 { print $1 }'
 }
 
 build() {
-    local binary="$1" package began=$SECONDS
-    package="$(package_of "$binary")"
+    local binary="$1" package own_tags began=$SECONDS
+    read -r package own_tags <<<"$(package_of "$binary")"
     say "$name: building $binary"
     (
         cd "$source_dir"
         # Static and without debug tables: runs in any image, links faster.
         CGO_ENABLED=0 "$project_dir/tools/go.sh" build -mod=readonly -trimpath -buildvcs=false \
-            -tags "$(configured tags)" -ldflags "-s -w $(configured ldflags | tr '\n' ' ')" \
+            -tags "$(configured tags) $own_tags" -ldflags "-s -w $(configured ldflags | tr '\n' ' ')" \
             -o "$out_dir/.$binary.part" "$package" 2> >(grep --line-buffered -v '^go: downloading' >&2)
     ) || die "$name: building $binary failed"
     mv "$out_dir/.$binary.part" "$out_dir/$binary"
