@@ -143,7 +143,7 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock lock-images clean
+.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock lock-images clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -179,6 +179,9 @@ COMMAND ?= make demo test
 setup-from-nothing: root packages ## run COMMAND (make demo test) in a minimal new DEBIAN (trixie), an hour or more (root)
 	$(step)
 	@tools/try-setup.sh $(DEBIAN) $(COMMAND)
+
+manifests: venv ## write deploy/ from the builders of the installer
+	@$(venv)/python -m tools.manifests
 
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade

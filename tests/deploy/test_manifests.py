@@ -12,6 +12,7 @@ from nodeagent.cli.serve import parse_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_of
 from nodeagent.runtime.settings import Settings
+from tools.manifests import generate
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _RECORDED = Path(__file__).parents[1] / "data" / "velero-1.18.2"
@@ -41,10 +42,15 @@ def _settings() -> Settings:
 def test_every_file_is_installed() -> None:
     installed = {f"agent/{name}" for name in _load("agent/kustomization.yaml")["resources"]}
     installed |= set(_load("kustomization.yaml")["resources"]) - {"agent"}
-    for component in ("priority", "network-policy", "volume-secrets"):
+    for component in ("network-policy", "openshift", "priority", "volume-secrets", "windows"):
         installed |= {f"{component}/{name}" for name in _load(f"{component}/kustomization.yaml")["resources"]}
     files = {str(path.relative_to(_DEPLOY)) for path in _DEPLOY.rglob("*.yaml") if "crds" not in path.parts}
     assert installed == {name for name in files if not name.endswith("kustomization.yaml")}
+
+
+def test_the_files_are_those_that_the_builders_of_the_installer_write() -> None:
+    """`make manifests` writes them again."""
+    assert {name: (_DEPLOY / name).read_text(encoding="utf-8") for name in generate()} == generate()
 
 
 def test_names_and_labels_are_those_that_agents_select() -> None:

@@ -71,7 +71,7 @@ _ROLES = {
         SERVICE_ACCOUNT,
         "agent/rbac.yaml",
         _in_scope(_AGENT_PERMISSIONS, Scope.CLUSTER),
-        SERVICE_ACCOUNT,
+        f"velero-{SERVICE_ACCOUNT}",
     ),
     "mover": _Role("Role", MOVER_SERVICE_ACCOUNT, "agent/mover.yaml", MOVER_PERMISSIONS, MOVER_SERVICE_ACCOUNT),
     "copies": _Role(
@@ -86,7 +86,7 @@ _ROLES = {
         SERVICE_ACCOUNT,
         "volume-secrets/rbac.yaml",
         _in_scope(COPY_PERMISSIONS, Scope.CLUSTER),
-        _COPIES,
+        f"velero-{_COPIES}",
     ),
 }
 _each_role = pytest.mark.parametrize("role", _ROLES.values(), ids=_ROLES.keys())

@@ -1,0 +1,136 @@
+"""What can be chosen about an installation; the values of the Helm chart have the same names."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from core.models.base import JsonDict
+from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
+from core.version import VERSION
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+
+__all__ = [
+    "DEFAULT_IMAGE",
+    "AgentOptions",
+    "ContainerResources",
+    "InstallOptions",
+    "LocationOptions",
+    "ProxyOptions",
+]
+
+DEFAULT_IMAGE: Final = f"node-agent:{VERSION}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerResources:
+    """Requests and limits of each agent as Kubernetes quantities; `0` is none, as in `velero install`."""
+
+    cpu_request: str = "50m"
+    memory_request: str = "128Mi"
+    cpu_limit: str = "0"
+    memory_limit: str = "512Mi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyOptions:
+    """Proxies of agents and data movers, as the environment variables have them; empty: none."""
+
+    http: str = ""
+    https: str = ""
+    no_proxy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocationOptions:
+    """The default BackupStorageLocation; `ca_certificate` is a bundle in PEM, empty: that of the image."""
+
+    provider: str
+    bucket: str
+    prefix: str = ""
+    config: Mapping[str, str] = field(default_factory=dict)
+    ca_certificate: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What the DaemonSets have in common; an empty text leaves its field or flag out.
+
+    Attributes:
+        linux: whether Linux nodes get agents.
+        windows: whether Windows nodes get agents.
+        config_map: the ConfigMap with the configuration.
+        repository_config_map: the one with the configuration of new backup repositories.
+        maintenance_config_map: the one with the configuration of maintenance Jobs.
+        kubelet_root: the directory of kubelets on their nodes.
+        host_path: whether agents see the directories of pods; without, volumes of pods are not transferred.
+        privileged: whether the agents' containers are privileged.
+        tolerations: v1 Tolerations as JSON dicts.
+        extra_args: more flags of `nodeagent serve`.
+    """
+
+    linux: bool = True
+    windows: bool = False
+    config_map: str = ""
+    repository_config_map: str = ""
+    maintenance_config_map: str = ""
+    priority_class: str = ""
+    kubelet_root: str = "/var/lib/kubelet"
+    host_path: bool = True
+    privileged: bool = False
+    resources: ContainerResources = ContainerResources()
+    pod_labels: Mapping[str, str] = field(default_factory=dict)
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[JsonDict, ...] = ()
+    features: str = ""
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallOptions:
+    """One installation.
+
+    Attributes:
+        service_account: an existing account for the agents; empty: one is created.
+        mover_service_account: an existing account for data movers; empty: one is created.
+        service_account_annotations: of the accounts that are created, such as those of a cloud identity.
+        pull_secrets: names of Secrets with credentials of the image's registry.
+        credentials: content of the file with credentials of the object storage; None: no Secret is created.
+        location: None: no BackupStorageLocation is created.
+        configuration: a document for `agent.config_map`; None: the ConfigMap is the user's.
+        openshift: whether SecurityContextConstraints are created.
+        monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; empty: no NetworkPolicy.
+        priority_classes: whether PriorityClasses are created, and that of the agents is used.
+        volume_secrets: whether the agents may copy Secrets and ConfigMaps that drivers of volumes need.
+    """
+
+    namespace: str = DEFAULT_NAMESPACE
+    image: str = DEFAULT_IMAGE
+    image_pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+    service_account: str = ""
+    mover_service_account: str = ""
+    service_account_annotations: Mapping[str, str] = field(default_factory=dict)
+    agent: AgentOptions = AgentOptions()
+    proxy: ProxyOptions = ProxyOptions()
+    credentials: str | None = field(default=None, repr=False)
+    location: LocationOptions | None = None
+    configuration: JsonDict | None = None
+    openshift: bool = False
+    monitoring_namespace: str = ""
+    priority_classes: bool = False
+    volume_secrets: bool = False
+
+    @property
+    def account(self) -> str:
+        """The ServiceAccount of the agents."""
+        return self.service_account or SERVICE_ACCOUNT
+
+    @property
+    def mover_account(self) -> str:
+        """The ServiceAccount of data movers."""
+        return self.mover_service_account or MOVER_SERVICE_ACCOUNT
+
+    def cluster_name(self, suffix: str) -> str:
+        """Return the name of a cluster-scoped object: it has that of the namespace, so that two can be installed."""
+        return f"{self.namespace}-{suffix}"
