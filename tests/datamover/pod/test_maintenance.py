@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -57,6 +58,10 @@ def _finished(pod: MoverPod, name: str) -> None:
     pod.put_job(name, status={"completionTime": format_time(pod.clock.now())})
 
 
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*"))
+
+
 def _contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
@@ -95,15 +100,17 @@ async def test_a_deleted_snapshots_space_is_freed_and_the_others_stay(
         # A pack has 20 MiB; kopia merges small ones, with what is deleted.
         other.run("snapshot", "create", str(make_large_file(tmp_path / name / "data", size_mib).parent))
     deleted = next(one["id"] for one in other.snapshots() if one["source"]["path"].endswith("deleted"))
-    before = sum(file.stat().st_size for file in bucket.rglob("*"))
+    before = _size(bucket)
     other.run("snapshot", "delete", "--delete", deleted)
-    # A run that rewrites packs deletes none: the next one does.
-    for _ in range(3):
+    # kopia forgets what was deleted in an earlier second of its clock, and deletes its pack in a later run.
+    deadline = time.monotonic() + 60
+    while _size(bucket) >= before - (20 << 20):
+        assert time.monotonic() < deadline
         other.run("maintenance", "run", "--full", "--safety=none")
     other.run("maintenance", "set", "--pause-full=0s")
     assert await released.maintain(ignore_foreign=True) == 0, released.message
     assert released.result["mode"] == "full"
-    assert sum(file.stat().st_size for file in bucket.rglob("*")) < before - (20 << 20)
+    assert _size(bucket) < before - (20 << 20)
     other.run("snapshot", "verify", "--verify-files-percent=100")
 
 
