@@ -163,6 +163,8 @@ unit-tools:
 	@tools/build.sh versitygw >/dev/null
 	@tools/build.sh fake-gcs-server >/dev/null
 	@tools/azurite.sh >/dev/null
+	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null
+	@tools/build.sh actionlint >/dev/null
 
 integration-tools: unit-tools
 	@tools/build.sh etcd >/dev/null
