@@ -64,6 +64,10 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 WORKDIR /
 # The command of Velero's DaemonSets, `/velero node-agent server …`: they run this image unchanged.
 RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -m nodeagent "$@"\n' >/velero && chmod 755 /velero
+# The command of the init container that Velero adds to restored pods. The options keep it small: no site packages, no
+# environment, unbuffered, and the modules as they were compiled above.
+RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -ISuOO /opt/node-agent/datamover/restore_helper.py "$@"\n' \
+      >/velero-restore-helper && chmod 755 /velero-restore-helper
 # No entry point: pods specify the whole command, `python -m nodeagent …` or `python -m datamover …`.
 CMD ["python", "-m", "nodeagent", "serve"]
 COPY core/ /opt/node-agent/core/

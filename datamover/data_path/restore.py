@@ -177,12 +177,20 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
             _remove(_DONE_DIRECTORY, root)
             os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
             with open_below(root, _DONE_DIRECTORY.encode()) as directory:
+                _let_remove(directory, root)
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                 with os.fdopen(os.open(owner_uid, flags, mode=0o644, dir_fd=directory), "wb") as file:
                     _let_read(file.fileno(), 0o644)
-                _let_read(directory, 0o755)
     except OSError as e:
         raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+
+
+def _let_remove(directory: int, root: int) -> None:
+    """Let everyone read the directory, and remove it who may write to the volume, as the init container may."""
+    volume = os.fstat(root)
+    with suppress(OSError):
+        os.fchown(directory, volume.st_uid, volume.st_gid)
+    _let_read(directory, (volume.st_mode & 0o777) | 0o755)
 
 
 def _let_read(fd: int, mode: int) -> None:

@@ -22,7 +22,7 @@ from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
@@ -35,6 +35,7 @@ __all__ = [
     "RESTORE_UID",
     "Workload",
     "back_up",
+    "build_restore_wait",
     "expect_nothing_left",
     "find_mover",
     "wait_held",
@@ -50,7 +51,6 @@ RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 _SCRIPTS = Path(demonstration.__file__).parent
 _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
 _SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
-_WAIT = "until [ -e /volumes/{0}/.velero/{1} ]; do sleep 0.2; done"
 _MOVE_SECONDS = 120
 _POLL_SECONDS = 0.2
 
@@ -122,9 +122,9 @@ class Workload:
         return str(self._existing()["spec"]["nodeName"])
 
     def survey(self, volume: str) -> Survey:
-        """What the pod has found in a volume, less what a restore itself leaves there."""
+        """What the pod has found in a volume."""
         found: Survey = json.loads((self._folder / f"{self.name}-{volume}.json").read_text())
-        return {path: known for path, known in found.items() if path.partition("/")[0] != ".velero"}
+        return found
 
     def delete(self, *, wait: bool = True) -> None:
         """Delete the pod; with `wait`, return when it no longer exists."""
@@ -160,8 +160,7 @@ class Workload:
         if self.on:
             spec["nodeSelector"] = {"kubernetes.io/hostname": self.on}
         if not self.bytes_by_volume and not self.block:
-            script = "; ".join(_WAIT.format(volume, RESTORE_UID) for volume in volumes)
-            spec["initContainers"] = [self._container("restore-wait", volumes, script)]
+            spec["initContainers"] = [build_restore_wait(volumes) | {"securityContext": {"runAsUser": 0}}]
         metadata = {"namespace": self.space, "name": self.name}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
@@ -192,6 +191,18 @@ class Workload:
                 *({"name": folder, "mountPath": f"/{folder}"} for folder in ("scripts", "machine", "out")),
             ],
         }
+
+
+def build_restore_wait(volumes: Iterable[str]) -> Json:
+    """The init container that waits for these volumes of its pod, as a Velero server writes it, with our image."""
+    return {
+        "name": "restore-wait",
+        "image": AGENT_IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/velero-restore-helper"],
+        "args": [RESTORE_UID],
+        "volumeMounts": [{"name": volume, "mountPath": f"/restores/{volume}"} for volume in volumes],
+    }
 
 
 def back_up(workload: Workload, volume: str) -> Json:

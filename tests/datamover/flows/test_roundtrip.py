@@ -151,6 +151,15 @@ def test_any_user_can_find_the_done_file_whatever_the_umask(tmp_path: Path) -> N
     assert [oct(path.stat().st_mode & 0o777) for path in (folder, folder / "uid-of-the-restore")] == ["0o755", "0o644"]
 
 
+def test_who_may_write_to_the_volume_may_remove_the_done_file(tmp_path: Path) -> None:
+    group = 1234 if os.getuid() == 0 else os.getgroups()[-1]
+    os.chown(tmp_path, -1, group)
+    tmp_path.chmod(0o2775)
+    write_done_file(tmp_path, "uid-of-the-restore")
+    made = (tmp_path / ".velero").stat()
+    assert (oct(made.st_mode & 0o777), made.st_uid, made.st_gid) == ("0o775", tmp_path.stat().st_uid, group)
+
+
 def test_the_done_file_is_not_written_through_a_link_that_is_swapped_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,184 @@
+"""The restore helper: what it waits for, prints and removes, and what it costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from datamover import restore_helper
+from datamover.data_path.restore import write_done_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__: list[str] = []
+
+_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
+_LIMIT_KIB = 15 * 1024
+_OPTIONS = "-ISuOO"
+"""Of Python, as in the image."""
+
+_STARTED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from datamover.restore_helper import main
+sys.exit(main(sys.argv[3:], sys.argv[2]))
+"""
+"""Arguments: the folder of the project, that of the volumes, then those of the helper."""
+
+
+@pytest.fixture
+def volumes(tmp_path: Path) -> Path:
+    """Two volumes, and a file beside them."""
+    folder = tmp_path / "restores"
+    for volume in ("data", "scratch"):
+        (folder / volume).mkdir(parents=True)
+    (folder / "file").touch()
+    return folder
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
+    """What happens during each wait, in this order; after the last one the helper must have ended."""
+    steps: list[Callable[[], object]] = []
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(time, "sleep", lambda seconds: (seconds == 1 and steps.pop(0))())
+    yield steps
+    signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def started(volumes: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The helper as a process, killed at the end of the context."""
+    argv = [sys.executable, _OPTIONS, "-c", _STARTED, str(Path(__file__).parents[2]), str(volumes), *arguments]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _nothing() -> None:
+    """Let a wait pass."""
+
+
+@pytest.mark.parametrize("arguments", [[], [_UID, "another"]], ids=["none", "two"])
+def test_any_other_number_of_arguments_ends_with_1(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    assert restore_helper.main(arguments) == 1
+    assert capsys.readouterr() == ("", "ERROR: exactly one argument must be provided, the restore's UID\n")
+
+
+def test_it_waits_for_the_done_file_in_each_volume_and_removes_it(
+    volumes: Path, waits: list[Callable[[], object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (volumes / "data" / "content").touch()
+    waits += [
+        _nothing,
+        lambda: write_done_file(volumes / "data", _UID),
+        lambda: write_done_file(volumes / "scratch", "of-another-restore"),
+        lambda: write_done_file(volumes / "scratch", _UID),
+    ]
+
+    assert restore_helper.main([_UID], str(volumes)) == 0
+
+    assert waits == []
+    assert sorted(path.name for path in volumes.rglob("*")) == ["content", "data", "file", "scratch"]
+    data, scratch = volumes / "data" / ".velero", volumes / "scratch" / ".velero"
+    missing = f"The filesystem restore done file {scratch}/{_UID} is not found yet. Retry later.\n"
+    skipped, found = "file is not a directory, skipping.\n", "Found the done file "
+    assert capsys.readouterr() == (
+        f"{skipped}The filesystem restore done file {data}/{_UID} is not found yet. Retry later.\n"
+        + f"{skipped}{found}{data}/{_UID}\n{missing}" * 2
+        + f"{skipped}{found}{data}/{_UID}\n{found}{scratch}/{_UID}\nAll PodVolumeRestores are done\n"
+        + f"{skipped}Deleted {data}\nDeleted {scratch}\nDone cleanup .velero folder\n",
+        "",
+    )
+
+
+def test_what_cannot_be_read_is_reported_and_read_again(
+    tmp_path: Path, waits: list[Callable[[], object]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    volumes = tmp_path / "restores"
+    done = volumes / "data" / ".velero"
+    waits += [_nothing, lambda: done.parent.mkdir(parents=True), done.touch, done.unlink]
+    waits += [lambda: write_done_file(done.parent, _UID)]
+
+    assert restore_helper.main([_UID], str(volumes)) == 0
+
+    assert capsys.readouterr().err == (
+        f"ERROR reading {volumes} directory: {volumes}: No such file or directory\n"
+        f"ERROR looking filesystem restore done file {done}/{_UID}: {done}/{_UID}: Not a directory\n"
+    )
+
+
+def test_links_are_removed_and_what_they_lead_to_stays(
+    volumes: Path, waits: list[Callable[[], object]], tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / _UID).touch()
+    for volume in ("data", "scratch"):
+        write_done_file(volumes / volume, _UID)
+    (volumes / "data" / ".velero" / "folder").mkdir()
+    (volumes / "data" / ".velero" / "folder" / "link").symlink_to(kept)
+    (volumes / "scratch" / ".velero" / _UID).unlink()
+    (volumes / "scratch" / ".velero").rmdir()
+    (volumes / "scratch" / ".velero").symlink_to(kept)
+    (volumes / "elsewhere").symlink_to(kept)
+    waits.append(_nothing)
+
+    assert restore_helper.main([_UID], str(volumes)) == 0
+
+    assert sorted(path.name for path in volumes.rglob("*")) == ["data", "elsewhere", "file", "scratch"]
+    assert (kept / _UID).exists()
+
+
+def test_a_done_file_that_cannot_be_removed_does_not_fail(
+    volumes: Path,
+    waits: list[Callable[[], object]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(name: str, **_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", name)
+
+    for volume in ("data", "scratch"):
+        write_done_file(volumes / volume, _UID)
+    monkeypatch.setattr(os, "unlink", refuse)
+    waits.append(_nothing)
+
+    assert restore_helper.main([_UID], str(volumes)) == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == f"{_UID}: Operation not permitted"
+    assert "Done cleanup .velero folder" not in printed
+
+
+@pytest.mark.processes
+def test_sigterm_ends_it_while_it_waits(volumes: Path) -> None:
+    """With an exit code of its own: a first process without a handler would not end at all."""
+    with started(volumes, _UID) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "file is not a directory, skipping.\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.processes
+def test_it_takes_little_memory(volumes: Path) -> None:
+    with started(volumes, _UID) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        (peak,) = [int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")]
+        assert peak < _LIMIT_KIB
