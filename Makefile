@@ -3,7 +3,8 @@
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
 # (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
-# BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing).
+# BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing),
+# and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -39,7 +40,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full test-velero soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full test-velero test-images soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -110,6 +111,10 @@ test-velero: venv integration-tools ## beside the data movers and servers of Vel
 	@# Velero's server listens on every address, so all of it has a network namespace of its own.
 	@unshare --net sh -euc 'ip link set lo up; exec "$$@"' sh $(pytest) -m slow tests/datamover/velero tests/velero
 
+test-images: setup ## build the images of all architectures, start their programs under QEMU, push them to a registry; minutes (root)
+	$(step)
+	@$(pytest) -m slow tests/image
+
 SECONDS ?= 1200
 SEED ?=
 soak: setup ## transfers and faults at random for SECONDS (1200), by SEED if given (root)
@@ -143,7 +148,7 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image lock lock-images clean
+.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image images lock lock-images clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -175,6 +180,9 @@ tools: integration-tools ## build kopia, kubernetes, etcd and an S3 server from 
 
 image: $(if $(is_root),packages) ## build the image node-agent:dev, an archive in the cache (root)
 	@tools/image.sh
+
+images: $(if $(is_root),packages) venv ## build the images of BUILD_ARCH (amd64,arm64) and their manifest list, into _output/ (root)
+	@tools/images.sh
 
 DEBIAN ?= trixie
 COMMAND ?= make demo test

@@ -4,7 +4,7 @@
 #   tools/build.sh NAME [BINARY…]      all binaries of the tool, or only the named ones
 #   tools/build.sh --dir NAME          prints the folder and builds nothing
 #
-# The folder is keyed by go.mod, go.sum, build.conf and Go sources of our own. A binary appears in it complete or not at all.
+# GOARCH names another architecture than this machine's. The folder is keyed by it, go.mod, go.sum, build.conf and Go sources of our own. A binary appears in it complete or not at all.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
@@ -60,7 +60,9 @@ source_dir="$project_dir/tools/$name"
 shift
 mapfile -t sources < <(find "$source_dir" -mindepth 2 -name '*.go' | sort)
 key="$(name_and_content "$source_dir"/{go.mod,go.sum,build.conf} "${sources[@]}" | short_hash)"
-out_dir="$cache_dir/tools/$name-$key/bin"
+other_arch=''
+[ "${GOARCH:-$(machine_arch)}" = "$(machine_arch)" ] || other_arch="-$GOARCH"
+out_dir="$cache_dir/tools/$name-$key/bin$other_arch"
 
 if [ -z "$only_dir" ]; then
     mapfile -t binaries < <([ "$#" -gt 0 ] && printf '%s\n' "$@" || all_binaries)

@@ -34,6 +34,15 @@ version_at_least() {
     [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]
 }
 
+# This machine's architecture, as Debian, Go and image registries call it.
+machine_arch() {
+    case "$(uname -m)" in
+        x86_64) echo amd64 ;;
+        aarch64) echo arm64 ;;
+        *) uname -m ;;
+    esac
+}
+
 # The mirror that this machine's own apt uses, if it is a Debian.
 debian_mirror() {
     apt-get indextargets --format '$(ORIGIN) $(SITE)' 'Created-By: Packages' 2>/dev/null |

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # Builds the image node-agent:dev from the Dockerfile unless the cache has it, and prints the path of its archive.
 #
+#   tools/image.sh [ARCH]      amd64 or arm64, by default that of this machine
+#
 # Needs root, and no image registry: the base is made of Debian packages, kopia and the Python packages come ready from
 # the cache. The archive is keyed by everything that goes into it.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
-readonly image=localhost/node-agent:dev
+readonly arch="${1:-$(machine_arch)}"
+readonly image="localhost/node-agent:dev-$arch"
 readonly python_of_base=3.11
 readonly store="$cache_dir/buildah"
 
@@ -33,34 +36,39 @@ choose_driver() {
 
 # Copies all that goes into the image, but for what the cache holds: what is hashed is then what is built.
 copy_sources() {
-    (cd "$project_dir" && find Dockerfile .dockerignore requirements.txt tools/kopia core exposer nodeagent datamover \
+    (cd "$project_dir" && find Dockerfile .dockerignore requirements.txt tools/{kopia,wheel-tags.sh} core exposer nodeagent datamover \
         -name __pycache__ -prune -o -type f -print | tar --create --files-from -) | tar --extract --directory "$context"
 }
 
+# Imports the base in tar file $1. In the store, all bases of a build have the architecture of the image, whatever they are:
+# buildah 1.28 looks for no other in a build for it, and a chroot does not mind.
 ensure_base() {
-    build_tool inspect --type image "$1" >/dev/null 2>&1 && return
-    say 'image: importing the base'
-    local container
+    local name container
+    name="$(base_image "$1")"
+    build_tool inspect --type image "$name" >/dev/null 2>&1 && return
+    say "image: importing $(basename "$1" .tar)"
     container="$(build_tool from scratch)"
-    build_tool add --quiet "$container" "$base_tar" / >/dev/null
-    build_tool commit --quiet --rm "$container" "$1" >/dev/null
+    build_tool add --quiet "$container" "$1" / >/dev/null
+    build_tool config --arch "$arch" "$container"
+    build_tool commit --quiet --rm "$container" "$name" >/dev/null
 }
 
-# Downloads the wheels that the base's Python needs: the build itself has no network.
+# Downloads the wheels for the image: the build itself has no network.
 ensure_wheels() {
     [ -d "$wheels" ] && return
-    say 'image: fetching Python packages'
-    local part="$wheels.part" arch abi="cp${python_of_base/./}" platforms=() glibc
-    arch="$(uname -m)"
-    for glibc in 36 34 31 28 17 12 5; do
-        platforms+=(--platform "manylinux_2_${glibc}_$arch")
-    done
+    say "image: fetching Python packages for $arch"
+    local part="$wheels.part"
     rm -rf "$part"
+    # shellcheck disable=SC2046  # options without spaces
     "$("$project_dir/tools/venv.sh")/bin/pip" download --quiet --disable-pip-version-check --require-hashes \
-        --only-binary :all: --python-version "$python_of_base" --implementation cp \
-        --abi "$abi" --abi abi3 --abi none "${platforms[@]}" --platform "manylinux2014_$arch" --platform any \
+        --only-binary :all: $("$project_dir/tools/wheel-tags.sh" "$python_of_base" "$arch") \
         --requirement "$project_dir/requirements.txt" --dest "$part" >&2
     mv "$part" "$wheels"
+}
+
+# The name in the store of the base in tar file $1.
+base_image() {
+    printf 'localhost/node-agent-base:%s-in-%s\n' "$(basename "$1" .tar)" "$arch"
 }
 
 # Removes the containers that buildah leaves behind for stages without a step of their own, the image of earlier
@@ -68,7 +76,7 @@ ensure_wheels() {
 remove_old() {
     build_tool rm --all >/dev/null
     # shellcheck disable=SC2012  # the names are ours
-    ls -t "$cache_dir"/images/node-agent-*.tar | tail -n +4 | xargs --no-run-if-empty rm -f
+    ls -t "$cache_dir/images/node-agent-$arch"-*.tar | tail -n +4 | xargs --no-run-if-empty rm -f
     [ -z "$1" ] || [ "$1" = "$(build_tool images --quiet "$image")" ] || build_tool rmi "$1" >/dev/null 2>&1 || true
 }
 
@@ -80,7 +88,7 @@ key="$(cd "$context" && {
     find . -type f | LC_ALL=C sort | xargs sha256sum
     name_and_content "$project_dir"/tools/{image,base-image}.sh
 } | short_hash)"
-archive="$cache_dir/images/node-agent-$key.tar"
+archive="$cache_dir/images/node-agent-$arch-$key.tar"
 if [ -f "$archive" ]; then
     printf '%s\n' "$archive"
     exit 0
@@ -88,32 +96,35 @@ fi
 
 [ "$(id -u)" = 0 ] || die 'building the image needs root'
 command -v buildah >/dev/null || die 'building the image needs buildah; tools/packages.sh installs it'
-kopia="$("$project_dir/tools/build.sh" kopia kopia)/kopia"
-base_tar="$("$project_dir/tools/base-image.sh")"
-base_image="localhost/node-agent-base:$(basename "$base_tar" .tar)"
-wheels="$cache_dir/wheels-$({ echo "$python_of_base"; name_and_content "$project_dir/requirements.txt"; } | short_hash)"
+kopia="$(GOARCH="$arch" "$project_dir/tools/build.sh" kopia kopia)/kopia"
+build_tar="$("$project_dir/tools/base-image.sh")"
+base_tar="$("$project_dir/tools/base-image.sh" "$arch")"
+wheels="$cache_dir/wheels-$arch-$({ echo "$python_of_base"; name_and_content "$project_dir/requirements.txt"; } | short_hash)"
 
 lock image
 if ! [ -f "$archive" ]; then
     choose_driver
     earlier="$(build_tool images --quiet "$image" 2>/dev/null || true)"
-    ensure_base "$base_image"
+    ensure_base "$build_tar"
+    ensure_base "$base_tar"
     ensure_wheels
 
     mkdir "$context/image-parts"
     cp -l "$kopia" "$context/image-parts/kopia" 2>/dev/null || cp "$kopia" "$context/image-parts/kopia"
     cp -a "$wheels" "$context/image-parts/wheels"
 
-    say 'image: building'
+    say "image: building for $arch"
+    log="$cache_dir/image-$arch.log"
     # Without these, buildah 1.39 raises both limits to a million, which a root without CAP_SYS_RESOURCE cannot.
     build_tool bud --layers --pull-never --tag "$image" "$(own_limit nofile n 16384)" "$(own_limit nproc u 32768)" \
-        --build-arg BASE="$base_image" --build-arg GO="$base_image" --build-arg KOPIA=ready \
-        --build-arg PACKAGES=ready "$context" >"$cache_dir/image.log" 2>&1 ||
-        die "buildah failed: $(tail -n 3 "$cache_dir/image.log" | tr '\n' ' ') (all of it: $cache_dir/image.log)"
+        --platform "linux/$arch" --build-arg BUILDPLATFORM="linux/$arch" --build-arg BASE="$(base_image "$base_tar")" \
+        --build-arg BUILD_BASE="$(base_image "$build_tar")" --build-arg GO="$(base_image "$build_tar")" \
+        --build-arg LIBRARY="/usr/lib/python$python_of_base" --build-arg KOPIA=ready --build-arg PACKAGES=ready \
+        "$context" >"$log" 2>&1 || die "buildah failed: $(tail -n 3 "$log" | tr '\n' ' ') (all of it: $log)"
     rm -f "$archive.part"
     build_tool push --quiet "$image" "docker-archive:$archive.part:docker.io/library/node-agent:dev"
     mv "$archive.part" "$archive"
     remove_old "$earlier"
-    say "image: done ($(du -h "$archive" | cut -f1))"
+    say "image: done for $arch ($(du -h "$archive" | cut -f1))"
 fi
 printf '%s\n' "$archive"

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the image and the test bed need: only those missing, none of their services started.
+#
+#   tools/packages.sh [emulation]      also the emulator of another architecture
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
+[ "${1:-}" = emulation ] && also='qemu-user-static qemu-aarch64-static' || also=''
 # Package, and a command or file that it brings. Asked for by that, so that another source of the same thing will do.
 readonly wanted="
+$also
 buildah buildah
 ca-certificates /etc/ssl/certs/ca-certificates.crt
 containerd containerd

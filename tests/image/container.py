@@ -35,16 +35,21 @@ _WHITEOUT = ".wh."
 
 @dataclass(frozen=True)
 class Container:
-    """An unpacked image: its root folder, the user of its processes, and their environment as NAME=value."""
+    """An unpacked image: its root folder, architecture, the user of its processes, and their environment as NAME=value.
+
+    `prefix` are the words before a command that runs its programs, on a machine that cannot by itself.
+    """
 
     root: Path
+    architecture: str
     user: str
     environment: tuple[str, ...]
+    prefix: tuple[str, ...] = ()
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run a command in it, read-only, and return how it ended."""
         script = ["sh", "-e", "-c", _RUN, "sh", str(self.root), self.user, *self.environment, *command]
-        argv = ["unshare", "--mount", "--propagation", "private", *script]
+        argv = [*self.prefix, "unshare", "--mount", "--propagation", "private", *script]
         return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS)
 
 
@@ -56,7 +61,7 @@ def unpacked(archive: Path) -> Iterator[Container]:
     """
     with tempfile.TemporaryDirectory(prefix="node-agent-image-") as folder:
         root = Path(folder) / "root"
-        root.mkdir()
+        root.mkdir(mode=0o755)
         with tarfile.open(archive) as image:
             manifest = _read_json(image, "manifest.json")[0]
             config = _read_json(image, manifest["Config"])
@@ -65,7 +70,7 @@ def unpacked(archive: Path) -> Iterator[Container]:
         settings = config["config"]
         # A runtime sets HOME, to / for a user that /etc/passwd does not have.
         environment = ("HOME=/", *settings["Env"])
-        yield Container(root=root, user=settings.get("User") or "0:0", environment=environment)
+        yield Container(root, config["architecture"], settings.get("User") or "0:0", environment)
 
 
 def _read_json(image: tarfile.TarFile, name: str) -> Any:

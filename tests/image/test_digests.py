@@ -123,13 +123,14 @@ def _renew(file: Path) -> subprocess.CompletedProcess[str]:
 
 def test_all_base_images_are_pinned_by_digest() -> None:
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    arguments = dict(line[4:].split("=", 1) for line in lines if line.startswith("ARG "))
-    stages = [line.split() for line in lines if line.startswith("FROM ")]
+    arguments = dict(line[4:].split("=", 1) for line in lines if line.startswith("ARG ") and "=" in line)
+    stages = [line.replace("--platform=$BUILDPLATFORM ", "").split() for line in lines if line.startswith("FROM ")]
     names = {words[3] for words in stages if "AS" in words}
     for name in ("BASE", "GO"):
         assert re.fullmatch(r"docker\.io/library/[a-z]+:[a-z0-9.-]+@sha256:[0-9a-f]{64}", arguments[name])
     images = {re.sub(r"\$\{(KOPIA|PACKAGES)\}", lambda used: arguments[used[1]], words[1]) for words in stages}
-    assert images - names == {"${BASE}", "${GO}", "scratch"}
+    assert images - names == {"${BASE}", "${BUILD_BASE}", "${GO}", "scratch"}
+    assert arguments["BUILD_BASE"] == "${BASE}"
 
 
 @pytest.mark.processes

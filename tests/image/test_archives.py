@@ -1,0 +1,136 @@
+"""Archives of images: under other names, and of several architectures as one manifest list."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.testbed.layout import ROOT
+
+__all__: list[str] = []
+
+pytestmark = pytest.mark.processes
+
+_ARCHES = ("amd64", "arm64")
+_SHARED = b"a layer of both"
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _write(folder: Path, arch: str) -> Path:
+    """An image of two layers, one of which is the same for every architecture."""
+    layers = {"shared.tar": _SHARED, "own.tar": arch.encode()}
+    config = {
+        "architecture": arch,
+        "os": "linux",
+        "container_config": {"Image": "a field of Docker"},
+        "config": {"User": "65532:65532"},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer) for layer in layers.values()]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": ["docker.io/library/old:dev"], "Layers": list(layers)}]
+    files = {
+        **layers,
+        "config.json": json.dumps(config).encode(),
+        "manifest.json": json.dumps(manifest).encode(),
+        "repositories": b'{"old": {"dev": "1"}}',
+    }
+    path = folder / f"{arch}.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, str(ROOT / "tools" / "archives.py"), *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def _read(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        members = {member.name: archive.extractfile(member) for member in archive}
+        return {name: member.read() for name, member in members.items() if member is not None}
+
+
+def _blob(files: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
+    content = files[f"blobs/{descriptor['digest'].replace(':', '/')}"]
+    assert (_digest(content), len(content)) == (descriptor["digest"], descriptor["size"])
+    return content
+
+
+def test_an_archive_gets_other_names_and_keeps_its_content(tmp_path: Path) -> None:
+    archive, output = _write(tmp_path, "amd64"), tmp_path / "out.tar"
+    names = ["example.com/node-agent:v1-linux-amd64", "example.com/node-agent:latest-linux-amd64"]
+
+    done = _run("rename", archive, output, *names)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    before, after = _read(archive), _read(output)
+    assert json.loads(after.pop("manifest.json")) == [json.loads(before.pop("manifest.json"))[0] | {"RepoTags": names}]
+    del before["repositories"]
+    assert after == before
+
+
+def test_a_manifest_list_has_the_images_of_all_archives(tmp_path: Path) -> None:
+    output = tmp_path / "list.tar"
+
+    done = _run("list", output, "example.com:5000/node-agent:v1", *(_write(tmp_path, arch) for arch in _ARCHES))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    files = _read(output)
+    assert json.loads(files["oci-layout"]) == {"imageLayoutVersion": "1.0.0"}
+    (top,) = json.loads(files["index.json"])["manifests"]
+    assert top["annotations"]["org.opencontainers.image.ref.name"] == "v1"
+    described = json.loads(_blob(files, top))["manifests"]
+    assert [each["platform"] for each in described] == [{"architecture": arch, "os": "linux"} for arch in _ARCHES]
+    for arch, each in zip(_ARCHES, described, strict=True):
+        manifest = json.loads(_blob(files, each))
+        config = json.loads(_blob(files, manifest["config"]))
+        layers = [gzip.decompress(_blob(files, layer)) for layer in manifest["layers"]]
+        assert layers == [_SHARED, arch.encode()]
+        assert config["rootfs"]["diff_ids"] == [_digest(layer) for layer in layers]
+        assert (config["architecture"], config["config"], "container_config" in config) == (
+            arch,
+            {"User": "65532:65532"},
+            False,
+        )
+
+
+def test_the_same_images_have_the_same_manifest_list(tmp_path: Path) -> None:
+    lists = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        _run("list", folder / "list.tar", "node-agent:v1", *(_write(folder, arch) for arch in _ARCHES))
+        lists.append(_read(folder / "list.tar"))
+    assert lists[0] == lists[1]
+
+
+def test_nothing_is_left_of_an_archive_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "broken.tar").write_bytes(b"no archive")
+
+    done = _run("list", tmp_path / "out.tar", "node-agent:v1", tmp_path / "broken.tar")
+
+    assert done.returncode == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.tar"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("list", "out.tar", "name"), ("rename", "in.tar", "out.tar"), ("push",)])
+def test_a_wrong_command_line_prints_the_right_ones(arguments: tuple[str, ...]) -> None:
+    done = _run(*arguments)
+
+    assert done.returncode == 2
+    assert "tools/archives.py list OUTPUT NAME ARCHIVE" in done.stderr
