@@ -90,6 +90,9 @@ case "$output_type" in
     *) die "BUILD_OUTPUT_TYPE: must be tar, registry or docker: \"$output_type\"" ;;
 esac
 BUILD_OS="${BUILD_OS:-linux}" BUILD_ARCH="${BUILD_ARCH:-amd64,arm64}"
+for arch in ${BUILD_ARCH//,/ }; do
+    [ "$arch" = amd64 ] || [ "$arch" = arm64 ] || die "BUILD_ARCH: must be amd64, arm64 or both: \"$BUILD_ARCH\""
+done
 found="$(all_names)"
 mapfile -t names <<<"$found"
 mkdir -p "$output"
