@@ -43,7 +43,7 @@ COPY image-parts/wheels /wheels
 ENV PIP_OPTIONS="--no-index --find-links=/wheels"
 
 # -OO writes .opt-2.pyc files: without docstrings the processes need less memory, and a read-only container could not write
-# the files later. "unchecked-hash" never compares them with the sources.
+# the files later. "unchecked-hash" never compares them with the sources. wheels.txt is for the bill of materials (tools/sbom.py).
 FROM packages-${PACKAGES} AS packages
 ARG TARGETARCH
 COPY requirements.txt tools/wheel-tags.sh /
@@ -53,8 +53,11 @@ RUN python3 -m venv --without-pip /opt/venv && \
     version="$(python3 -c 'import sys; print(*sys.version_info[:2], sep=".")')" && \
     /tmp/pip/bin/pip install --no-compile --no-cache-dir --disable-pip-version-check --require-hashes \
       --only-binary :all: --target "$site" $(sh /wheel-tags.sh "$version" "$TARGETARCH") $PIP_OPTIONS \
-      --requirement /requirements.txt && \
-    rm -rf /tmp/pip "$site/bin" && \
+      --requirement /requirements.txt --report /tmp/report.json && \
+    python3 -c 'import json; [print(each["download_info"]["archive_info"]["hash"].replace("=", ":"), \
+      each["metadata"]["name"], each["metadata"]["version"]) for each in json.load(open("/tmp/report.json"))["install"]]' \
+      >/opt/venv/wheels.txt && \
+    rm -rf /tmp/pip /tmp/report.json "$site/bin" && \
     python3 -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/venv
 
 FROM ${BASE} AS base

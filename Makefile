@@ -148,7 +148,8 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image images lock lock-images clean
+.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom lock
+.PHONY: lock-images clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -183,6 +184,9 @@ image: $(if $(is_root),packages) ## build the image node-agent:dev, an archive i
 
 images: $(if $(is_root),packages) venv ## build the images of BUILD_ARCH (amd64,arm64) and their manifest list, into _output/ (root)
 	@tools/images.sh
+
+sbom: $(if $(is_root),packages) venv ## write what the images of BUILD_ARCH consist of (CycloneDX), into _output/ (root)
+	@tools/sbom.sh
 
 DEBIAN ?= trixie
 COMMAND ?= make demo test

@@ -31,8 +31,10 @@ if ! [ -f "$tar" ]; then
     "${run[@]}" debootstrap --arch="$arch" --variant=minbase --include="$include" "$suite" "$root" $(debian_mirror) \
         >"$log" 2>&1 || die "debootstrap failed: $(tail -n 1 "$log") (all of it: $log)"
     # Nobody reads these in a container, and each layer of the store is a copy of all. Python's compiled files are made anew.
+    # The licenses stay: whoever passes an image on needs them.
     rm -rf "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/* "$root"/var/log/* \
-        "$root"/usr/share/{doc,man,info,locale,lintian}/* "$root"/dev/*
+        "$root"/usr/share/{man,info,locale,lintian}/* "$root"/dev/*
+    find "$root/usr/share/doc" -type f ! -name copyright -delete
     find "$root/usr" -name '*.pyc' -delete
     chmod 755 "$root"
     tar --create --file "$tar.part" --directory "$root" --numeric-owner .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tarfile
 import urllib.request
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from tests.datamover.support.servers import free_port, run_server
 from tests.image.container import Container, unpacked
@@ -148,6 +151,28 @@ def test_the_restore_helper_ends_when_the_data_is_there(containers: dict[str, Co
         f"Found the done file /restores/data/.velero/{_UID}",
         "All PodVolumeRestores are done",
     ]
+
+
+@each_architecture
+def test_the_bill_of_materials_has_what_was_pinned_and_installed(containers: dict[str, Container], arch: str) -> None:
+    env = {**os.environ, "VERSION": _VERSION, "BUILD_ARCH": arch}
+    done = subprocess.run([ROOT / "tools" / "sbom.sh"], env=env, stdout=subprocess.PIPE, text=True, check=True)
+    path = Path(done.stdout.strip())
+    text = path.read_text()
+    path.unlink()
+
+    assert path.name == f"node-agent-{_VERSION}-linux-{arch}.cdx.json"
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    found: dict[str, dict[str, str]] = {"deb": {}, "pypi": {}, "golang": {}}
+    for each in json.loads(text)["components"]:
+        kind = each["purl"].removeprefix("pkg:").partition("/")[0]
+        found[kind][f"{each['name']}=={each['version']}"] = each.get("hashes", [{"content": ""}])[0]["content"]
+    pinned = (ROOT / "requirements.txt").read_text()
+    assert sorted(found["pypi"]) == sorted(re.findall(r"(?m)^([a-z0-9-]+==[^ ]+) ", pinned))
+    assert [name for name, digest in found["pypi"].items() if f"sha256:{digest}" not in pinned] == []
+    installed = containers[arch].run("dpkg-query", "--show", "--showformat", "${Package}==${Version}\n")
+    assert sorted(found["deb"]) == sorted(installed.stdout.splitlines())
+    assert len(found["golang"]) > 100
 
 
 def test_a_registry_gets_the_list_and_an_image_for_each_platform(built: _Built, tmp_path: Path) -> None:
