@@ -148,8 +148,8 @@ bench-scale: venv integration-tools ## cost of many agents and transfers; 25 min
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: manifests setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom lock
-.PHONY: lock-images clean
+.PHONY: manifests schemas setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom
+.PHONY: lock lock-images clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -193,6 +193,9 @@ COMMAND ?= make demo test
 setup-from-nothing: root packages ## run COMMAND (make demo test) in a minimal new DEBIAN (trixie), an hour or more (root)
 	$(step)
 	@tools/try-setup.sh $(DEBIAN) $(COMMAND)
+
+schemas: venv ## write the schemas of Kubernetes that manifests are validated against
+	@$(venv)/python tools/schemas.py
 
 manifests: venv ## write deploy/ from the builders of the installer
 	@$(venv)/python -m tools.manifests
