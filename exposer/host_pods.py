@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import ExposeError
-from exposer.workload import join_directory, split_directory
+from exposer.workload import join_directory, pod_of_directory, split_directory
 
 __all__ = ["find_volume_directory", "list_pods"]
 
@@ -43,7 +43,7 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
     pod_directory, plugin, name = split_directory(directory)
     try:
         list_pods(host_pods)
-        volumes = _list_volumes(Path(host_pods, Path(pod_directory).name, "volumes"))
+        volumes = _list_volumes(Path(host_pods, pod_of_directory(directory), "volumes"))
     except OSError:
         return directory
     matching = [each for each, names in volumes.items() if name in names]

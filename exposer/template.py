@@ -6,22 +6,23 @@ Source: Velero v1.18, pkg/util/kube/pod.go, pkg/nodeagent/node_agent.go and
 pkg/util/third_party.go.
 """
 
-import posixpath
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import Final, Self
 
 from core.errors import ContractError, ExposeError
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET_WINDOWS
-from exposer.placement import WINDOWS
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
+from exposer.node_paths import overlap, parse_node_path
+from exposer.placement import LINUX, WINDOWS
 
 __all__ = ["DEFAULT_KUBELET_ROOT", "AgentTemplate"]
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 """The kubelet's default root directory."""
 
-_CONTAINER: Final = "node-agent"
+_CONTAINERS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
+"""Names of the agent's container; Velero gives it that of its DaemonSet."""
+
 _HOST_PODS: Final = "host-pods"
 
 _INHERITED_LABELS: Final = ("azure.workload.identity/use",)
@@ -34,7 +35,7 @@ class AgentTemplate:
     """The inheritable part of the node agent's pod template.
 
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
-    JSON, `kubelet_root` is a path on the node. `tolerations` are always
+    JSON, `kubelet_root` is a path on the node, with the separators of its system. `tolerations` are always
     inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
     the kubelet's pods directory; empty: it has none, and pod volumes cannot be exposed. `windows` is
     what movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
@@ -81,8 +82,9 @@ class AgentTemplate:
         container = _agent_container(daemonset, spec)
         volumes: list[JsonDict] = spec.get("volumes") or []
         mounts: list[JsonDict] = container.get("volumeMounts") or []
-        root, host_pods = _host_pods(volumes, mounts)
-        kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
+        node_os = _node_os(daemonset, spec)
+        root, host_pods = _host_pods(volumes, mounts, node_os)
+        kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root, node_os)}
         meta: JsonDict = template.get("metadata") or {}
         tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
         return cls(
@@ -105,7 +107,7 @@ class AgentTemplate:
 
 def _agent_container(daemonset: JsonDict, spec: JsonDict) -> JsonDict:
     containers: list[JsonDict] = spec.get("containers") or []
-    named = [c for c in containers if c.get("name") == _CONTAINER] or containers
+    named = [c for c in containers if c.get("name") in _CONTAINERS] or containers
     if not named or not named[0].get("image"):
         meta = daemonset.get("metadata") or {}
         place = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
@@ -123,20 +125,25 @@ def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
     return {name: fields[name] for name in names if fields and fields.get(name)}
 
 
-def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[str, str]:
+def _node_os(daemonset: JsonDict, spec: JsonDict) -> str:
+    name = (daemonset.get("metadata") or {}).get("name")
+    declared = (spec.get("os") or {}).get("name", WINDOWS if name == AGENT_DAEMONSET_WINDOWS else LINUX)
+    return WINDOWS if declared == WINDOWS else LINUX
+
+
+def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict], node_os: str) -> tuple[str, str]:
     """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; empty: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:
             mounted = [mount.get("mountPath", "") for mount in mounts if mount["name"] == _HOST_PODS]
-            return posixpath.dirname(posixpath.normpath(path)), "".join(mounted[:1])
-    return DEFAULT_KUBELET_ROOT, ""
+            return str(parse_node_path(path, node_os=node_os).parent), "".join(mounted[:1])
+    return str(parse_node_path(DEFAULT_KUBELET_ROOT, node_os=node_os)), ""
 
 
-def _shows_kubelet(volume: JsonDict, root: str) -> bool:
+def _shows_kubelet(volume: JsonDict, root: str, node_os: str) -> bool:
     """Return whether the volume is a hostPath at, above or below the kubelet's root directory."""
     raw = (volume.get("hostPath") or {}).get("path")
     if not raw:
         return False
-    path, kubelet = PurePosixPath(posixpath.normpath(raw)), PurePosixPath(root)
-    return path.is_relative_to(kubelet) or kubelet.is_relative_to(path)
+    return overlap(parse_node_path(raw, node_os=node_os), parse_node_path(root, node_os=node_os))

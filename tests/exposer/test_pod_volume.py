@@ -108,9 +108,9 @@ async def test_the_kubelets_root_is_from_the_daemonset() -> None:
     assert located.directory.startswith("/data/kubelet/pods/")
 
 
-@pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet"), ("windows", "/c/kubelet")])
+@pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet/"), ("windows", "C:\\kubelet\\")])
 async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, root: str) -> None:
-    windows = AgentTemplate("mover:windows", kubelet_root="/c/kubelet")
+    windows = AgentTemplate("mover:windows", kubelet_root=r"C:\kubelet")
     scene = Scene(template=AgentTemplate("mover", host_pods="/host_pods", windows=windows))
     scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
 
@@ -118,7 +118,7 @@ async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, ro
 
     assert isinstance(located, LocatedVolume)
     assert located.node_os == node_os
-    assert located.directory.startswith(f"{root}/pods/")
+    assert located.directory.startswith(f"{root}pods")
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:

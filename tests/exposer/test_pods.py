@@ -1,5 +1,6 @@
 """Whole manifests of mover pods, compared with golden files."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -24,7 +25,14 @@ from exposer.settings import (
     StorageAccess,
 )
 from exposer.template import AgentTemplate
-from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
+from exposer.workload import build_volume_directory
+from tests.exposer.support.inputs import (
+    pod_volume_request,
+    restore_request,
+    snapshot_request,
+    template,
+    windows_daemonset,
+)
 from tests.support.golden import assert_golden, recorded
 
 ANYWHERE = Placement()
@@ -61,9 +69,11 @@ def restore_pod(
 def pod_volume_pod(
     recording: str = "podvolumebackup", *, node_os: str = "linux", cached: bool = False, **changes: Any
 ) -> JsonDict:
-    directory = "/var/lib/kubelet/pods/e7f1/volumes/kubernetes.io~csi/pvc-3dcf/mount"
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
+    root = request.settings.template.for_os(node_os).kubelet_root
+    pv = {"metadata": {"name": "pvc-3dcf"}, "spec": {"csi": {}}}
+    directory = build_volume_directory(root, "e7f1", {"name": "fs"}, pv=pv)
     cache = CACHE if cached else None
     located = LocatedVolume("node-a", directory, tolerations, node_os=node_os)
     return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache=cache)
@@ -77,8 +87,7 @@ def init_pod(settings: PodSettings | None = None) -> JsonDict:
 
 def with_windows() -> AgentTemplate:
     """Return the template of an agent with a second DaemonSet for Windows nodes."""
-    windows = template(nodeSelector={"kubernetes.io/os": "windows"}, tolerations=[])
-    return replace(template(tolerations=[]), windows=replace(windows, image="mover:windows"))
+    return replace(template(tolerations=[]), windows=AgentTemplate.parse(windows_daemonset()))
 
 
 def expression(key: str, *values: str, operator: str = "In") -> JsonDict:
@@ -244,6 +253,28 @@ def test_settings_without_effect_build_the_same_pod() -> None:
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()
     bare = PodSettings()
     assert restore_pod(pod=replace(bare, labels={}, annotations={})) == restore_pod(pod=bare)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: backup_pod(template=with_windows(), placement=Placement("windows")),
+        lambda: restore_pod(template=with_windows(), placement=Placement("windows")),
+        lambda: pod_volume_pod(template=with_windows(), node_os="windows", pod=PRIVILEGED),
+    ],
+    ids=["backup", "restore", "pod volume"],
+)
+def test_a_pod_for_windows_nodes_has_the_fields_that_velero_writes(build: Callable[[], JsonDict]) -> None:
+    """Source: Velero v1.18.2, pkg/exposer/csi_snapshot.go, generic_restore.go and pod_volume.go."""
+    spec = build()["spec"]
+    daemonset = windows_daemonset()["spec"]["template"]["spec"]
+
+    assert spec["os"] == daemonset["os"]
+    assert spec["affinity"] == daemonset["affinity"]
+    assert [each for each in spec["tolerations"] if each.get("key") == "os"] == daemonset["tolerations"]
+    assert spec["securityContext"] == {"windowsOptions": {"runAsUserName": "ContainerAdministrator"}}
+    assert "securityContext" not in spec["containers"][0]
+    assert spec["containers"][0]["image"] == "mover:windows"
 
 
 def test_no_pod_for_nodes_without_an_agent() -> None:
