@@ -203,7 +203,7 @@ manifests: venv ## write deploy/ from the builders of the installer
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade
 
-lock-images: ## pin the base images of the Dockerfile to the digests that their tags have now
+lock-images: ## pin the base images of the Dockerfiles to the digests that their tags have now
 	@"$(PYTHON)" tools/digests.py
 
 clean: ## delete everything that was built, here and in the cache

@@ -89,12 +89,17 @@ def _list_directories(volumes: str) -> list[str]:
 def _remove_done_directories(volumes: str) -> None:
     for directory in _list_directories(volumes):
         path = f"{directory}/{_DONE_DIRECTORY}"
-        # Not shutil.rmtree: its module loads those of all kinds of archives.
-        parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            _remove(_DONE_DIRECTORY, parent)
-        finally:
-            os.close(parent)
+        if os.open in os.supports_dir_fd:
+            parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                _remove(_DONE_DIRECTORY, parent)
+            finally:
+                os.close(parent)
+        else:
+            # On Windows. Elsewhere it would double the memory: its module loads those of all kinds of archives.
+            from shutil import rmtree  # noqa: PLC0415
+
+            rmtree(path)
         print(f"Deleted {path}")
 
 

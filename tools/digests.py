@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Pins the base images of the Dockerfile to the digests that their tags have now.
+"""Pins the base images of the Dockerfiles to the digests that their tags have now.
 
     tools/digests.py [DOCKERFILE]
 
-Asks the registry that a reference names, with an anonymous token. The file is written only if every digest was read.
+Without a name, of all of them. Asks the registry that a reference names, with an anonymous token. A file is written
+only if every digest was read.
 Source: https://distribution.github.io/distribution/spec/api/ and https://distribution.github.io/distribution/spec/auth/token/
 """
 
@@ -75,8 +76,13 @@ class _Tag:
 
 
 def main(arguments: list[str]) -> int:
-    """Renew the digests of a Dockerfile; returns the exit code."""
-    file = Path(arguments[0]) if arguments else Path(__file__).parents[1] / "Dockerfile"
+    """Renew the digests of one Dockerfile or all; returns the exit code."""
+    project = Path(__file__).parents[1]
+    files = [Path(argument) for argument in arguments] or [project / "Dockerfile", project / "Dockerfile.windows"]
+    return max(_renew(file) for file in files)
+
+
+def _renew(file: Path) -> int:
     text = file.read_text(encoding="utf-8")
     digests: dict[str, str] = {}
     for found in _ARGUMENT.finditer(text):

@@ -162,6 +162,20 @@ def test_a_done_file_that_cannot_be_removed_does_not_fail(
     assert "Done cleanup .velero folder" not in printed
 
 
+def test_done_files_are_removed_where_the_system_has_no_directory_descriptors(
+    volumes: Path, waits: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows."""
+    monkeypatch.setattr(os, "supports_dir_fd", frozenset())
+    for volume in ("data", "scratch"):
+        write_done_file(volumes / volume, _UID)
+    waits.append(_nothing)
+
+    assert restore_helper.main([_UID], str(volumes)) == 0
+
+    assert sorted(path.name for path in volumes.rglob("*")) == ["data", "file", "scratch"]
+
+
 @pytest.mark.processes
 def test_sigterm_ends_it_while_it_waits(volumes: Path) -> None:
     """With an exit code of its own: a first process without a handler would not end at all."""
