@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -46,12 +46,17 @@ def _write(folder: Path, arch: str) -> Path:
         "repositories": b'{"old": {"dev": "1"}}',
     }
     path = folder / f"{arch}.tar"
-    with tarfile.open(path, "w") as archive:
+    with path.open("wb") as output:
+        _add(output, files)
+    return path
+
+
+def _add(output: IO[bytes], files: dict[str, bytes]) -> None:
+    with tarfile.open(fileobj=output, mode="w") as archive:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
-    return path
 
 
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -126,6 +131,32 @@ def test_nothing_is_left_of_an_archive_that_cannot_be_written(tmp_path: Path) ->
 
     assert done.returncode == 1
     assert [path.name for path in tmp_path.iterdir()] == ["broken.tar"]
+
+
+def test_the_size_is_that_of_all_files_by_what_they_belong_to(tmp_path: Path) -> None:
+    files = {
+        "./opt/venv/module.py": b"p" * 1_500_000,
+        "usr/local/bin/kopia": b"k" * 3_000_000,
+        "./etc/passwd": b"d" * 500_000,
+        "usr/lib/python3.11/os.py": b"s" * 1_000_000,
+    }
+    layer = io.BytesIO()
+    _add(layer, files)
+    archive = tmp_path / "image.tar"
+    with archive.open("wb") as output:
+        _add(output, {"manifest.json": b'[{"Layers": ["layer.tar"]}]', "layer.tar": layer.getvalue()})
+
+    done = _run("size", archive)
+
+    rows = {line[:24].strip(): line[24:].split()[0] for line in done.stdout.splitlines()[2:]}
+    assert rows == {
+        "node agent, data mover": "0.0",
+        "Python packages": "1.5",
+        "kopia": "3.0",
+        "Python": "1.0",
+        "Debian": "0.5",
+        "all": "6.0",
+    }
 
 
 @pytest.mark.parametrize("arguments", [(), ("list", "out.tar", "name"), ("rename", "in.tar", "out.tar"), ("push",)])
