@@ -41,7 +41,7 @@ copy_sources() {
 }
 
 # Imports the base in tar file $1. In the store, all bases of a build have the architecture of the image, whatever they are:
-# buildah 1.28 looks for no other in a build for it, and a chroot does not mind.
+# buildah 1.28 looks for no other in a build for it, and a chroot does not mind. The Dockerfile must not ask for another.
 ensure_base() {
     local name container
     name="$(base_image "$1")"
@@ -112,12 +112,13 @@ if ! [ -f "$archive" ]; then
     mkdir "$context/image-parts"
     cp -l "$kopia" "$context/image-parts/kopia" 2>/dev/null || cp "$kopia" "$context/image-parts/kopia"
     cp -a "$wheels" "$context/image-parts/wheels"
+    sed -i 's/--platform=\$BUILDPLATFORM //' "$context/Dockerfile"
 
     say "image: building for $arch"
     log="$cache_dir/image-$arch.log"
     # Without these, buildah 1.39 raises both limits to a million, which a root without CAP_SYS_RESOURCE cannot.
     build_tool bud --layers --pull-never --tag "$image" "$(own_limit nofile n 16384)" "$(own_limit nproc u 32768)" \
-        --platform "linux/$arch" --build-arg BUILDPLATFORM="linux/$arch" --build-arg BASE="$(base_image "$base_tar")" \
+        --platform "linux/$arch" --build-arg BASE="$(base_image "$base_tar")" \
         --build-arg BUILD_BASE="$(base_image "$build_tar")" --build-arg GO="$(base_image "$build_tar")" \
         --build-arg LIBRARY="/usr/lib/python$python_of_base" --build-arg KOPIA=ready --build-arg PACKAGES=ready \
         "$context" >"$log" 2>&1 || die "buildah failed: $(tail -n 3 "$log" | tr '\n' ' ') (all of it: $log)"
