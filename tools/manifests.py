@@ -22,7 +22,7 @@ from nodeagent.operations.install.accounts import (
     build_volume_secrets_roles,
 )
 from nodeagent.operations.install.daemonset import build_daemonsets
-from nodeagent.operations.install.options import AgentOptions, InstallOptions
+from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.surroundings import (
     build_config_map,
     build_namespace,
@@ -42,12 +42,9 @@ __all__ = ["DEFAULTS", "generate", "main"]
 
 _GENERATED: Final = "# Generated from nodeagent/operations/install by `make manifests`: do not edit."
 
-_CONFIG_MAP: Final = "node-agent-config"
 _DOCUMENT: Final[JsonDict] = {"loadConcurrency": {"globalConfig": 1}}
 
-DEFAULTS: Final = InstallOptions(
-    image="node-agent", agent=AgentOptions(config_map=_CONFIG_MAP), configuration=_DOCUMENT
-)
+DEFAULTS: Final = InstallOptions(image="node-agent", configuration=_DOCUMENT)
 """What `deploy/` installs: an image whose name a kustomization replaces, and a configuration to edit."""
 
 _ACCOUNT = "The account of the agent."
@@ -92,7 +89,7 @@ The other Pod Security Standards allow neither."""
 def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
     """Return the text of each generated file by its path in `deploy/`."""
     agent, mover = build_service_accounts(options)
-    own = agent_permissions(_CONFIG_MAP)
+    own = agent_permissions(options.config_map)
     windows = build_daemonsets(replace(options, agent=replace(options.agent, linux=False, windows=True)))
     texts = {
         "namespace.yaml": _file(_NAMESPACE, [build_namespace(options)]),

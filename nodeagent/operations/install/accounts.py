@@ -46,7 +46,7 @@ def build_service_accounts(options: InstallOptions) -> list[JsonDict]:
 def build_agent_roles(options: InstallOptions) -> list[JsonDict]:
     """Return the roles of the agents and their bindings."""
     agent = options.agent
-    permissions = agent_permissions(agent.config_map, agent.repository_config_map, agent.maintenance_config_map)
+    permissions = agent_permissions(options.config_map, agent.repository_config_map, agent.maintenance_config_map)
     return _roles(options, SERVICE_ACCOUNT, options.account, permissions)
 
 

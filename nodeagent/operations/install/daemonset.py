@@ -150,7 +150,7 @@ def _build_container(options: InstallOptions, name: str) -> JsonDict:
 def _build_args(options: InstallOptions) -> list[str]:
     agent = options.agent
     flags = {
-        "--node-agent-configmap": agent.config_map,
+        "--node-agent-configmap": options.config_map,
         "--backup-repository-configmap": agent.repository_config_map,
         "--repo-maintenance-job-configmap": agent.maintenance_config_map,
         "--mover-service-account": options.mover_account,

@@ -10,6 +10,7 @@ from core.version import VERSION
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = [
+    "CONFIG_MAP",
     "DEFAULT_IMAGE",
     "AgentOptions",
     "ContainerResources",
@@ -19,6 +20,9 @@ __all__ = [
 ]
 
 DEFAULT_IMAGE: Final = f"node-agent:{VERSION}"
+
+CONFIG_MAP: Final = "node-agent-config"
+"""The ConfigMap of a `configuration` that names none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +101,7 @@ class InstallOptions:
         pull_secrets: names of Secrets with credentials of the image's registry.
         credentials: content of the file with credentials of the object storage; None: no Secret is created.
         location: None: no BackupStorageLocation is created.
-        configuration: a document for `agent.config_map`; None: the ConfigMap is the user's.
+        configuration: a document for `config_map`; None: the ConfigMap is the user's.
         openshift: whether SecurityContextConstraints are created.
         monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; empty: no NetworkPolicy.
         priority_classes: whether PriorityClasses are created, and that of the agents is used.
@@ -130,6 +134,11 @@ class InstallOptions:
     def mover_account(self) -> str:
         """The ServiceAccount of data movers."""
         return self.mover_service_account or MOVER_SERVICE_ACCOUNT
+
+    @property
+    def config_map(self) -> str:
+        """The ConfigMap with the agents' configuration; empty: none."""
+        return self.agent.config_map or ("" if self.configuration is None else CONFIG_MAP)
 
     def cluster_name(self, suffix: str) -> str:
         """Return the name of a cluster-scoped object: it has that of the namespace, so that two can be installed."""

@@ -68,7 +68,7 @@ def build_location(options: InstallOptions, location: LocationOptions) -> JsonDi
 
 def build_config_map(options: InstallOptions, document: JsonDict) -> JsonDict:
     """Return the ConfigMap with the agents' configuration: one key, whose value is a JSON document."""
-    name = options.agent.config_map
+    name = options.config_map
     config_map = build_object("v1", "ConfigMap", name, options.namespace)
     return {**config_map, "data": {f"{name}.json": json.dumps(document, indent=2) + "\n"}}
 
