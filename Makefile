@@ -40,7 +40,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-cluster-full test-velero test-images soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-cluster-full test-velero test-images soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -77,7 +77,7 @@ unit: venv unit-tools ## unit tests, with a real kopia
 
 integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
-	@$(pytest) -m integration
+	@$(pytest) -m 'integration and not slow'
 
 cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)
@@ -100,6 +100,11 @@ crash-matrix: venv integration-tools ## stop the agent at every write, fail ever
 crash-matrix-skew: venv integration-tools ## the part of crash-matrix that mixes agents of this and of the PREVIOUS version
 	$(step)
 	@$(pytest) -m slow tests/crash/test_version_skew.py
+
+test-chart: venv integration-tools ## the Helm chart on a real kube-apiserver, with Helm 3 and Helm 4, which it builds
+	$(step)
+	@tools/build.sh helm helm4 >/dev/null
+	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
 
 test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
 	$(step)

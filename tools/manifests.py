@@ -6,13 +6,11 @@ Without DIRECTORY, `deploy/` of this checkout. A test compares the two; `make ma
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
-
-import yaml
 
 from core.models.base import JsonDict
 from nodeagent.operations.install.accounts import (
@@ -30,17 +28,11 @@ from nodeagent.operations.install.surroundings import (
     build_priority_classes,
     build_security_constraints,
 )
-from nodeagent.runtime.permissions import (
-    COPY_PERMISSIONS,
-    MOVER_PERMISSIONS,
-    Permission,
-    Scope,
-    agent_permissions,
-)
+from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
+from tools.chart import generate_chart
+from tools.documents import build_file
 
 __all__ = ["DEFAULTS", "generate", "main"]
-
-_GENERATED: Final = "# Generated from nodeagent/operations/install by `make manifests`: do not edit."
 
 _DOCUMENT: Final[JsonDict] = {"loadConcurrency": {"globalConfig": 1}}
 
@@ -80,7 +72,7 @@ As it is, the agent can then read every Secret and ConfigMap of the cluster. To 
 add their names to the two rules of the ClusterRole:
   resourceNames: [ceph-csi-kms-token]"""
 _OPENSHIFT = """\
-Security context constraints of agents and data movers (docs/openshift.md)."""
+Security context constraints of agents and data movers (docs/install.md)."""
 _NAMESPACE = """\
 Data movers run as root, because they read and write files of any owner, and the agent mounts a directory of the node.
 The other Pod Security Standards allow neither."""
@@ -92,22 +84,29 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
     own = agent_permissions(options.config_map)
     windows = build_daemonsets(replace(options, agent=replace(options.agent, linux=False, windows=True)))
     texts = {
-        "namespace.yaml": _file(_NAMESPACE, [build_namespace(options)]),
-        "config.yaml": _file(_CONFIG, [build_config_map(options, _DOCUMENT)]),
-        "agent/serviceaccount.yaml": _file(_ACCOUNT, [agent]),
-        "agent/rbac.yaml": _file(_RBAC, build_agent_roles(options), own),
-        "agent/mover.yaml": _file(_MOVER, [mover, *build_mover_roles(options)], MOVER_PERMISSIONS),
-        "agent/daemonset.yaml": _file(_DAEMONSET, build_daemonsets(options)),
-        "windows/daemonset.yaml": _file(_DAEMONSET_WINDOWS, windows),
-        "priority/priority-classes.yaml": _file(_PRIORITY, build_priority_classes(options)),
-        "network-policy/network-policy.yaml": _file(
-            _NETWORK, [build_network_policy(replace(options, monitoring_namespace="monitoring"))]
+        "namespace.yaml": build_file([build_namespace(options)], about=_NAMESPACE),
+        "config.yaml": build_file([build_config_map(options, _DOCUMENT)], about=_CONFIG),
+        "agent/serviceaccount.yaml": build_file([agent], about=_ACCOUNT),
+        "agent/rbac.yaml": build_file(build_agent_roles(options), about=_RBAC, permissions=own),
+        "agent/mover.yaml": build_file(
+            [mover, *build_mover_roles(options)], about=_MOVER, permissions=MOVER_PERMISSIONS
         ),
-        "volume-secrets/rbac.yaml": _file(_COPIES, build_volume_secrets_roles(options), COPY_PERMISSIONS),
-        "openshift/security-context-constraints.yaml": _file(_OPENSHIFT, build_security_constraints(options)),
+        "agent/daemonset.yaml": build_file(build_daemonsets(options), about=_DAEMONSET),
+        "windows/daemonset.yaml": build_file(windows, about=_DAEMONSET_WINDOWS),
+        "priority/priority-classes.yaml": build_file(build_priority_classes(options), about=_PRIORITY),
+        "network-policy/network-policy.yaml": build_file(
+            [build_network_policy(replace(options, monitoring_namespace="monitoring"))], about=_NETWORK
+        ),
+        "volume-secrets/rbac.yaml": build_file(
+            build_volume_secrets_roles(options), about=_COPIES, permissions=COPY_PERMISSIONS
+        ),
+        "openshift/security-context-constraints.yaml": build_file(
+            build_security_constraints(options), about=_OPENSHIFT
+        ),
     }
     definitions = files("nodeagent.operations.install") / "crds"
-    return texts | {f"crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
+    texts |= {f"crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
+    return texts | {f"chart/{name}": text for name, text in generate_chart().items()}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,55 +120,6 @@ def main(arguments: Sequence[str]) -> int:
         path.write_text(text, encoding="utf-8")
         print(f"wrote {path}")
     return 0
-
-
-def _file(about: str, objects: Iterable[JsonDict], permissions: Iterable[Permission] = ()) -> str:
-    permissions = tuple(permissions)
-    reasons = {
-        kind: iter([one.reason for one in permissions if one.scope is scope])
-        for kind, scope in (("Role", Scope.OWN_NAMESPACE), ("ClusterRole", Scope.CLUSTER))
-    }
-    header = "".join(f"# {line}\n" for line in about.splitlines())
-    documents = [_document(item, reasons.get(str(item["kind"]), iter(()))) for item in objects]
-    return f"{_GENERATED}\n{header}" + "---\n".join(documents)
-
-
-def _document(item: JsonDict, reasons: Iterable[str]) -> str:
-    """Return an object as YAML, each rule of a role below its reason."""
-    if "rules" not in item:
-        return _dump(item)
-    parts = [_dump({key: value for key, value in item.items() if key != "rules"}), "rules:\n"]
-    for rule, reason in zip(item["rules"], reasons, strict=True):
-        parts.append(f"  # {reason}\n" + "".join(f"  {line}\n" for line in _dump([rule]).splitlines()))
-    return "".join(parts)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Block style with indented lists, as people write manifests."""
-
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - its signature
-        super().increase_indent(flow, indentless=False)
-
-    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - its signature
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-def _represent_list(dumper: yaml.SafeDumper, items: list[object]) -> yaml.SequenceNode:
-    plain = all(isinstance(item, str) for item in items)
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=plain)
-
-
-_Dumper.add_representer(str, _represent_text)
-_Dumper.add_representer(list, _represent_list)
-
-
-def _dump(value: object) -> str:
-    text: str = yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=120)
-    return text
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+{{- /* What InstallOptions.config_map is: the ConfigMap with the agents' configuration; empty: none. */}}
+{{- define "node-agent.configMap" -}}
+{{ .Values.agent.configMap | default (ternary "node-agent-config" "" (not (empty .Values.configuration))) }}
+{{- end }}
+
+{{- /* Metadata of an object in the release's namespace, by its name. */}}
+{{- define "node-agent.metadata" -}}
+name: {{ .name }}
+namespace: {{ .root.Release.Namespace }}
+labels:
+  app.kubernetes.io/part-of: node-agent
+{{- end }}
+
+{{- /* The pull secrets, as pods and accounts have them. */}}
+{{- define "node-agent.pullSecrets" -}}
+{{- with .Values.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* The definitions that this release may write, as a JSON list: not those that something else has created. */}}
+{{- define "node-agent.definitions" -}}
+{{- $definitions := list }}
+{{- range $path, $content := .Files.Glob "files/crds/*.yaml" }}
+{{- $definition := $.Files.Get $path | fromYaml }}
+{{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $definition.metadata.name }}
+{{- $owner := dig "metadata" "annotations" dict $found }}
+{{- $name := get $owner "meta.helm.sh/release-name" }}
+{{- $namespace := get $owner "meta.helm.sh/release-namespace" }}
+{{- if or (not $found) (and (eq $name $.Release.Name) (eq $namespace $.Release.Namespace)) }}
+{{- $_ := set $definition.metadata "annotations" (dict "helm.sh/resource-policy" "keep") }}
+{{- $definitions = append $definitions $definition }}
+{{- end }}
+{{- end }}
+{{- toJson $definitions }}
+{{- end }}
+
+{{- /* The resources of a container, without the quantities that are 0. */}}
+{{- define "node-agent.resources" -}}
+{{- range $section, $quantities := dict
+      "requests" (dict "cpu" .cpuRequest "memory" .memoryRequest)
+      "limits" (dict "cpu" .cpuLimit "memory" .memoryLimit) }}
+{{- range $resource, $quantity := $quantities }}
+{{- if eq $quantity "0" }}{{ $quantities = omit $quantities $resource }}{{ end }}
+{{- end }}
+{{- with $quantities }}
+{{ $section }}:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /*
+How the location is created. Helm rejects an object whose definition the same release creates: Helm 4 unless it is a
+hook, Helm 3 always, since it reads the definitions only once. Without a cluster (helm template) there is no obstacle.
+*/}}
+{{- define "node-agent.locationForm" -}}
+{{- if or (.Capabilities.APIVersions.Has "velero.io/v1/BackupStorageLocation") (not (lookup "v1" "Namespace" "" "default")) -}}
+object
+{{- else if semverCompare ">=4-0" .Capabilities.HelmVersion.Version -}}
+hook
+{{- else -}}
+later
+{{- end }}
+{{- end }}
