@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Api, Json
 
-__all__ = ["everything"]
+__all__ = ["everything", "kinds"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
@@ -37,7 +37,7 @@ def everything(bed: Bed, *own: str) -> set[str]:
         own: The caller's names, of which its namespace is one.
     """
     found = set()
-    for kind, resource in _kinds(bed.api):
+    for kind, resource in kinds(bed.api):
         for item in bed.api.objects(resource):
             meta = item["metadata"]
             if not _test_names(item) <= set(own):
@@ -58,7 +58,7 @@ def _test_names(item: Json) -> set[str]:
     return {name for text in texts for name in _NAMES.findall(text)}
 
 
-def _kinds(api: Api) -> Iterator[tuple[str, Resource]]:
+def kinds(api: Api) -> Iterator[tuple[str, Resource]]:
     """Each kind that can be listed, in one of its versions: as kubectl names it, and where it is found.
 
     Source: https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api

@@ -1,4 +1,4 @@
-"""Which mover pods a real API server takes in a namespace that enforces the Pod Security Standard `baseline`."""
+"""Which pods a real API server takes in namespaces that enforce a Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
+from nodeagent.operations.install.daemonset import build_daemonsets
+from nodeagent.operations.install.options import AgentOptions, InstallOptions
+from nodeagent.operations.install.surroundings import build_namespace
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.testbed.api import ApiError
 
@@ -37,12 +40,27 @@ _NAMESPACES = "/api/v1/namespaces"
 @pytest.fixture(scope="module")
 def baseline(apiserver: ApiServer) -> str:
     """A namespace that enforces `baseline`, with the accounts of `deploy/`."""
-    name = apiserver.create_namespace()
+    return _enforcing(apiserver, {"pod-security.kubernetes.io/enforce": "baseline"})
+
+
+@pytest.fixture(scope="module")
+def restricted(apiserver: ApiServer) -> str:
+    """The same with `restricted`."""
+    return _enforcing(apiserver, {"pod-security.kubernetes.io/enforce": "restricted"})
+
+
+@pytest.fixture(scope="module")
+def installed(apiserver: ApiServer) -> str:
+    """The same with the labels of the namespace that is installed."""
+    return _enforcing(apiserver, build_namespace(InstallOptions())["metadata"]["labels"])
+
+
+def _enforcing(server: ApiServer, labels: dict[str, str]) -> str:
+    name = server.create_namespace()
     for account in ("node-agent", _MOVERS):
-        apiserver.create_account(name, account)
-    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
+        server.create_account(name, account)
     patch = {"metadata": {"labels": labels}}
-    apiserver.api.request("PATCH", f"{_NAMESPACES}/{name}", body=patch, content_type="application/merge-patch+json")
+    server.api.request("PATCH", f"{_NAMESPACES}/{name}", body=patch, content_type="application/merge-patch+json")
     return name
 
 
@@ -64,15 +82,15 @@ def _pod_volume(recording: str, *, privileged: bool = False) -> JsonDict:
     return build_pod_volume_pod(request, LocatedVolume("node-a", "/var/lib/kubelet/pods/x"), storage=_OWN)
 
 
-def _agent(*, host_pods: bool) -> JsonDict:
-    template = _DAEMONSET["spec"]["template"]
-    spec: JsonDict = template["spec"]
-    if not host_pods:
-        (container,) = spec["containers"]
-        mounts = [mount for mount in container["volumeMounts"] if mount["name"] != "host-pods"]
-        volumes = [volume for volume in spec["volumes"] if volume["name"] != "host-pods"]
-        spec = {**spec, "containers": [{**container, "volumeMounts": mounts}], "volumes": volumes}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "agent"}, "spec": spec}
+def _agent(**options: bool) -> JsonDict:
+    """The agent's pod with these options of an installation."""
+    (daemonset,) = build_daemonsets(InstallOptions(agent=AgentOptions(**options)))
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "agent"},
+        "spec": daemonset["spec"]["template"]["spec"],
+    }
 
 
 def _create(server: ApiServer, namespace: str, pod: JsonDict) -> None:
@@ -90,11 +108,14 @@ def _create(server: ApiServer, namespace: str, pod: JsonDict) -> None:
         pytest.param(_data_download(VolumeMode.FILESYSTEM, CacheVolume("fast", 5000)), id="DataDownload with a cache"),
         pytest.param(_data_download(VolumeMode.BLOCK), id="DataDownload of a device"),
         pytest.param(build_init_pod(snapshot_request().owner, _SETTINGS, storage=_OWN), id="repository"),
-        pytest.param(_agent(host_pods=False), id="agent without pod volumes"),
     ],
 )
 def test_baseline_admits(apiserver: ApiServer, baseline: str, pod: JsonDict) -> None:
     _create(apiserver, baseline, pod)
+
+
+def test_an_agent_without_pod_volumes_is_restricted(apiserver: ApiServer, restricted: str) -> None:
+    _create(apiserver, restricted, _agent(host_path=False))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +123,7 @@ def test_baseline_admits(apiserver: ApiServer, baseline: str, pod: JsonDict) -> 
     [
         pytest.param(_pod_volume("podvolumebackup"), "hostPath volumes", id="PodVolumeBackup"),
         pytest.param(_pod_volume("podvolumerestore"), "hostPath volumes", id="PodVolumeRestore"),
-        pytest.param(_agent(host_pods=True), "hostPath volumes", id="agent"),
+        pytest.param(_agent(), "hostPath volumes", id="agent"),
     ],
 )
 def test_baseline_rejects_folders_of_the_node_and_nothing_else(
@@ -116,6 +137,14 @@ def test_baseline_rejects_folders_of_the_node_and_nothing_else(
     assert not any(other in found for other in ("capabilities", "seccomp", "host namespaces", "privileged"))
 
 
-def test_a_privileged_mover_is_accepted_where_privileged_pods_are(apiserver: ApiServer, namespace: str) -> None:
-    apiserver.create_account(namespace, _MOVERS)
-    _create(apiserver, namespace, _pod_volume("podvolumebackup", privileged=True))
+@pytest.mark.parametrize(
+    "pod",
+    [
+        pytest.param(_pod_volume("podvolumebackup"), id="PodVolumeBackup"),
+        pytest.param(_pod_volume("podvolumebackup", privileged=True), id="privileged PodVolumeBackup"),
+        pytest.param(_agent(), id="agent"),
+        pytest.param(_agent(privileged=True), id="privileged agent"),
+    ],
+)
+def test_the_namespace_that_is_installed_admits(apiserver: ApiServer, installed: str, pod: JsonDict) -> None:
+    _create(apiserver, installed, pod)

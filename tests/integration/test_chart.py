@@ -1,0 +1,247 @@
+"""Releases of the chart on a real API server: install, upgrade, uninstall, and two side by side."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nodeagent.operations.install.manifests import build_installation, read_definitions
+from tests.cluster.listing import kinds
+from tests.deploy.install_cases import EVERYTHING
+from tests.support.apiserver import apply_crds, run_apiserver
+from tests.support.helm import CHART, Helm, values_of
+from tests.support.tools import tool
+from tests.testbed.api import Resource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nodeagent.operations.install.options import InstallOptions
+    from tests.support.apiserver import ApiServer
+    from tests.testbed.api import Json
+
+pytestmark = pytest.mark.integration
+
+_DEPLOY = CHART.parent
+_SNAPSHOTS = Path(__file__).parents[1] / "testbed" / "crds"
+_DEFINITIONS = Resource("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", namespaced=False)
+_CONSTRAINTS = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "securitycontextconstraints.security.openshift.io"},
+    "spec": {
+        "group": "security.openshift.io",
+        "scope": "Cluster",
+        "names": {"kind": "SecurityContextConstraints", "plural": "securitycontextconstraints"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
+                },
+            }
+        ],
+    },
+}
+"""In place of OpenShift's, whose API server is another one."""
+
+_OURS = {definition["metadata"]["name"] for definition in read_definitions()}
+_PART_OF = "app.kubernetes.io/part-of=node-agent"
+_HELM_4 = pytest.param("helm4", marks=pytest.mark.slow, id="Helm 4")
+
+
+@dataclass(frozen=True)
+class _Release:
+    """Everything that can be chosen, in a namespace of its own."""
+
+    server: ApiServer
+    helm: Helm
+    namespace: str
+
+    @property
+    def options(self) -> InstallOptions:
+        return replace(EVERYTHING, namespace=self.namespace)
+
+    def run(self, command: str, *, chart: Path = CHART, options: InstallOptions | None = None) -> str:
+        values = values_of(options or self.options)
+        return self.helm.run(command, "agents", str(chart), f"--namespace={self.namespace}", values=values)
+
+    def uninstall(self) -> str:
+        return self.helm.run("uninstall", "agents", f"--namespace={self.namespace}")
+
+    def objects(self) -> dict[str, Json]:
+        """What the chart has written into the namespace and outside of any, by kind and name."""
+        kinds = sorted({item["kind"].lower() for item in build_installation(self.options)} - {"namespace"})
+        argv = ["get", ",".join([*kinds, "crd"]), "-A", f"-l{_PART_OF}", "-o", "json"]
+        return {
+            f"{item['kind']} {item['metadata']['name']}": item
+            for item in json.loads(_kubectl(self.server, *argv))["items"]
+            if item["metadata"].get("namespace", "") == self.namespace or _is_shared(item, self.namespace)
+        }
+
+    def versions(self) -> dict[str, str]:
+        """The resource version of each of them."""
+        return {key: item["metadata"]["resourceVersion"] for key, item in self.objects().items()}
+
+
+def _is_shared(item: Json, namespace: str) -> bool:
+    """Whether an object without a namespace is a definition, or has the name of the namespace."""
+    meta = item["metadata"]
+    return "namespace" not in meta and (meta["name"] in _OURS or meta["name"].startswith(namespace))
+
+
+def _kubectl(server: ApiServer, *arguments: str) -> str:
+    argv: list[str | Path] = [tool("kubernetes", "kubectl"), "--kubeconfig", server.kubeconfig, *arguments]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+
+def _everything(server: ApiServer) -> set[str]:
+    """All objects of the cluster that no controller of the API server writes."""
+    return {
+        f"{kind} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+        for kind, resource in kinds(server.api)
+        if not kind.startswith("apiservice.")
+        for item in server.api.objects(resource)
+    }
+
+
+@pytest.fixture(scope="module")
+def fresh() -> Iterator[ApiServer]:
+    """A cluster without our definitions."""
+    with run_apiserver(_SNAPSHOTS) as server:
+        server.api.create(_DEFINITIONS, _CONSTRAINTS)
+        yield server
+
+
+@pytest.fixture(scope="module", params=[pytest.param("helm", id="Helm 3"), _HELM_4])
+def helm(fresh: ApiServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Helm:
+    """A version of Helm, with the administrator's permissions."""
+    return Helm(tmp_path_factory.mktemp("helm"), request.param, fresh.kubeconfig)
+
+
+@pytest.fixture
+def release(fresh: ApiServer, helm: Helm) -> Iterator[_Release]:
+    """A release that is not installed yet, in a cluster without our definitions."""
+    yield _Release(fresh, helm, fresh.create_namespace())
+    _delete_definitions(fresh)
+
+
+def _delete_definitions(server: ApiServer) -> None:
+    _kubectl(server, "delete", "crd", "--ignore-not-found", *_OURS)
+
+
+@dataclass(frozen=True)
+class _History:
+    """The versions of all objects of two releases, the first of which created the definitions, as time went by."""
+
+    settled: dict[str, str]
+    upgraded: dict[str, str]
+    second: dict[str, str]
+    second_alone: dict[str, str]
+    second_upgraded: dict[str, str]
+    left: set[str]
+    said: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def history(fresh: ApiServer, helm: Helm) -> _History:
+    """Install and upgrade a release, install another one, uninstall the first and then the other."""
+    first, second = (_Release(fresh, helm, fresh.create_namespace()) for _ in range(2))
+    before = _everything(fresh)
+    first.run("install")
+    # The location comes with the second revision (Helm 3), or is no hook any more (Helm 4).
+    first.run("upgrade")
+    settled = first.versions()
+    first.run("upgrade")
+    upgraded = first.versions()
+    second.run("install")
+    second_installed = second.versions()
+    said = first.uninstall()
+    second_alone = second.versions()
+    second.run("upgrade")
+    second_upgraded = second.versions()
+    second.uninstall()
+    left = _everything(fresh) - before
+    said_again = first.run("install")
+    first.uninstall()
+    _delete_definitions(fresh)
+    return _History(
+        settled, upgraded, second_installed, second_alone, second_upgraded, left=left, said=(said, said_again)
+    )
+
+
+def test_an_upgrade_with_the_same_values_writes_nothing(history: _History) -> None:
+    assert history.upgraded == history.settled
+    # The namespace is not the chart's.
+    assert len(history.settled) == len(build_installation(EVERYTHING)) - 1 + len(_OURS)
+
+
+def test_a_release_in_another_namespace_stays_as_it_is(history: _History) -> None:
+    assert history.second_alone == history.second
+    assert history.second_upgraded == history.second
+    assert len(history.second) == len(history.settled)
+
+
+def test_an_uninstall_leaves_the_definitions_which_the_same_release_takes_again(history: _History) -> None:
+    said, said_again = history.said
+    assert history.left == {f"customresourcedefinition.apiextensions.k8s.io /{name}" for name in _OURS}
+    assert all(name in said for name in _OURS)
+    assert "Left alone" not in said_again
+
+
+def _older(folder: Path) -> Path:
+    """A chart of an earlier version: its DataUploads have no short name, and one permission is absent."""
+    chart = Path(shutil.copytree(CHART, folder / "older"))
+    for name, present, absent in (
+        ("Chart.yaml", "version: ", "version: 0.0.1-"),
+        ("files/crds/datauploads.velero.io.yaml", "    shortNames: [du]\n", ""),
+        (
+            "templates/agent-rbac.yaml",
+            "    resources: [volumeattachments]\n    verbs: [list]",
+            "    resources: [csinodes]\n    verbs: [get]",
+        ),
+    ):
+        text = (chart / name).read_text(encoding="utf-8")
+        assert present in text
+        (chart / name).write_text(text.replace(present, absent), encoding="utf-8")
+    return chart
+
+
+def test_an_upgrade_brings_the_new_version_and_the_new_values(release: _Release, tmp_path: Path) -> None:
+    release.run("install", chart=_older(tmp_path))
+    changed = replace(release.options, image="registry.example.com/node-agent:next", volume_secrets=False)
+
+    release.run("upgrade", options=changed)
+
+    found = release.objects()
+    upload = found["CustomResourceDefinition datauploads.velero.io"]
+    role, daemonset = found[f"ClusterRole {release.namespace}-node-agent"], found["DaemonSet node-agent"]
+    assert upload["spec"]["names"]["shortNames"] == ["du"]
+    assert ["volumeattachments"] in [rule["resources"] for rule in role["rules"]]
+    assert daemonset["spec"]["template"]["spec"]["containers"][0]["image"] == changed.image
+    assert f"ClusterRole {release.namespace}-node-agent-volume-secrets" not in found
+    (location,) = [item for item in build_installation(changed) if item["kind"] == "BackupStorageLocation"]
+    # The API server drops a field that the definition does not have.
+    assert found["BackupStorageLocation default"]["spec"] == location["spec"]
+
+
+def test_definitions_of_others_are_left_alone(release: _Release) -> None:
+    apply_crds(release.server.kubeconfig, _DEPLOY / "crds")
+    before = release.versions()
+
+    said = release.run("install")
+    release.run("upgrade")
+    release.uninstall()
+
+    assert "Left alone" in said
+    assert all(name in said for name in _OURS)
+    assert release.versions() == before
+    assert before.keys() == {f"CustomResourceDefinition {name}" for name in _OURS}
