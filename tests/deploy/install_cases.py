@@ -82,6 +82,8 @@ CASES: Final[dict[str, InstallOptions]] = {
     "privileged with everything": replace(EVERYTHING, agent=replace(EVERYTHING.agent, privileged=True)),
     "constraints without directories": InstallOptions(openshift=True, agent=AgentOptions(host_path=False)),
     "a short location": InstallOptions(location=LocationOptions(provider="gcp", bucket="backups")),
+    "proxies without exceptions": InstallOptions(proxy=ProxyOptions(http="http://proxy:3128")),
+    "exceptions without a proxy": InstallOptions(proxy=ProxyOptions(no_proxy=".svc")),
     "no resources": InstallOptions(
         agent=AgentOptions(resources=replace(_RESOURCES, cpu_request="0", cpu_limit="0", memory_limit="0"))
     ),

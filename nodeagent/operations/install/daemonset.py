@@ -31,6 +31,12 @@ _USER: Final = 65532
 
 _HOST_PODS: Final = "host-pods"
 
+_API_SERVER: Final = "$(KUBERNETES_SERVICE_HOST)"
+"""Its address, as a kubelet fills it in. Agents would otherwise look for it behind the proxy.
+
+Source: Kubernetes v1.34, "Define Dependent Environment Variables"; pkg/kubelet/kubelet_pods.go.
+"""
+
 _WINDOWS_TOLERATIONS: Final = tuple(
     {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
 )
@@ -167,7 +173,7 @@ def _build_env(options: InstallOptions) -> list[JsonDict]:
         **dict.fromkeys(_CREDENTIALS_VARIABLES, _CREDENTIALS_FILE),
         "HTTP_PROXY": proxy.http,
         "HTTPS_PROXY": proxy.https,
-        "NO_PROXY": proxy.no_proxy,
+        "NO_PROXY": f"{_API_SERVER},{proxy.no_proxy}".rstrip(",") if proxy.http or proxy.https else "",
     }
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),

@@ -37,7 +37,10 @@ class ContainerResources:
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyOptions:
-    """Proxies of agents and data movers, as the environment variables have them; empty: none."""
+    """Proxies of agents and data movers, as the environment variables have them; empty: none.
+
+    `no_proxy` need not have the API server, which is always reached without a proxy.
+    """
 
     http: str = ""
     https: str = ""
