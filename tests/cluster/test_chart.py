@@ -27,6 +27,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.
 _LEFT = ("configmap/node-agent-admissions", "secret/velero-repo-credentials")
 """What agents create for themselves, as docs/install.md lists it."""
 
+_PART_OF = "app.kubernetes.io/part-of=node-agent"
+_VERSIONS = '{range .items[*]}{.kind} {.metadata.name} {.metadata.resourceVersion}{"\\n"}{end}'
+
 
 @pytest.fixture
 def volume(agent: Bed, space: str) -> Volume:
@@ -71,14 +74,25 @@ def _complete(bed: Bed, *uploads: Json) -> None:
         bed.user.kubectl("delete", "dataupload", upload["metadata"]["name"], "-n", upload["metadata"]["namespace"])
 
 
+def _versions(bed: Bed, space: str) -> str:
+    """The resource versions of what a release consists of; the leader writes that of its location each minute."""
+    kinds = "serviceaccount,secret,role,rolebinding,daemonset,clusterrole,clusterrolebinding"
+    return bed.user.kubectl("get", kinds, "-n", space, "-l", _PART_OF, "-o", f"jsonpath={_VERSIONS}")
+
+
 def test_two_installations_work_side_by_side_and_one_without_the_other(
     agent: Bed, space: str, volume: Volume, tmp_path: Path
 ) -> None:
     helm = Helm(tmp_path, kubeconfig=agent.user.api.kubeconfig)
     before = everything(agent, space)
 
-    wait = [f"--namespace={space}", "--wait", "--timeout=2m"]
-    helm.run("install", "beside", str(CHART), *wait, values=_values(agent, space))
+    wait, values = [f"--namespace={space}", "--wait", "--timeout=2m"], _values(agent, space)
+    helm.run("install", "beside", str(CHART), *wait, values=values)
+    # Helm waits for all agents but those that may be unavailable.
+    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", space, "--timeout=60s")
+    versions = _versions(agent, space)
+    helm.run("upgrade", "beside", str(CHART), *wait, values=values)
+    assert _versions(agent, space) == versions
     with relies_on(agent, Shared.AGENTS):
         _complete(agent, _upload(volume, "own", space), _upload(volume, "other", NAMESPACE))
     helm.run("uninstall", "beside", *wait)

@@ -82,9 +82,10 @@ def _pod_volume(recording: str, *, privileged: bool = False) -> JsonDict:
     return build_pod_volume_pod(request, LocatedVolume("node-a", "/var/lib/kubelet/pods/x"), storage=_OWN)
 
 
-def _agent(**options: bool) -> JsonDict:
+def _agent(*, host_path: bool = True, privileged: bool = False) -> JsonDict:
     """The agent's pod with these options of an installation."""
-    (daemonset,) = build_daemonsets(InstallOptions(agent=AgentOptions(**options)))
+    options = AgentOptions(host_path=host_path, privileged=privileged)
+    (daemonset,) = build_daemonsets(InstallOptions(agent=options))
     return {
         "apiVersion": "v1",
         "kind": "Pod",
