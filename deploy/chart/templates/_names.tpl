@@ -5,8 +5,8 @@
 
 {{- /* Metadata of an object in the release's namespace, by its name. */}}
 {{- define "node-agent.metadata" -}}
-name: {{ .name }}
-namespace: {{ .root.Release.Namespace }}
+name: {{ quote .name }}
+namespace: {{ quote .root.Release.Namespace }}
 labels:
   app.kubernetes.io/part-of: node-agent
 {{- end }}
@@ -16,7 +16,7 @@ labels:
 {{- with .Values.pullSecrets -}}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ quote . }}
   {{- end }}
 {{- end }}
 {{- end }}
