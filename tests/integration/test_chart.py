@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tests.support.apiserver import ApiServer
     from tests.testbed.api import Json
 
-pytestmark = pytest.mark.integration
+# On a busy machine an API server needs a while for each new definition.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 _DEPLOY = CHART.parent
 _SNAPSHOTS = Path(__file__).parents[1] / "testbed" / "crds"
