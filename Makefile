@@ -101,10 +101,11 @@ crash-matrix-skew: venv integration-tools ## the part of crash-matrix that mixes
 	$(step)
 	@$(pytest) -m slow tests/crash/test_version_skew.py
 
-test-chart: venv integration-tools ## the Helm chart on a real kube-apiserver, with Helm 3 and Helm 4, which it builds
+test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on an API server, and in a cluster that has nothing yet (root)
 	$(step)
 	@tools/build.sh helm helm4 >/dev/null
 	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
+	@$(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_fresh_chart.py
 
 test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
 	$(step)

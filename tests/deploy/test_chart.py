@@ -15,6 +15,7 @@ from nodeagent.operations.install.manifests import build_installation, read_defi
 from nodeagent.operations.install.options import DEFAULT_IMAGE, AgentOptions, InstallOptions
 from tests.deploy.install_cases import CASES, EVERYTHING
 from tests.support.helm import CHART, Helm, values_of
+from tests.support.schemas import validate
 from tests.support.tools import tool
 from tests.testbed.processes import BedError
 from tools.chart import build_schema
@@ -59,6 +60,11 @@ def _without_namespace(objects: Iterable[Json]) -> list[Json]:
 def test_the_chart_is_what_the_builders_build(helm: Helm, options: InstallOptions) -> None:
     rendered = helm.template(options.namespace, values_of(options) | _WITHOUT_DEFINITIONS)
     assert _by_key(rendered) == _by_key(_without_namespace(build_installation(options)))
+
+
+def test_objects_with_any_option_fit_every_minor_version_of_kubernetes() -> None:
+    """Those of the chart are the same."""
+    validate([item for options in CASES.values() for item in build_installation(options)])
 
 
 def test_the_values_are_the_defaults_of_the_options(helm: Helm) -> None:

@@ -20,9 +20,11 @@ def _load(path: Path) -> list[dict[str, Any]]:
 
 
 def _deployed() -> list[dict[str, Any]]:
-    paths = [path for path in (_ROOT / "deploy").rglob("*.yaml") if path.name != "kustomization.yaml"]
+    deploy = _ROOT / "deploy"
+    paths = [path for path in deploy.rglob("*.yaml") if path.name != "kustomization.yaml"]
     # A chart's files are templates.
-    return [each for path in sorted(paths) if "chart" not in path.parts for each in _load(path)]
+    chosen = [path for path in sorted(paths) if "chart" not in path.relative_to(deploy).parts]
+    return [each for path in chosen for each in _load(path)]
 
 
 def _daemonset() -> dict[str, Any]:
