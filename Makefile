@@ -132,9 +132,9 @@ fuzz: venv ## EXAMPLES (100000) malformed objects and answers, by SEED if given;
 	$(step)
 	@$(venv)/python -m tests.fuzz --examples $(EXAMPLES) $(if $(SEED),--seed $(SEED))
 
-test-mover-full: venv unit-tools ## more random trees, kills and storage outages for the data mover; half an hour
+test-mover-full: venv unit-tools ## more random trees, kills, drains and storage outages for the data mover; half an hour
 	$(step)
-	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,outage,opening,index_blobs}.py
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{properties,kill,drain,outage,opening,index_blobs}.py
 
 # -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover

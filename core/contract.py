@@ -22,6 +22,7 @@ __all__ = [
     "CANCELED_ENDING",
     "FOREIGN_INTERVALS",
     "MAINTENANCE_ERROR",
+    "MOVER_GRACE",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupResult",
     "DataPathReason",
@@ -59,6 +60,10 @@ Source: Velero v1.18, pkg/repository/maintenance/maintenance.go.
 FOREIGN_INTERVALS: Final = 3
 """Another cluster maintains a repository if its last run is younger than so many full intervals; one that is due for as
 long is overdue."""
+
+MOVER_GRACE: Final = timedelta(seconds=30)
+"""`terminationGracePeriodSeconds` of a mover pod: with 0, as in Velero, a pod would be deleted from the API while it
+still writes. It bounds `DATA_MOVER_CHECKPOINT_GRACE`; without a checkpoint, a mover exits within 2 s of SIGTERM."""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""

@@ -10,7 +10,7 @@ every difference from them.
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from core.contract import MoverArgs, MoverVerb, VolumeMode
+from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
@@ -20,10 +20,6 @@ from exposer.settings import ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 
 __all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod"]
-
-_GRACE_SECONDS: Final = 30
-"""A mover exits within 2 s of SIGTERM; with 0, as in Velero, a pod would be deleted from the API
-while it still writes."""
 
 _WINDOWS_TOLERATIONS: Final = tuple(
     {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
@@ -113,7 +109,7 @@ def _build_spec(plan: MoverPod, template: AgentTemplate, expose: ExposeSettings)
     spec: JsonDict = {
         **template.pod_fields,
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _GRACE_SECONDS,
+        "terminationGracePeriodSeconds": int(MOVER_GRACE.total_seconds()),
         "os": {"name": plan.placement.node_os},
         "securityContext": _build_pod_security(plan),
         "affinity": build_node_affinity(plan.placement),

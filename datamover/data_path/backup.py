@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
+from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.progress import Meter
@@ -73,6 +74,7 @@ class BackupParameters:
     `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
+    `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
     """
 
     volume: Path
@@ -84,6 +86,7 @@ class BackupParameters:
     low_memory: bool = False
     in_use: bool = False
     parent: str = AUTO_PARENT
+    stop: GracefulStop | None = None
 
     @property
     def target(self) -> str:
@@ -94,9 +97,11 @@ class BackupParameters:
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
     """Take a snapshot of the volume and return its result.
 
-    An incomplete snapshot is deleted. Cancellation kills kopia, which then saves none.
+    An incomplete snapshot is deleted, unless it is the checkpoint after a signal. Cancellation kills kopia, which then
+    saves none.
 
     Raises:
+        CanceledError: a signal ended it; says whether kopia saved a checkpoint.
         KopiaError: there is no complete snapshot; names the cause.
         RepositoryError: the data path stalled, and the repository does not answer.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
@@ -112,9 +117,9 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            attempted, files = f"back up {parameters.volume}", KopiaFiles(stdin_fd=fd, volume=volume)
+            arguments, files = _create_arguments(parameters, note), KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
-                partial(data_path.run, kopia, attempted, *_create_arguments(parameters, note), files=files)
+                partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
             )
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
@@ -132,6 +137,20 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         incremental_bytes=_incremental(meter, snapshot),
         note=note or UNSET,
     )
+
+
+async def _run_kopia(
+    kopia: Kopia, parameters: BackupParameters, data_path: DataPath, *, arguments: list[str], files: KopiaFiles
+) -> KopiaAnswer:
+    """Run kopia and return its answer; a signal lets it save a checkpoint."""
+    attempted, stop = f"back up {parameters.volume}", parameters.stop
+    if stop is None:
+        return await data_path.run(kopia, attempted, *arguments, files=files)
+    with stop.saving() as terminate:
+        answer = await data_path.run(kopia, attempted, *arguments, files=replace(files, terminate=terminate))
+    if stop.signaled:
+        await keep_checkpoint(kopia, answer, stop)
+    return answer
 
 
 async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str:
@@ -189,14 +208,18 @@ async def _remove_earlier_incomplete(kopia: KopiaCaller, parameters: BackupParam
 
 @asynccontextmanager
 async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_path: DataPath) -> AsyncIterator[None]:
-    """Delete the incomplete snapshots of this backup if it fails or is canceled within the block."""
+    """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
+
+    They stay after a signal that gave kopia time for one.
+    """
     clock = data_path.clock
     started = clock.monotonic()
     since = clock.now().replace(microsecond=0)
     try:
         yield
     except BaseException as e:
-        if clock.monotonic() - started >= parameters.checkpoint_interval.total_seconds():
+        keep = parameters.stop is not None and parameters.stop.signaled
+        if not keep and clock.monotonic() - started >= parameters.checkpoint_interval.total_seconds():
             within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
             await remove_own_incomplete(kopia, parameters.target, since=since, within=within)
         raise

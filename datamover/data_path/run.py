@@ -43,7 +43,7 @@ class DataPath:
     async def run(self, kopia: Kopia, attempted: str, *arguments: str, files: KopiaFiles | None = None) -> KopiaAnswer:
         """Run kopia and return its answer, however long it takes, unless it stalls.
 
-        Cancellation kills kopia, which then saves nothing.
+        Cancellation kills kopia, which then saves nothing; `files.terminate` lets it save a checkpoint.
 
         Raises:
             RepositoryError: the data path stalled, and the repository does not answer.

@@ -66,11 +66,15 @@ def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mappi
 
 @dataclass(frozen=True)
 class KopiaFiles:
-    """Open files to use as kopia's standard input and output, and the volume that it reads or writes."""
+    """Open files to use as kopia's standard input and output, and the volume that it reads or writes.
+
+    When `terminate` is set, kopia gets SIGTERM: a backup then ends with an incomplete snapshot.
+    """
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
     volume: VolumeAccess = field(default_factory=VolumeAccess)
+    terminate: asyncio.Event | None = None
 
 
 class Listener(Protocol):
@@ -252,7 +256,9 @@ class Kopia:
         async with open_private_run(self._program, self._environment, files.volume, means) as run:
             flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={run.home / _COUNTERS}"]
             argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
-            command = ChildCommand(argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement)
+            command = ChildCommand(
+                argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement, files.terminate
+            )
             child = await run_child(command, on_line)
             counters = _read_counters(run.home / _COUNTERS)
         return KopiaAnswer(

@@ -1,7 +1,7 @@
 """kopia snapshots: reading, listing and deleting them, and what makes one complete.
 
-An incomplete snapshot is what kopia saves of a long backup every 45 minutes; it remains if that
-backup fails, unless it is deleted here.
+An incomplete snapshot is what kopia saves of a long backup every 45 minutes, and when it gets SIGTERM; it remains if
+that backup fails, unless it is deleted here.
 Source: kopia 0.23.1, snapshot/manifest.go, snapshot/upload/upload.go (checkpointRoot),
 snapshot/policy/retention_policy.go.
 """
@@ -29,6 +29,7 @@ __all__ = [
     "read_snapshot",
     "remove_incomplete",
     "remove_own_incomplete",
+    "unpin_snapshot",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -152,6 +153,16 @@ async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
     # A killed kopia may have reported a snapshot that it had not written yet.
     if not answer.mentions("no snapshots matched"):
         answer.check()
+
+
+async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
+    """Remove the pin of an incomplete snapshot, which gets another ID; kopia's retention may then expire it.
+
+    Raises:
+        KopiaError: it could not be removed.
+    """
+    attempted = f"unpin incomplete snapshot {snapshot_id}"
+    (await kopia.call(attempted, "snapshot", "pin", snapshot_id, f"--remove={PIN}")).check()
 
 
 async def remove_incomplete(kopia: KopiaCaller, target: str, *, since: datetime | None = None) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "StallDetector",
     "StallLimits",
     "Watchdog",
+    "read_duration",
     "read_stall_limits",
 ]
 
@@ -90,16 +91,25 @@ def read_stall_limits(environment: Mapping[str, str]) -> StallLimits:
     Raises:
         ConfigError: its value is not a duration, or negative.
     """
-    text = environment.get(_VARIABLE, "")
+    return StallLimits(read_duration(environment, _VARIABLE, StallLimits.timeout))
+
+
+def read_duration(environment: Mapping[str, str], variable: str, default: timedelta) -> timedelta:
+    """Return the duration in a variable, such as 30m; `default` if it is not set or empty.
+
+    Raises:
+        ConfigError: its value is not a duration, or negative.
+    """
+    text = environment.get(variable, "")
     if not text:
-        return StallLimits()
+        return default
     try:
-        timeout = parse_duration(text)
+        duration = parse_duration(text)
     except ValueError as e:
-        raise ConfigError(f"{_VARIABLE}: {e}") from e
-    if timeout < timedelta(0):
-        raise ConfigError(f'{_VARIABLE}: must not be negative: "{text}"')
-    return StallLimits(timeout)
+        raise ConfigError(f"{variable}: {e}") from e
+    if duration < timedelta(0):
+        raise ConfigError(f'{variable}: must not be negative: "{text}"')
+    return duration
 
 
 class StallDetector:

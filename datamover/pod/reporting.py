@@ -20,7 +20,15 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.redact import Redactor
 from datamover.kopia.progress import Meter
 
-__all__ = ["Reporter", "Termination", "build_failure", "build_success", "report_times", "write_termination_message"]
+__all__ = [
+    "Reporter",
+    "Termination",
+    "build_failure",
+    "build_success",
+    "report_times",
+    "store_termination_message",
+    "write_termination_message",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -112,6 +120,11 @@ def write_termination_message(termination: Termination, file: Path) -> None:
     """Log the termination message and write it to `file`; if that fails, it is in the log only."""
     level = logging.ERROR if termination.reason is DataPathReason.FAILED else logging.INFO
     _logger.log(level, "%s", termination.message, extra={"reason": str(termination.reason)})
+    store_termination_message(termination, file)
+
+
+def store_termination_message(termination: Termination, file: Path) -> None:
+    """Write the termination message to `file`, in place of an earlier one."""
     try:
         file.write_text(shorten_message(termination.message))
     except OSError as e:

@@ -6,11 +6,12 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import Final
 
 from core.clock import Deadline
-from core.contract import BackupResult, DataPathReason, ProgressMessage, RestoreResult
-from core.errors import AgentError, RepositoryError
+from core.contract import BackupResult, DataPathReason, MoverVerb, ProgressMessage, RestoreResult, VolumeMode
+from core.errors import AgentError, CanceledError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.names import NODE_LABEL
 from core.models.storage import BackupRepository
@@ -20,6 +21,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
 from datamover.data_path.run import DataPath
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
+from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import Watchdog, read_stall_limits
@@ -27,7 +29,14 @@ from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.mounts import check_mounted
-from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
+from datamover.pod.reporting import (
+    Reporter,
+    Termination,
+    build_failure,
+    build_success,
+    store_termination_message,
+    write_termination_message,
+)
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
@@ -52,13 +61,15 @@ class PodTransfer:
         self._context = context
         self._reporter: Reporter | None = None
         self._last: ProgressMessage | None = None
+        self._stop: GracefulStop | None = None
 
     async def run(self) -> int:
         """Move the data and return the exit code; the result is in the termination message."""
         context = self._context
         canceler = Canceler()
-        canceler.cancel_on(context.stop)
         try:
+            self._stop = GracefulStop(canceler, self._read_grace(), self._announce)
+            self._stop.listen(context.stop)
             # The cache is in a volume of the pod and is deleted with it.
             cache = CacheDir(self._options.cache_volume, self._options.cache_limit_mib, keep=True)
             with open_work_dir(context.environment, cache, apart=find_means().in_place) as work_dir:
@@ -71,6 +82,21 @@ class PodTransfer:
         write_termination_message(termination, context.termination_file)
         await self._report(termination)
         return termination.exit_code
+
+    def _read_grace(self) -> timedelta:
+        """Return how long kopia may save a checkpoint after a signal; zero unless files are backed up.
+
+        Raises:
+            ConfigError: the environment has an invalid duration.
+        """
+        files = self._options.mode is VolumeMode.FILESYSTEM
+        if not files or TRANSFER_KINDS[self._options.kind_flag].verb is not MoverVerb.BACKUP:
+            return timedelta()
+        return read_checkpoint_grace(self._context.environment)
+
+    def _announce(self, error: CanceledError) -> None:
+        """Leave a termination message in case the pod is killed before the end, after a shorter grace period."""
+        store_termination_message(build_failure(error, self._context.redactor), self._context.termination_file)
 
     async def _run(self, work_dir: WorkDir, canceler: Canceler) -> Termination:
         """Move the data while the custom resource is watched for a cancel request."""
@@ -170,6 +196,7 @@ class PodTransfer:
             parent=plan.parent,
             low_memory=self._context.limits.low_memory,
             in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
+            stop=self._stop,
         )
 
     def _restore_parameters(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreParameters:

@@ -1,7 +1,7 @@
 """One child process that never outlives its owner, and the sync of restored data through one.
 
-A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. Data is
-synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
+A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. TERM, on request, lets it
+do so. Data is synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
 Source: GNU coreutils 9.1, sync(1).
 """
 
@@ -22,7 +22,7 @@ from typing import Final
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
-from datamover.runtime.cancellation import run_in_background
+from datamover.runtime.cancellation import run_beside, run_in_background
 from datamover.runtime.confinement import Confinement
 
 __all__ = [
@@ -63,7 +63,7 @@ class ChildCommand:
     """The program to run: `argv` with its name first, the whole environment, files for input and output.
 
     Without `stdin_fd` the child has no input; without `stdout_fd` its output is collected.
-    Without `confinement` it may open any file.
+    Without `confinement` it may open any file. It gets TERM once, when `terminate` is set.
     """
 
     argv: Sequence[str]
@@ -71,6 +71,7 @@ class ChildCommand:
     stdin_fd: int | None = None
     stdout_fd: int | None = None
     confinement: Confinement | None = None
+    terminate: asyncio.Event | None = None
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,9 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
     except OSError as e:
         raise DataPathError(f"cannot start {command.argv[0]}: {e.strerror}") from e
     try:
-        async with asyncio.TaskGroup() as readers:
-            output = readers.create_task(_read_all(process.stdout), name="child-output")
-            readers.create_task(_read_lines(process.stderr, on_line), name="child-errors")
-        return ChildExit(await process.wait(), output.result())
+        return await run_beside(
+            lambda: _terminate(process, command.terminate), _collect(process, on_line), name="child-termination"
+        )
     finally:
         await _end(process)
 
@@ -140,6 +140,23 @@ def _die_with_parent(parent: int) -> Callable[[], None]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     return in_child
+
+
+async def _terminate(process: asyncio.subprocess.Process, requested: asyncio.Event | None) -> None:
+    """Ask the child to end once that is requested."""
+    if requested is None:
+        return
+    await requested.wait()
+    with suppress(ProcessLookupError):
+        process.terminate()
+
+
+async def _collect(process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> ChildExit:
+    """Read the output until the child exits."""
+    async with asyncio.TaskGroup() as readers:
+        output = readers.create_task(_read_all(process.stdout), name="child-output")
+        readers.create_task(_read_lines(process.stderr, on_line), name="child-errors")
+    return ChildExit(await process.wait(), output.result())
 
 
 async def _read_all(stream: asyncio.StreamReader | None) -> bytes:

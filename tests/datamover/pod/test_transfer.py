@@ -2,15 +2,15 @@
 
 import asyncio
 import json
+import os
 import shutil
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from core.contract import BackupResult, parse_result
+from core.contract import BackupResult, VolumeMode, parse_result
 from core.kube.resources import EVENTS
 from core.models.names import NODE_LABEL
 from tests.datamover.support.plainkopia import PlainKopia
@@ -174,30 +174,37 @@ async def test_a_deleted_custom_resource_cancels_the_transfer(pod: MoverPod, tre
     assert pod.message == "DataUpload velero/transfer-1 no longer exists: data path is canceled"
 
 
-def _cancel(pod: MoverPod) -> None:
-    pod.put_transfer("DataUpload", cancel=True)
-
-
 def _signal(pod: MoverPod) -> None:
     pod.stop._take(signal.SIGTERM, None)
 
 
-@pytest.mark.parametrize("end", [_cancel, _signal], ids=["spec.cancel", "SIGTERM"])
 async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
-    pod: MoverPod, tmp_path: Path, plain_kopia: PlainKopia, end: Callable[[MoverPod], None]
+    pod: MoverPod, tmp_path: Path, plain_kopia: PlainKopia
 ) -> None:
     make_large_file(tmp_path / "volume" / "large", 100)
     pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tmp_path / "volume"))
         await pod.wait_for(lambda: "Data-Path-Started" in pod.reasons() and bool(running_kopia("snapshot create")))
-        end(pod)
+        pod.put_transfer("DataUpload", cancel=True)
         async with asyncio.timeout(2):
             await asyncio.shield(running)
     assert running.result() == 14
-    assert pod.message.endswith("data path is canceled")
+    assert pod.message == "DataUpload velero/transfer-1 was canceled: data path is canceled"
     assert pod.reasons() == ["Data-Path-Started", "Data-Path-Canceled", "Data-Path-Stopped"]
     assert plain_kopia.snapshots() == []
+
+
+async def test_only_a_backup_of_files_reads_the_grace_for_a_checkpoint(pod: MoverPod, tree: Path) -> None:
+    pod.environment = {**os.environ, "DATA_MOVER_CHECKPOINT_GRACE": "1h"}
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 2
+    assert pod.message.startswith("DATA_MOVER_CHECKPOINT_GRACE: must be less than the grace period of the pod")
+    assert await pod.run("data-upload", tree, VolumeMode.BLOCK) == 11
+    assert pod.message.startswith("back up ")
+    pod.put_transfer("DataDownload", snapshotID="k1")
+    assert await pod.run("data-download", tree) == 11
+    assert pod.message.startswith("snapshot k1: ")
 
 
 @pytest.mark.parametrize(

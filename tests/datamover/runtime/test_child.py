@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,14 @@ async def test_standard_input_and_output_may_be_open_files(tmp_path: Path) -> No
     with (tmp_path / "in").open() as given, (tmp_path / "out").open("w") as output:
         await run_child(_shell("cat", stdin_fd=given.fileno(), stdout_fd=output.fileno()), print)
     assert (tmp_path / "out").read_text() == "from a file"
+
+
+async def test_a_child_that_is_asked_to_end_gets_sigterm_and_its_output_is_returned() -> None:
+    terminate = asyncio.Event()
+    script = "trap 'echo asked; exit 3' TERM; echo started >&2; while :; do :; done"
+    command = replace(_shell(script), terminate=terminate)
+    end = await run_child(command, lambda _: terminate.set())
+    assert (end.exit_code, end.output) == (3, b"asked\n")
 
 
 async def test_cancellation_kills_a_child_that_ignores_signals() -> None:

@@ -51,9 +51,10 @@ class S3Proxy:
 
     `latency_seconds` delays each request, and `seconds_per_request` all requests together, for objects
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
-    text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `skew` is how
-    far the storage's clock is ahead. `clock` is that clock, if it is not the machine's: objects get its time when they
-    are written.
+    text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `stored_bytes` is
+    the size of all objects that were written. At `hold_bytes` writes begin to wait (`holding`) until that is 0 again.
+    `skew` is how far the storage's clock is ahead. `clock` is that clock, if it is not the machine's: objects get its
+    time when they are written.
     """
 
     server: S3Server
@@ -67,7 +68,11 @@ class S3Proxy:
     skew: timedelta = timedelta()
     clock: Clock | None = None
     requests: list[str] = field(default_factory=list)
+    stored_bytes: int = 0
+    hold_bytes: int = 0
+    holding: bool = False
     _pace: threading.Lock = field(default_factory=threading.Lock)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
     _listening: "_Listener | None" = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
@@ -86,6 +91,17 @@ class S3Proxy:
         if self.clock is not None:
             written = self.clock.now().timestamp()
             os.utime(self.server.folder / unquote(urlsplit(path).path).strip("/"), (written, written))
+
+    def count(self, size_bytes: int) -> None:
+        """Note the size of an object that was written."""
+        with self._writing:
+            self.stored_bytes += size_bytes
+
+    def hold(self) -> None:
+        """Return when an object may be written."""
+        while 0 < self.hold_bytes <= self.stored_bytes and not self._ended.wait(0.02):
+            self.holding = True
+        self.holding = False
 
     def take(self, request_line: str) -> None:
         """Note a request that was forwarded."""
@@ -171,6 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.proxy
         proxy.requests.append(self.requestline)
         proxy.delay(self.path)
+        if self.command == "PUT":
+            proxy.hold()
+        if self.command == "PUT":
+            proxy.hold()
         fault = _DENIAL if proxy.denied and proxy.denied in self.requestline else proxy.fault
         if isinstance(fault, Answer):
             self._answer(fault.status, [], fault.body.encode())
@@ -186,6 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         answer = self.upstream.getresponse()
         if self.command == "PUT" and answer.status == HTTPStatus.OK:
             proxy.stamp(self.path)
+            proxy.count(len(body))
         proxy.take(self.requestline)
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
         shown = [(name, self._shift(value) if name.lower() == "last-modified" else value) for name, value in kept]

@@ -3,9 +3,12 @@
 import os
 from typing import Final
 
-__all__ = ["EXAMPLES", "KILLS", "TIMEOUT_SECONDS"]
+__all__ = ["DRAINS", "EXAMPLES", "KILLS", "TIMEOUT_SECONDS"]
 
 _FULL: Final = os.environ.get("MOVER_TESTS") == "full"
+
+DRAINS: Final = (10, 50, 90) if _FULL else (50,)
+"""Parts of a volume, in percent, that were sent when the node is drained."""
 
 EXAMPLES: Final = 200 if _FULL else 25
 """Random trees that are backed up and restored."""

@@ -1,0 +1,169 @@
+"""A backup of files whose pod is stopped without a cancel keeps what it has sent."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from datamover.runtime.signals import StopSignal
+from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.thorough import DRAINS
+from tests.datamover.support.trees import make_large_file
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_FILES = 24
+_FILE_MIB = 10 if max(DRAINS) > 50 else 4
+"""At 90 %, more must be left than the pack of 10 MB that kopia is about to write."""
+
+_VOLUME_BYTES = _FILES * _FILE_MIB << 20
+_CANCELED = "data path is canceled"
+_SAVED = "kopia saved a checkpoint, so the next backup of the volume does not send again what was sent"
+_STOPPED = "the data mover was stopped by SIGTERM"
+_KILLED = f"{_STOPPED}; it was killed before kopia had saved a checkpoint: {_CANCELED}"
+
+
+@dataclass(frozen=True)
+class _Bed:
+    """A mover pod, and the proxy through which it reaches its bucket."""
+
+    pod: MoverPod
+    proxy: S3Proxy
+    volume: Path
+    kopia: PlainKopia
+
+    async def run(self) -> int:
+        """Back up the volume in a new process, and return the exit code."""
+        self.pod.stop = StopSignal()
+        return await self.pod.run("data-upload", self.volume)
+
+    async def run_until(self, percent: int) -> asyncio.Task[int]:
+        """Back up the volume until this part of it was sent, and hold the rest; return the running mover."""
+        self.proxy.hold_bytes = _VOLUME_BYTES * percent // 100
+        running = asyncio.create_task(self.run())
+        await self.pod.wait_for(lambda: self.proxy.holding)
+        assert not running.done()
+        return running
+
+    def signal(self) -> None:
+        self.pod.stop._take(signal.SIGTERM, None)
+
+    async def drain(self) -> None:
+        """Send the signal, and wait until kopia has it too."""
+        self.signal()
+        await self.pod.wait_for(lambda: self.pod.message == _KILLED)
+
+    async def sent_by_next_backup(self) -> int:
+        """Back up the volume again, and return how many bytes that sent."""
+        before = self.proxy.stored_bytes
+        assert await self.run() == 0
+        assert self.pod.result["totalBytes"] == _VOLUME_BYTES
+        return self.proxy.stored_bytes - before
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drain") / "volume"
+    for number in range(_FILES):
+        make_large_file(folder / f"directory {number % 3}" / f"file {number}", _FILE_MIB)
+    return folder
+
+
+def _open(kopia: PlainKopia, s3: S3Server, command: str) -> None:
+    keys = (f"--access-key={s3.access_key}", f"--secret-access-key={s3.secret_key}")
+    address = (f"--endpoint={s3.url.removeprefix('http://')}", "--disable-tls", "--prefix=kopia/app/")
+    kopia.run("repository", command, "s3", "--bucket=drain", *address, *keys, *IDENTITY)
+
+
+@pytest.fixture(scope="module")
+def new_bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory, kopia_program: Path) -> Path:
+    """A bucket with an empty repository, whose packs are small."""
+    s3.make_bucket("drain")
+    folder = tmp_path_factory.mktemp("bucket")
+    kopia = PlainKopia(kopia_program, folder)
+    _open(kopia, s3, "create")
+    kopia.run("repository", "set-parameters", "--max-pack-size-mb=10")
+    return Path(shutil.move(s3.folder / "drain", folder))
+
+
+@pytest.fixture
+def bed(s3: S3Server, new_bucket: Path, tmp_path: Path, volume: Path, kopia_program: Path) -> Iterator[_Bed]:
+    shutil.copytree(new_bucket, s3.folder / "drain")
+    kopia = PlainKopia(kopia_program, tmp_path)
+    _open(kopia, s3, "connect")
+    with run_s3_proxy(s3) as proxy:
+        pod = MoverPod(FakeKube(), tmp_path)
+        config = {"s3Url": proxy.url, "region": "us-east-1"}
+        pod.put_location(config, bucket="drain", credential={"name": "cloud", "key": "key"})
+        pod.put_secret("cloud", "key", s3.credentials_file)
+        pod.put_repository(phase="Ready")
+        # One file at a time, so that little more is read than sent.
+        pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
+        (tmp_path / "termination-log").touch()
+        yield _Bed(pod, proxy, volume, kopia)
+    shutil.rmtree(s3.folder / "drain")
+
+
+@pytest.mark.parametrize("percent", DRAINS)
+async def test_the_next_backup_does_not_send_again_what_a_drained_one_has_sent(bed: _Bed, percent: int) -> None:
+    running = await bed.run_until(percent)
+    await bed.drain()
+    bed.proxy.hold_bytes = 0
+    assert await running == 14
+    sent = bed.proxy.stored_bytes
+    assert bed.pod.message == f"{_STOPPED}; {_SAVED}: {_CANCELED}"
+    assert bed.pod.reasons() == ["Data-Path-Started", "Data-Path-Canceled", "Data-Path-Stopped"]
+    (checkpoint,) = bed.kopia.snapshots()
+    assert checkpoint["incomplete"] == "canceled"
+    assert "pins" not in checkpoint
+    assert sent + await bed.sent_by_next_backup() <= 1.05 * _VOLUME_BYTES
+    assert ("Data-Path-Warning", "removed 1 incomplete snapshots of earlier backups") in bed.pod.events()
+    assert [one["id"] for one in bed.kopia.snapshots()] == [bed.pod.result["snapshotID"]]
+
+
+async def test_without_the_grace_the_next_backup_sends_everything_again(bed: _Bed) -> None:
+    """As a cancel does: kopia is killed, and the packs that it has sent are in no index."""
+    bed.pod.environment = {**os.environ, "DATA_MOVER_CHECKPOINT_GRACE": "0"}
+    running = await bed.run_until(50)
+    bed.signal()
+    async with asyncio.timeout(2):
+        assert await asyncio.shield(running) == 14
+    bed.proxy.hold_bytes = 0
+    assert bed.pod.message == f"{_STOPPED}: {_CANCELED}"
+    assert bed.kopia.snapshots() == []
+    assert await bed.sent_by_next_backup() >= _VOLUME_BYTES
+
+
+async def test_kopia_is_killed_after_the_grace_if_the_storage_does_not_answer(bed: _Bed) -> None:
+    """A second signal changes nothing."""
+    bed.pod.environment = {**os.environ, "DATA_MOVER_CHECKPOINT_GRACE": "3s"}
+    running = await bed.run_until(10)
+    bed.proxy.fail(Fault.REFUSE)
+    await bed.drain()
+    bed.signal()
+    assert await running == 14
+    assert bed.pod.message == f"{_STOPPED}; kopia did not save a checkpoint within 3s: {_CANCELED}"
+    assert not running_kopia("snapshot create")
+
+
+async def test_a_cancel_during_the_grace_kills_kopia_at_once(bed: _Bed) -> None:
+    """Until then the message is for a pod that is killed before the end."""
+    running = await bed.run_until(10)
+    await bed.drain()
+    assert running_kopia("snapshot create")
+    bed.pod.put_transfer("DataUpload", cancel=True)
+    async with asyncio.timeout(2):
+        assert await asyncio.shield(running) == 14
+    bed.proxy.hold_bytes = 0
+    assert bed.pod.message == f"DataUpload velero/transfer-1 was canceled: {_CANCELED}"
+    assert bed.kopia.snapshots() == []
