@@ -73,7 +73,7 @@ class GracefulStop:
         loop = asyncio.get_running_loop()
 
         def on_signal() -> None:
-            loop.call_soon_threadsafe(self._take, stop.received)
+            loop.call_soon_threadsafe(self._take, stop.reason)
 
         stop.listen(on_signal)
 
@@ -90,13 +90,13 @@ class GracefulStop:
         """Return the error that ends a transfer after a signal; `detail` is about the checkpoint."""
         return CanceledError(f"{self._stopped}; {detail}: {CANCELED_ENDING}")
 
-    def _take(self, name: str) -> None:
+    def _take(self, reason: str) -> None:
         if self.signaled or self._canceler.requested:
             return
-        self._stopped = f"the data mover was stopped by {name}"
         if not self._running or not self._grace:
-            self._canceler.cancel(self._stopped)
+            self._canceler.cancel(reason)
             return
+        self._stopped = reason
         within = format_duration(self._grace)
         _logger.info("%s; kopia may save a checkpoint within %s", self._stopped, within)
         self._signaled.set()

@@ -57,7 +57,7 @@ class Canceler:
         loop = asyncio.get_running_loop()
 
         def on_signal() -> None:
-            loop.call_soon_threadsafe(self.cancel, f"the data mover was stopped by {stop.received}")
+            loop.call_soon_threadsafe(self.cancel, stop.reason)
 
         stop.listen(on_signal)
 

@@ -17,6 +17,11 @@ class StopSignal:
         self.received = ""
         self._listener: Callable[[], None] | None = None
 
+    @property
+    def reason(self) -> str:
+        """Why the work ends, for messages."""
+        return f"the data mover was stopped by {self.received}"
+
     def install(self) -> None:
         """Handle SIGTERM and SIGINT."""
         for number in (signal.SIGTERM, signal.SIGINT):

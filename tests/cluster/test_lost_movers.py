@@ -1,4 +1,7 @@
-"""Evicted movers on a real cluster: recreated before they start; afterward the failure names the eviction."""
+"""Evicted movers on a real cluster: recreated before they start; afterward the failure names the eviction.
+
+A backup that is evicted afterward keeps what it has sent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import open_gated_place
-from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_until
+from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_logged, wait_until
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
@@ -50,10 +53,12 @@ def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_a
         )
         assert json.loads(recreated["metadata"]["annotations"][_LOST])["times"] == 1
         _evict(agent, first)
+        wait_logged(agent, first, "kopia may save a checkpoint within 25s")
+        gate.open()
 
         ended = wait_until(agent, BACKUPS, first, "Failed")["status"]
         assert "Eviction API: evicting" in ended["message"]
-        gate.open()
+        assert "; kopia saved a checkpoint, " in ended["message"]
         completed = wait_until(agent, BACKUPS, second, "Completed")
         assert "message" not in completed["status"]
         moving.delete()

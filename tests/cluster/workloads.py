@@ -39,6 +39,7 @@ __all__ = [
     "expect_nothing_left",
     "find_mover",
     "wait_held",
+    "wait_logged",
     "wait_until",
 ]
 
@@ -240,6 +241,15 @@ def wait_held(bed: Bed, gate: Gate, item: Json) -> None:
     """Return once a running backup's data is held at a gate that is shut."""
     wait_until(bed, BACKUPS, item, "InProgress")
     gate.wait_held(str(find_mover(bed, item)["status"]["podIP"]))
+
+
+def wait_logged(bed: Bed, item: Json, text: str) -> None:
+    """Wait until the mover of a transfer has logged this text."""
+    name, deadline = item["metadata"]["name"], time.monotonic() + _MOVE_SECONDS
+    while text not in (log := bed.user.kubectl("logs", name, "-n", NAMESPACE)):
+        if time.monotonic() > deadline:
+            raise BedError(f"the mover of {item['kind']} {name} did not log {text!r}: {log}")
+        time.sleep(_POLL_SECONDS)
 
 
 def find_mover(bed: Bed, item: Json) -> Json:

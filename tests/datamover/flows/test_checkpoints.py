@@ -1,4 +1,4 @@
-"""The checkpoints of a long backup are deleted when it fails."""
+"""The checkpoints of a long backup are deleted when it fails, but not when its node is drained."""
 
 import asyncio
 import os
@@ -12,10 +12,13 @@ from unittest.mock import AsyncMock
 import pytest
 
 from core.contract import VolumeMode
-from core.errors import KopiaError
+from core.errors import CanceledError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
+from datamover.kopia.graceful_stop import GracefulStop
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import remove_incomplete
+from datamover.runtime.cancellation import Canceler
+from datamover.runtime.signals import StopSignal
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -79,6 +82,27 @@ async def test_a_failed_backup_leaves_no_checkpoint(
     monkeypatch.setattr("datamover.data_path.backup._CANCELED_CLEANUP", timedelta(seconds=20))
     await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=cancel)
     assert kopia.snapshots() == []
+
+
+async def test_a_drained_backup_keeps_its_checkpoints(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia
+) -> None:
+    signals, canceler = StopSignal(), Canceler()
+    stop = GracefulStop(canceler, timedelta(seconds=25), lambda _: None)
+    stop.listen(signals)
+    request = BackupParameters(
+        volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN, stop=stop
+    )
+    running = asyncio.create_task(back_up(mover_repository, request, backup_data_path()))
+    async with _kopia_frozen_after_a_checkpoint(volume.parent / "repository", kopia) as pid:
+        signals._take(signal.SIGTERM, None)
+        while not stop.signaled:
+            await asyncio.sleep(0.002)
+        os.kill(pid, signal.SIGCONT)
+    with pytest.raises(CanceledError, match="kopia saved a checkpoint"):
+        await running
+    assert {one["incomplete"] for one in kopia.snapshots()} == {"checkpoint", "canceled"}
+    assert not any("pins" in one for one in kopia.snapshots())
 
 
 async def test_the_next_backup_deletes_the_remaining_checkpoints(

@@ -50,8 +50,10 @@ def test_an_invalid_result_is_failed(message: str) -> None:
 @pytest.mark.parametrize(
     ("requested", "phase"), [(True, Phase.CANCELED), (False, Phase.FAILED)], ids=["requested", "not requested"]
 )
-def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(requested: bool, phase: Phase) -> None:
-    end = PodEnd(14, "got SIGTERM: data path is canceled", "Error")
+@pytest.mark.parametrize("exit_code", [14, 137], ids=["ended", "killed"])
+def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(exit_code: int, requested: bool, phase: Phase) -> None:
+    """It leaves its message before it saves a checkpoint, in case that it is killed meanwhile."""
+    end = PodEnd(exit_code, "got SIGTERM: data path is canceled", "Error")
     outcome = decide_outcome(end, parse, cancel_requested=requested)
     assert outcome.phase is phase
     assert outcome.message.endswith("data path is canceled")
