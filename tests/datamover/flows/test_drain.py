@@ -167,3 +167,14 @@ async def test_a_cancel_during_the_grace_kills_kopia_at_once(bed: _Bed) -> None:
     bed.proxy.hold_bytes = 0
     assert bed.pod.message == f"DataUpload velero/transfer-1 was canceled: {_CANCELED}"
     assert bed.kopia.snapshots() == []
+
+
+async def test_a_checkpoint_whose_indexes_cannot_be_written_is_not_reported_as_saved(bed: _Bed) -> None:
+    """kopia has printed its snapshot before."""
+    running = await bed.run_until(10)
+    bed.proxy.denied = "PUT /drain/kopia/app/x"
+    await bed.drain()
+    bed.proxy.hold_bytes = 0
+    assert await running == 14
+    assert bed.pod.message == f"{_STOPPED}; kopia saved no checkpoint: kopia exited with code 1: {_CANCELED}"
+    assert bed.kopia.snapshots() == []

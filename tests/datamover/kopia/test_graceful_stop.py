@@ -143,6 +143,17 @@ async def test_a_kopia_that_left_no_snapshot_has_saved_none() -> None:
     kopia.call.assert_not_awaited()
 
 
+async def test_an_incomplete_snapshot_counts_as_saved_only_if_kopia_has_succeeded() -> None:
+    """It is unpinned all the same, if it is there."""
+    kopia = AsyncMock()
+    kopia.call.return_value = _answer(None)
+    with pytest.raises(
+        CanceledError, match="; kopia saved no checkpoint: kopia exited with code 1: data path is canceled"
+    ):
+        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}, 1), await _stopped())
+    assert kopia.call.await_args.args[1:] == ("snapshot", "pin", "k1", "--remove=velero-pin")
+
+
 async def test_a_complete_snapshot_is_left_as_it_is() -> None:
     """kopia had read everything when it got the signal: the backup goes on to its result."""
     kopia = AsyncMock()
