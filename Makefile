@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
-# (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix mixes with this one, default: see tools/previous.sh),
+# (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix and test-upgrade mix with this one, default: see tools/previous.sh),
 # BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing),
 # and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md).
 
@@ -40,7 +40,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-cluster-full test-velero test-images soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-cluster-full test-upgrade test-velero test-images soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -110,6 +110,11 @@ test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on 
 test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
+
+test-upgrade: setup ## update agents from the PREVIOUS version and back while data moves, on a real kubelet (root)
+	$(step)
+	@tools/previous.sh --image >/dev/null
+	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/upgrade
 
 test-velero: venv integration-tools ## beside the data movers and servers of Velero 1.17 and 1.18, which it builds; minutes (root)
 	$(step)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ def _load(path: Path) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(path.read_text(encoding="utf-8")) if each]
 
 
+@cache
 def _deployed() -> list[dict[str, Any]]:
     deploy = _ROOT / "deploy"
     paths = [path for path in deploy.rglob("*.yaml") if path.name != "kustomization.yaml"]

@@ -47,7 +47,8 @@ def find_faults(manifests: Sequence[JsonDict], minor: str) -> list[str]:
     """Return what is wrong with manifests for one minor version of Kubernetes, a line for each object."""
     location = f"{_write_schemas(minor)}/{{{{.Group}}}}-{{{{.ResourceAPIVersion}}}}-{{{{.ResourceKind}}}}.json"
     argv = [str(tool("helm", "kubeconform")), "-strict", "-summary", "-output=json", f"-schema-location={location}"]
-    text = yaml.safe_dump_all(manifests)
+    # JSON is YAML, and written faster.
+    text = "\n---\n".join(map(json.dumps, manifests))
     done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False)
     answer = json.loads(done.stdout)
     summary = answer["summary"]

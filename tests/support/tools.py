@@ -9,7 +9,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["azurite_folder", "go_command", "image_archive", "previous_sources", "tool"]
+__all__ = ["azurite_folder", "go_command", "image_archive", "previous_image", "previous_sources", "tool"]
 
 _SCRIPTS = Path(__file__).parents[2] / "tools"
 
@@ -56,6 +56,15 @@ def previous_sources() -> Path:
         RuntimeError: It is not in this checkout's history.
     """
     return Path(_printed_by("previous.sh"))
+
+
+def previous_image() -> Path:
+    """Return the path of the previous release's image as a docker-archive, built from its sources.
+
+    Raises:
+        RuntimeError: It is not in this checkout's history, or the build failed.
+    """
+    return Path(_printed_by("previous.sh", "--image"))
 
 
 def _printed_by(script: str, *arguments: str) -> str:
