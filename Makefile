@@ -4,7 +4,8 @@
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
 # (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix and test-upgrade mix with this one, default: see tools/previous.sh),
 # BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing),
-# and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md).
+# and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md), and
+# TAG (of release-check).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -157,6 +158,12 @@ bench-repository: venv unit-tools ## what maintenance of repositories costs and 
 bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
+
+# -- release ----------------------------------------------------------------------------------------------------------
+.PHONY: release-check
+release-check: venv ## build wheel, source archive and chart into _output/, and try them out; TAG (v0.1.0): as for that tag
+	$(step)
+	@$(venv)/python -m tools.release check $(TAG)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: manifests schemas setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom

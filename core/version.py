@@ -1,4 +1,4 @@
-"""The version of the project, the same as in `pyproject.toml` (checked by a test)."""
+"""The version of the project, and the only place that has it: `pyproject.toml` and the chart take it from here."""
 
 from typing import Final
 

@@ -46,7 +46,7 @@ def _settings(*arguments: str, **environ: str) -> Settings:
 
 def test_version_is_that_of_the_package() -> None:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["version"] == VERSION
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "core.version.VERSION"}
     assert _run("--version").stdout == f"node-agent {VERSION}\n"
 
 
