@@ -90,6 +90,8 @@ key="$(cd "$context" && {
 } | short_hash)"
 archive="$cache_dir/images/node-agent-$arch-$key.tar"
 if [ -f "$archive" ]; then
+    # What is in use is no old one for the other checkouts of this machine.
+    touch "$archive"
     printf '%s\n' "$archive"
     exit 0
 fi
