@@ -5,15 +5,11 @@ Turns verbs into requests, with preconditions, paging and retries. Objects are J
 
 import json
 import logging
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import Enum, auto
-from typing import Final, Required, TypedDict, TypeVar
+from typing import Final, TypeVar
 
-import msgspec
-
-from core.kube.decode import parse_json
+from core.kube.answers import Deletion, parse_body, parse_deletion, parse_list, parse_object
 from core.kube.discovery import is_unserved
 from core.kube.errors import (
     ConflictError,
@@ -21,14 +17,14 @@ from core.kube.errors import (
     NotFoundError,
     NotServedError,
     UnknownPathError,
-    UnreachableError,
     raise_for_status,
 )
 from core.kube.forms import check_form
+from core.kube.paths import collection_path, object_path
 from core.kube.resources import PODS, Resource
 from core.kube.retry import Retry
-from core.kube.transport import MERGE_PATCH, Request, Response, Transport
-from core.models.base import JsonDict, explain_invalid
+from core.kube.transport import APPLY_PATCH, MERGE_PATCH, Request, Response, Transport
+from core.models.base import JsonDict
 
 __all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
 
@@ -40,20 +36,11 @@ _PAGE_SIZE = 500
 """Number of objects per page of a list, as in client-go."""
 
 
-_SHOWN_BYTES: Final = 100
-"""The beginning of an answer that is shown if it is not JSON."""
-
 _PAGE_SECONDS: Final = 10.0
 """A pod behind a network policy does not answer at all, and a user is waiting."""
 
 _SHORT_LINE_BYTES: Final = 50
 """Average lines of a log are rarely shorter than this."""
-
-_SEGMENT: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]+")
-"""Superset of the valid names of objects and namespaces; excludes every special path segment.
-
-Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/validation.
-"""
 
 
 @dataclass(frozen=True)
@@ -87,25 +74,6 @@ def select_labels(labels: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
-class Deletion(Enum):
-    """Result of a delete request."""
-
-    NOT_FOUND = auto()
-    CONFLICT = auto()
-    """An object with another UID has the name, or this one was just changed; nothing was deleted."""
-    STARTED = auto()
-    """The object still exists: it has a finalizer, or is a pod within its grace period."""
-    DONE = auto()
-
-
-_ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, total=False)
-
-
-class _List(TypedDict, total=False):
-    metadata: Required[_ListMeta]
-    items: list[object]
-
-
 @dataclass(frozen=True)
 class ListPage:
     """One page of a list: its objects, those that are malformed, and the list's resourceVersion."""
@@ -118,32 +86,6 @@ class ListPage:
 def _attempted(verb: str, resource: Resource, namespace: str, name: str = "") -> str:
     place = f"{namespace}/{name}" if namespace and name else name or namespace or "all namespaces"
     return f"{verb} {resource.kind} {place}"
-
-
-def _path(resource: Resource, namespace: str, name: str, *, attempted: str) -> str:
-    """Return the URL path of one object.
-
-    A name from a custom resource may be any string: empty it would address the whole collection,
-    with a slash a different object.
-
-    Raises:
-        NotFoundError: the name is invalid, so no such object can exist.
-    """
-    parts = (namespace, name) if resource.namespaced else (name,)
-    if not all(_SEGMENT.fullmatch(part) for part in parts):
-        raise NotFoundError(f"{attempted}: 404 NotFound: invalid name", status=404, reason="NotFound")
-    return resource.path(namespace, name)
-
-
-def _collection_path(selection: Selection, attempted: str) -> str:
-    """Return the URL path of a collection.
-
-    Raises:
-        NotFoundError: the namespace, which may come from a custom resource, is invalid: there is none of that name.
-    """
-    if selection.namespace and not _SEGMENT.fullmatch(selection.namespace):
-        raise NotFoundError(f"{attempted}: 404 NotFound: invalid namespace", status=404, reason="NotFound")
-    return selection.resource.path(selection.namespace)
 
 
 class KubeClient:
@@ -236,8 +178,8 @@ class KubeClient:
             KubeError: any other error.
         """
         attempted = _attempted("get", resource, namespace, name)
-        request = Request("GET", _path(resource, namespace, name, attempted=attempted))
-        return self._checked(resource, await self._send(resource, request, attempted, _parse_object, again=True))
+        request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
+        return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=True))
 
     async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
         """Return the object, or None where it does not exist."""
@@ -254,7 +196,7 @@ class KubeClient:
         """
         resource, token = selection.resource, ""
         attempted = _attempted("list", resource, selection.namespace)
-        path = _collection_path(selection, attempted)
+        path = collection_path(resource, selection.namespace, attempted=attempted)
         while True:
             query = selection.query | {"limit": str(_PAGE_SIZE)}
             if token:
@@ -263,7 +205,7 @@ class KubeClient:
                 resource,
                 Request("GET", path, query, many=True),
                 attempted,
-                _parse_list,
+                parse_list,
                 again=True,
             )
             yield self._sort(resource, body)
@@ -305,7 +247,7 @@ class KubeClient:
             resource,
             Request("POST", resource.path(namespace), body=json.dumps(manifest).encode()),
             _attempted("create", resource, namespace, name),
-            _parse_object,
+            parse_object,
             # With a fixed name, a retry cannot create a second object.
             again="name" in meta,
         )
@@ -326,7 +268,7 @@ class KubeClient:
         )
         attempted = _attempted("create (dry run)", resource, meta.get("namespace", ""), meta["name"])
         # What is not stored has no resourceVersion.
-        await self._send(resource, request, attempted, _parse_object, again=True)
+        await self._send(resource, request, attempted, parse_object, again=True)
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, patch: JsonDict, *, again: bool = True
@@ -341,9 +283,38 @@ class KubeClient:
             NotFoundError: the object does not exist.
         """
         attempted = _attempted("patch", resource, namespace, name)
-        path = _path(resource, namespace, name, attempted=attempted)
+        path = object_path(resource, namespace, name, attempted=attempted)
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
-        return self._checked(resource, await self._send(resource, request, attempted, _parse_object, again=again))
+        return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=again))
+
+    async def apply(
+        self, resource: Resource, manifest: JsonDict, *, manager: str, force: bool = False, dry_run: bool = False
+    ) -> JsonDict:
+        """Create or update the object by server-side apply, and return it as stored.
+
+        `force` takes over fields that other managers set; with `dry_run` nothing is stored. An object that already is
+        as applied stays unchanged. What the manager applied before and `manifest` lacks is removed.
+
+        Raises:
+            ApplyConflictError: another manager has set some of its fields to other values.
+            InvalidError: the manifest is invalid, or has a field that the API server does not know.
+
+        Source: Kubernetes v1.34, "Server-Side Apply".
+        """
+        meta = manifest["metadata"]
+        namespace, name = meta.get("namespace", ""), meta["name"]
+        attempted = _attempted("apply (dry run)" if dry_run else "apply", resource, namespace, name)
+        query = {"fieldManager": manager, "force": str(force).lower(), "fieldValidation": "Strict"}
+        request = Request(
+            "PATCH",
+            object_path(resource, namespace, name, attempted=attempted),
+            query | ({"dryRun": "All"} if dry_run else {}),
+            json.dumps(manifest).encode(),
+            APPLY_PATCH,
+        )
+        applied = await self._send(resource, request, attempted, parse_object, again=True)
+        # What was not created has no resourceVersion.
+        return applied if dry_run else self._checked(resource, applied)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str = "", resource_version: str = ""
@@ -359,9 +330,9 @@ class KubeClient:
                 options["preconditions"]["resourceVersion"] = resource_version
         attempted = _attempted("delete", resource, namespace, name)
         try:
-            path = _path(resource, namespace, name, attempted=attempted)
+            path = object_path(resource, namespace, name, attempted=attempted)
             request = Request("DELETE", path, body=json.dumps(options).encode())
-            response = await self._send(resource, request, attempted, _parse_object, again=True)
+            response = await self._send(resource, request, attempted, parse_object, again=True)
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:
@@ -370,7 +341,7 @@ class KubeClient:
             return Deletion.CONFLICT
         if response.get("kind") == "Status":
             return Deletion.DONE
-        return _parse_deletion(response)
+        return parse_deletion(response)
 
     async def pod_log(self, namespace: str, name: str, *, container: str, limit_bytes: int) -> str:
         """Return the end of the log of a container: whole lines, at most `limit_bytes`.
@@ -385,7 +356,7 @@ class KubeClient:
         while True:
             query = {"tailLines": str(lines), "limitBytes": str(limit_bytes)}
             request = Request("GET", path, query | ({"container": container} if container else {}))
-            body = await self._send(PODS, request, f"log of Pod {namespace}/{name}", _body, again=True)
+            body = await self._send(PODS, request, f"log of Pod {namespace}/{name}", parse_body, again=True)
             if len(body) < limit_bytes or lines == 1:
                 return body.decode(errors="replace")
             lines = max(1, body.count(b"\n") * 3 // 4)
@@ -398,58 +369,4 @@ class KubeClient:
         url = PODS.path(namespace, f"{name}:{port}", subresource="proxy") + path
         request = Request("GET", url, timeout_seconds=_PAGE_SECONDS)
         attempted = f"get {path} of Pod {namespace}/{name} on port {port}"
-        return await self._send(PODS, request, attempted, _parse_object, again=True)
-
-
-def _parse_deletion(response: JsonDict) -> Deletion:
-    """Return the result of a DELETE that answered with an object: the remaining one or, for pods, the old one.
-
-    Nothing else of that object is read, so its form is not checked: a pod that is deleted without a grace
-    period may come without a resourceVersion.
-    Source: Kubernetes v1.34, apiserver/pkg/registry/generic/registry/store.go (Delete, finalizeDelete) and
-    pkg/registry/core/pod (ReturnDeletedObject, CheckGracefulDelete).
-    """
-    meta = response.get("metadata")
-    if not isinstance(meta, dict):
-        return Deletion.STARTED
-    remains = meta.get("finalizers") or meta.get("deletionGracePeriodSeconds")
-    return Deletion.STARTED if remains else Deletion.DONE
-
-
-def _body(response: Response, _: str) -> bytes:
-    return response.body
-
-
-def _parse_object(response: Response, attempted: str) -> JsonDict:
-    """Return the JSON object in `response`.
-
-    A proxy, or a server that is starting, may answer with a page of its own and status 200: that is no
-    answer of the API server, and the request is retried as if there were none.
-
-    Raises:
-        UnreachableError: it holds no JSON object.
-    """
-    body = response.body
-    try:
-        parsed = parse_json(body)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        # What begins like an object may be part of a Secret.
-        shown = f"{len(body)} bytes" if body.lstrip()[:1] == b"{" else repr(body[:_SHOWN_BYTES])
-        raise UnreachableError(f"{attempted}: {response.status}: the answer is not a JSON object: {shown}")
-    return parsed
-
-
-def _parse_list(response: Response, attempted: str) -> JsonDict:
-    """Return the list in `response`, as JSON dict.
-
-    Raises:
-        UnreachableError: it holds no list of objects.
-    """
-    body = _parse_object(response, attempted)
-    try:
-        msgspec.convert(body, _List)
-    except (ValueError, RecursionError) as e:
-        raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
-    return body
+        return await self._send(PODS, request, attempted, parse_object, again=True)

@@ -1,5 +1,6 @@
 """Errors of the API server: one class for each status, built in one place."""
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,9 @@ from core.models.units import parse_count
 
 __all__ = [
     "AlreadyExistsError",
+    "ApplyConflictError",
     "ConflictError",
+    "FieldConflict",
     "ForbiddenError",
     "GoneError",
     "InvalidError",
@@ -72,6 +75,21 @@ class AlreadyExistsError(ConflictError):
     """409 with reason AlreadyExists."""
 
 
+@dataclass(frozen=True)
+class FieldConflict:
+    """A field that another manager has set, such as `.spec.replicas`; `manager` is as the API server describes it."""
+
+    field: str
+    manager: str
+
+
+class ApplyConflictError(ConflictError):
+    """409 of a server-side apply: `conflicts` are the fields that other managers have set to other values."""
+
+    retry = False
+    conflicts: tuple[FieldConflict, ...] = ()
+
+
 class GoneError(KubeError):
     """410: the resourceVersion or continue token is too old; list again."""
 
@@ -132,6 +150,12 @@ _BY_STATUS: dict[int, type[KubeError]] = {
 _UID_FIELD = "metadata.uid"
 """Source: Kubernetes v1.34: a patch with another UID is rejected as a change of that field."""
 
+_MANAGER_CONFLICT = "FieldManagerConflict"
+"""Source: Kubernetes v1.34, apimachinery pkg/apis/meta/v1/types.go (CauseTypeFieldManagerConflict)."""
+
+_MANAGER = re.compile('conflict with "([^"]*)"')
+"""Source: Kubernetes v1.34, apimachinery pkg/util/managedfields/internal/conflict.go."""
+
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
@@ -142,6 +166,7 @@ class _Rejection:
     reason: str
     kind: str = ""
     fields: frozenset[str] = frozenset()
+    conflicts: tuple[FieldConflict, ...] = ()
 
 
 def _parse_rejection(body: bytes) -> _Rejection:
@@ -150,9 +175,21 @@ def _parse_rejection(body: bytes) -> _Rejection:
         status: Any = parse_json(body)
         causes = (status.get("details") or {}).get("causes") or []
         fields = frozenset(str(cause.get("field", "")) for cause in causes)
-        return _Rejection(str(status["message"]), str(status.get("reason", "")), str(status.get("kind", "")), fields)
+        conflicts = tuple(
+            FieldConflict(str(cause.get("field", "")), _manager_of(str(cause.get("message", ""))))
+            for cause in causes
+            if cause.get("reason") == _MANAGER_CONFLICT
+        )
+        reason, kind = str(status.get("reason", "")), str(status.get("kind", ""))
+        return _Rejection(str(status["message"]), reason, kind, fields, conflicts)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return _Rejection(body[:300].decode(errors="replace").strip(), "")
+
+
+def _manager_of(described: str) -> str:
+    """Return the manager in `conflict with "kubectl" using apps/v1`, or the whole text."""
+    found = _MANAGER.match(described)
+    return found[1] if found else described
 
 
 def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> KubeError:
@@ -180,6 +217,10 @@ def build_error(status: int, body: bytes, *, attempted: str, retry_after: str | 
         cls = ConflictError
     text = f"{attempted}: {status} {rejection.reason or ''}".rstrip() + f": {rejection.message}"
     seconds = parse_retry_after(retry_after)
+    if rejection.conflicts:
+        conflict = ApplyConflictError(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
+        conflict.conflicts = rejection.conflicts
+        return conflict
     return cls(text, status=status, reason=rejection.reason, retry_after_seconds=seconds)
 
 

@@ -381,15 +381,32 @@ class _Repository(_Object, total=False):
     spec: _RepositorySpec
 
 
+_PLAIN: Final = (
+    resources.BACKUPS,
+    resources.BACKUP_STORAGE_LOCATIONS,
+    resources.CLUSTER_ROLES,
+    resources.CLUSTER_ROLE_BINDINGS,
+    resources.CUSTOM_RESOURCE_DEFINITIONS,
+    resources.DATA_DOWNLOADS,
+    resources.DATA_UPLOADS,
+    resources.DEPLOYMENTS,
+    resources.NAMESPACES,
+    resources.NETWORK_POLICIES,
+    resources.POD_VOLUME_BACKUPS,
+    resources.POD_VOLUME_RESTORES,
+    resources.ROLES,
+    resources.ROLE_BINDINGS,
+    resources.SECURITY_CONTEXT_CONSTRAINTS,
+    resources.SERVICE_ACCOUNTS,
+    resources.VOLUME_SNAPSHOT_CLASSES,
+)
+"""Kinds of which nothing is read beyond their metadata, or that have a model."""
+
 _FORMS: Final[Mapping[Resource, Any]] = {
-    resources.BACKUPS: _Object,
+    **dict.fromkeys(_PLAIN, _Object),
     resources.BACKUP_REPOSITORIES: _Repository,
-    resources.BACKUP_STORAGE_LOCATIONS: _Object,
     resources.CONFIG_MAPS: _Data,
     resources.DAEMON_SETS: _DaemonSet,
-    resources.DATA_DOWNLOADS: _Object,
-    resources.DATA_UPLOADS: _Object,
-    resources.DEPLOYMENTS: _Object,
     resources.EVENTS: _Event,
     resources.JOBS: _Job,
     resources.LEASES: _Lease,
@@ -397,8 +414,6 @@ _FORMS: Final[Mapping[Resource, Any]] = {
     resources.PERSISTENT_VOLUMES: _PersistentVolume,
     resources.PERSISTENT_VOLUME_CLAIMS: _Claim,
     resources.PODS: _Pod,
-    resources.POD_VOLUME_BACKUPS: _Object,
-    resources.POD_VOLUME_RESTORES: _Object,
     resources.PRIORITY_CLASSES: _PriorityClass,
     resources.SECRETS: _Data,
     resources.STORAGE_CLASSES: _StorageClass,

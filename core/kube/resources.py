@@ -10,7 +10,10 @@ __all__ = [
     "BACKUPS",
     "BACKUP_REPOSITORIES",
     "BACKUP_STORAGE_LOCATIONS",
+    "CLUSTER_ROLES",
+    "CLUSTER_ROLE_BINDINGS",
     "CONFIG_MAPS",
+    "CUSTOM_RESOURCE_DEFINITIONS",
     "DAEMON_SETS",
     "DATA_DOWNLOADS",
     "DATA_UPLOADS",
@@ -18,6 +21,8 @@ __all__ = [
     "EVENTS",
     "JOBS",
     "LEASES",
+    "NAMESPACES",
+    "NETWORK_POLICIES",
     "NODES",
     "PERSISTENT_VOLUMES",
     "PERSISTENT_VOLUME_CLAIMS",
@@ -25,10 +30,15 @@ __all__ = [
     "POD_VOLUME_BACKUPS",
     "POD_VOLUME_RESTORES",
     "PRIORITY_CLASSES",
+    "ROLES",
+    "ROLE_BINDINGS",
     "SECRETS",
+    "SECURITY_CONTEXT_CONSTRAINTS",
+    "SERVICE_ACCOUNTS",
     "STORAGE_CLASSES",
     "VOLUME_ATTACHMENTS",
     "VOLUME_SNAPSHOTS",
+    "VOLUME_SNAPSHOT_CLASSES",
     "VOLUME_SNAPSHOT_CONTENTS",
     "Resource",
 ]
@@ -66,6 +76,7 @@ class Resource:
         return "/".join(parts)
 
 
+_RBAC = "rbac.authorization.k8s.io"
 _SNAPSHOTS = "snapshot.storage.k8s.io"
 
 PODS: Final = Resource("Pod", "pods")
@@ -93,3 +104,17 @@ POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "
 BACKUPS: Final = Resource("Backup", "backups", "velero.io")
 BACKUP_REPOSITORIES: Final = Resource("BackupRepository", "backuprepositories", "velero.io")
 BACKUP_STORAGE_LOCATIONS: Final = Resource("BackupStorageLocation", "backupstoragelocations", "velero.io")
+NAMESPACES: Final = Resource("Namespace", "namespaces", namespaced=False)
+SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "serviceaccounts")
+ROLES: Final = Resource("Role", "roles", _RBAC)
+ROLE_BINDINGS: Final = Resource("RoleBinding", "rolebindings", _RBAC)
+CLUSTER_ROLES: Final = Resource("ClusterRole", "clusterroles", _RBAC, namespaced=False)
+CLUSTER_ROLE_BINDINGS: Final = Resource("ClusterRoleBinding", "clusterrolebindings", _RBAC, namespaced=False)
+NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
+CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
+    "CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", namespaced=False
+)
+SECURITY_CONTEXT_CONSTRAINTS: Final = Resource(
+    "SecurityContextConstraints", "securitycontextconstraints", "security.openshift.io", namespaced=False
+)
+VOLUME_SNAPSHOT_CLASSES: Final = Resource("VolumeSnapshotClass", "volumesnapshotclasses", _SNAPSHOTS, namespaced=False)

@@ -11,9 +11,11 @@ from typing import Final, Protocol
 
 from core.kube.errors import GoneError, UnreachableError
 
-__all__ = ["MERGE_PATCH", "LineSplitter", "Request", "Response", "Transport", "check_size"]
+__all__ = ["APPLY_PATCH", "MERGE_PATCH", "LineSplitter", "Request", "Response", "Transport", "check_size"]
 
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH: Final = "application/apply-patch+yaml"
+"""Server-side apply; its body may be JSON, which is YAML too."""
 
 _LARGEST_OBJECT_BYTES: Final = 16 << 20
 """Several times what the API server accepts: 3 MiB, of which etcd stores 1.5.

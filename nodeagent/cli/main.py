@@ -36,7 +36,10 @@ examples:
 """
 
 
-_USER_COMMANDS: Final = {"repo": "show backup repositories (get, describe, report)"}
+_USER_COMMANDS: Final = {
+    "install": "install the agents, or update them",
+    "repo": "show backup repositories (get, describe, report)",
+}
 """Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
 
 _USER_PACKAGES: Final = frozenset({"click", "rich"})

@@ -11,8 +11,17 @@ from core.models.units import parse_duration
 from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP, NAMESPACE_DEFAULT
 from nodeagent.cli.output import OutputFormat
 from nodeagent.runtime.connection import ClusterAccess
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
-__all__ = ["DurationType", "UserCommand", "UserGroup", "access_of", "cluster_options", "output_option"]
+__all__ = [
+    "DurationType",
+    "UserCommand",
+    "UserGroup",
+    "access_of",
+    "cluster_options",
+    "installation_options",
+    "output_option",
+]
 
 
 class DurationType(click.ParamType[timedelta]):
@@ -54,22 +63,27 @@ class UserGroup(_Help, click.Group):
 
 def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess."""
+    return _add_access(function, f"namespace of the agent and of the custom resources {NAMESPACE_DEFAULT}")
 
+
+def installation_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add the same options for a command that changes an installation: its namespace is never the kubeconfig's.
+
+    Source: Velero v1.18, pkg/client/config.go.
+    """
+    text = f"namespace of the installation (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
+    return _add_access(function, text, DEFAULT_NAMESPACE)
+
+
+def _add_access(function: Callable[..., int | None], text: str, default: str = "") -> Callable[..., int | None]:
     @functools.wraps(function)
     def run(*args: Any, namespace: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
-        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, namespace), **more)
+        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, namespace or default), **more)
 
     for option in (
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
         click.option("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP),
-        click.option(
-            "--namespace",
-            "-n",
-            metavar="NAME",
-            default="",
-            envvar="VELERO_NAMESPACE",
-            help=f"namespace of the agent and of the custom resources {NAMESPACE_DEFAULT}",
-        ),
+        click.option("--namespace", "-n", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
     ):
         run = option(run)
     return run

@@ -70,7 +70,7 @@ class Printer:
     def document(self, document: JsonDict, form: OutputFormat) -> None:
         """Print one document, in ASCII: everything else in it is escaped."""
         if form is OutputFormat.YAML:
-            text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
+            text = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=False)
         else:
             # JSON does not escape this one control character.
             text = json.dumps(document, indent=2).replace("\x7f", "\\u007f") + "\n"
@@ -124,6 +124,13 @@ class Printer:
             self._out.print(what)
         lines = captured.get().split("\n")
         self._out.out("\n".join(line.rstrip(" ") for line in lines), end="", highlight=False)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what occurs twice twice: people read it, too."""
+
+    def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - its signature
+        return True
 
 
 class NoteHandler(logging.Handler):

@@ -12,6 +12,7 @@ import click
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError, UnreachableError
+from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
 from nodeagent.cli.repo import repo
 
@@ -29,6 +30,7 @@ def _root() -> None:
     """Commands for users."""
 
 
+_root.add_command(install)
 _root.add_command(repo)
 
 

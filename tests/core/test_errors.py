@@ -7,7 +7,9 @@ import pytest
 from core.errors import AgentError, CanceledError, ConfigError, DataPathError, KopiaError, RepositoryError, ResultError
 from core.kube.errors import (
     AlreadyExistsError,
+    ApplyConflictError,
     ConflictError,
+    FieldConflict,
     ForbiddenError,
     GoneError,
     InvalidError,
@@ -104,3 +106,22 @@ def test_errors_of_a_mover_have_distinct_exit_codes() -> None:
     codes = [cls.exit_code for cls in classes]
     assert len(set(codes)) == len(codes)
     assert 0 not in codes
+
+
+def test_conflicts_of_an_apply_name_field_and_manager() -> None:
+    causes = [
+        {
+            "reason": "FieldManagerConflict",
+            "message": 'conflict with "kubectl-edit" using apps/v1 at 2026-11-21T10:00:00Z',
+            "field": ".spec.replicas",
+        },
+        {"reason": "FieldManagerConflict", "message": "another text", "field": ".spec.paused"},
+    ]
+    body = _status("Conflict", "Apply failed with 2 conflicts", details={"causes": causes})
+    error = build_error(409, body, attempted="apply Deployment velero/x")
+    assert isinstance(error, ApplyConflictError)
+    assert error.conflicts == (
+        FieldConflict(".spec.replicas", "kubectl-edit"),
+        FieldConflict(".spec.paused", "another text"),
+    )
+    assert not error.retry

@@ -10,8 +10,10 @@ _PACKAGES = ("core", "exposer", "nodeagent", "datamover")
 
 _TESTED_ELSEWHERE: Final = {
     "core/clock.py": "tests/core/models/test_units.py",
+    "core/kube/answers.py": "tests/core/kube/test_client.py",
     "core/kube/discovery.py": "tests/core/kube/test_client.py",
     "core/kube/errors.py": "tests/core/test_errors.py",
+    "core/kube/paths.py": "tests/core/kube/test_client.py",
     "core/kube/resources.py": "tests/contract/test_kube_contract.py",
     "core/kube/transport.py": "tests/core/kube/test_client.py",
     "core/models/base.py": "tests/core/models/test_transfers.py",
@@ -38,6 +40,8 @@ _TESTED_ELSEWHERE: Final = {
     "exposer/snapshots.py": "tests/exposer/test_claims.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
     "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",
+    "nodeagent/cli/given_flags.py": "tests/nodeagent/cli/test_install_options.py",
+    "nodeagent/cli/install_flags.py": "tests/nodeagent/cli/test_install.py",
     "nodeagent/cli/options.py": "tests/nodeagent/cli/test_user_commands.py",
     "nodeagent/cli/repo_pages.py": "tests/nodeagent/cli/test_repo.py",
     "nodeagent/cli/serve.py": "tests/nodeagent/cli/test_main.py",

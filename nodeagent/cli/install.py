@@ -1,0 +1,87 @@
+"""The command `nodeagent install`: from flags to objects, which are printed or applied."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from core.models.base import JsonDict
+from nodeagent.cli.given_flags import GivenFlags
+from nodeagent.cli.install_flags import InstallCommand, given_in, install_flags
+from nodeagent.cli.install_options import build_options
+from nodeagent.cli.options import installation_options
+from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.operations.install.manifests import build_installation, read_definitions
+from nodeagent.runtime.connection import ClusterAccess
+
+__all__ = ["install"]
+
+_TIMEOUT: Final = timedelta(minutes=5)
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent install --provider aws --bucket backups --backup-location-config region=us-east-2
+                    --secret-file ./credentials --image registry.example.com/node-agent:0.1.0 --wait
+        agents on every Linux node, with a location; the same command again updates them
+  nodeagent install --no-default-backup-location --no-secret --dry-run -o yaml
+        the objects of agents that use locations and credentials which exist already
+  nodeagent install --crds-only
+        only the custom resource definitions, to update them
+
+Flags of velero install have the same meaning here; those of Velero's server are accepted and named in a note.
+docs/install.md has more, and the permissions that the command needs.
+
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission, or agents that do not come up
+  2  invalid command line or configuration, or the cluster is not reachable
+"""
+
+
+@click.command("install", cls=InstallCommand, epilog=_EXAMPLES)
+@install_flags
+@installation_options
+def install(access: ClusterAccess, **values: Any) -> None:  # noqa: ANN401 - of click
+    """Install the node agents, or update them."""
+    given, ignored = given_in(values)
+    printer, request = Printer(), _read_request(given)
+    namespace = given.namespace("--namespace", access.namespace)
+    objects = _build(given, namespace, crds_only=request.crds_only)
+    if ignored:
+        printer.note(f"flags of Velero's server have no effect here: {', '.join(ignored)}")
+    if request.form is not None:
+        printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, request.form)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is done with the objects; `form` is how they are printed, None: not at all."""
+
+    dry_run: bool
+    crds_only: bool
+    force_conflicts: bool
+    wait: bool
+    timeout: timedelta
+    form: OutputFormat | None
+
+
+def _read_request(given: GivenFlags) -> _Request:
+    # Applying is the default, with or without it.
+    given.switch("--apply")
+    dry_run, form = given.switch("--dry-run"), None
+    if dry_run or given.has("--output"):
+        form = OutputFormat(given.choice("--output", (OutputFormat.YAML, OutputFormat.JSON), OutputFormat.YAML))
+    return _Request(
+        dry_run=dry_run,
+        crds_only=given.switch("--crds-only"),
+        force_conflicts=given.switch("--force-conflicts", default=True),
+        wait=given.switch("--wait"),
+        timeout=given.duration("--timeout", _TIMEOUT),
+        form=form,
+    )
+
+
+def _build(given: GivenFlags, namespace: str, *, crds_only: bool) -> list[JsonDict]:
+    definitions = list(read_definitions())
+    return definitions if crds_only else [*definitions, *build_installation(build_options(given, namespace))]

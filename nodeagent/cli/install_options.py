@@ -1,0 +1,219 @@
+"""From the flags of `nodeagent install` to the options of an installation.
+
+Source of what may be combined: Velero v1.18, Validate in pkg/cmd/cli/install/install.go.
+"""
+
+import re
+from datetime import timedelta
+from typing import Final
+
+from core.errors import ConfigError
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS
+from core.models.units import parse_quantity
+from nodeagent.cli.given_flags import GivenFlags
+from nodeagent.cli.serve import parse_serve
+from nodeagent.config.keys import load_json
+from nodeagent.config.parse import parse_config
+from nodeagent.config.source import document_in
+from nodeagent.operations.install.objects import PART_OF_LABELS
+from nodeagent.operations.install.options import (
+    DEFAULT_IMAGE,
+    AgentOptions,
+    ContainerResources,
+    InstallOptions,
+    LocationOptions,
+    ProxyOptions,
+)
+
+__all__ = ["DEFAULT_CONFIG_MAP", "build_options"]
+
+DEFAULT_CONFIG_MAP: Final = "node-agent-config"
+"""The ConfigMap of `--node-agent-config`, if no other is named."""
+
+_PROVIDERS: Final = ("aws", "azure", "gcp", "fs")
+_PREFIX: Final = "velero.io/"
+
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_ARGUMENT: Final = re.compile("--[a-z-]+=")
+_PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
+_CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
+_RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
+
+
+def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
+    """Return the options; files that flags name are read.
+
+    Raises:
+        ConfigError: a value is not allowed, a flag is missing or excludes another, or a file cannot be read.
+    """
+    given.choice("--uploader-type", ("kopia",), "kopia")
+    document = _read_configuration(given)
+    config_map = given.name("--node-agent-configmap", DEFAULT_CONFIG_MAP if document is not None else "")
+    return InstallOptions(
+        namespace=namespace,
+        image=_image(given),
+        image_pull_policy=given.choice("--image-pull-policy", ("Always", "IfNotPresent", "Never"), "IfNotPresent"),
+        pull_secrets=given.names("--image-pull-secret"),
+        service_account=given.name("--service-account-name"),
+        mover_service_account=given.name("--mover-service-account-name"),
+        service_account_annotations=given.annotations("--sa-annotations"),
+        agent=_build_agent(given, config_map),
+        proxy=ProxyOptions(
+            http=_proxy(given, "--http-proxy"),
+            https=_proxy(given, "--https-proxy"),
+            no_proxy=given.text("--no-proxy"),
+        ),
+        credentials=_read_credentials(given),
+        location=_build_location(given),
+        configuration=document,
+        openshift=given.switch("--openshift"),
+        monitoring_namespace=given.namespace("--monitoring-namespace"),
+        priority_classes=given.switch("--priority-classes"),
+        volume_secrets=given.switch("--volume-secrets"),
+    )
+
+
+def _build_agent(given: GivenFlags, config_map: str) -> AgentOptions:
+    linux = given.switch("--use-node-agent", default=True)
+    windows = given.switch("--use-node-agent-windows")
+    if not linux and not windows:
+        raise ConfigError("--use-node-agent=false needs --use-node-agent-windows: otherwise there are no agents")
+    priority_class = given.name("--node-agent-priority-class-name")
+    if priority_class and given.switch("--priority-classes"):
+        raise ConfigError("--node-agent-priority-class-name and --priority-classes exclude each other")
+    return AgentOptions(
+        linux=linux,
+        windows=windows,
+        config_map=config_map,
+        repository_config_map=given.name("--backup-repository-configmap"),
+        maintenance_config_map=given.name("--repo-maintenance-job-configmap"),
+        priority_class=priority_class,
+        kubelet_root=given.directory("--kubelet-root-dir", AgentOptions.kubelet_root),
+        host_path=not given.switch("--node-agent-disable-host-path"),
+        privileged=given.switch("--privileged-node-agent"),
+        resources=_build_resources(given),
+        pod_labels=given.labels("--pod-labels", reserved=_RESERVED_LABELS),
+        pod_annotations=given.annotations("--pod-annotations"),
+        node_selector=given.labels("--node-selector"),
+        tolerations=given.tolerations("--toleration"),
+        features=given.text("--features"),
+        extra_args=_build_args(given),
+    )
+
+
+def _build_resources(given: GivenFlags) -> ContainerResources:
+    standard = ContainerResources()
+    chosen = ContainerResources(
+        cpu_request=given.quantity("--node-agent-pod-cpu-request", standard.cpu_request),
+        memory_request=given.quantity("--node-agent-pod-mem-request", standard.memory_request),
+        cpu_limit=given.quantity("--node-agent-pod-cpu-limit", standard.cpu_limit),
+        memory_limit=given.quantity("--node-agent-pod-mem-limit", standard.memory_limit),
+    )
+    for what, request, limit in (
+        ("cpu", chosen.cpu_request, chosen.cpu_limit),
+        ("mem", chosen.memory_request, chosen.memory_limit),
+    ):
+        if limit != "0" and parse_quantity(request) > parse_quantity(limit):
+            flag = f"--node-agent-pod-{what}-request"
+            raise ConfigError(
+                f'{flag}: "{request}" is not allowed: expected at most --node-agent-pod-{what}-limit, which is {limit}'
+            )
+    return chosen
+
+
+def _build_args(given: GivenFlags) -> tuple[str, ...]:
+    frequency = "--default-repo-maintain-frequency"
+    if given.has(frequency):
+        given.duration(frequency, timedelta())
+    own = (f"{frequency}={given.text(frequency)}",) if given.has(frequency) else ()
+    arguments = given.texts("--agent-arg")
+    for argument in arguments:
+        allowed = "expected a flag of nodeagent serve and its value, such as --log-level=debug"
+        if not _ARGUMENT.match(argument):
+            raise ConfigError(f'--agent-arg: "{argument}" is not allowed: {allowed}')
+        try:
+            parse_serve([argument])
+        except ConfigError as e:
+            raise ConfigError(f'--agent-arg: "{argument}" is not allowed: {allowed}: {e}') from e
+    return (*own, *arguments)
+
+
+def _image(given: GivenFlags) -> str:
+    image = given.text("--image") or DEFAULT_IMAGE
+    if not _IMAGE.fullmatch(image):
+        raise ConfigError(f'--image: "{image}" is not allowed: expected such as registry.example.com/node-agent:1.0')
+    return image
+
+
+def _proxy(given: GivenFlags, flag: str) -> str:
+    url = given.text(flag)
+    if url and not _PROXY.fullmatch(url):
+        # It may contain a password, and is not repeated.
+        raise ConfigError(f"{flag}: the value is not allowed: expected a URL such as http://proxy.example.com:3128")
+    return url
+
+
+def _build_location(given: GivenFlags) -> LocationOptions | None:
+    """Return the default location; None: there is to be none."""
+    bucket = given.text("--bucket")
+    if given.switch("--no-default-backup-location"):
+        for flag in ("--bucket", "--prefix", "--backup-location-config"):
+            if given.has(flag):
+                raise ConfigError(f"{flag} and --no-default-backup-location exclude each other")
+        return None
+    for flag in ("--provider", "--bucket"):
+        if not given.text(flag):
+            raise ConfigError(f"{flag} is required: use --no-default-backup-location if there is to be no location")
+    if bucket.startswith("-"):
+        raise ConfigError(f'--bucket: "{bucket}" is not allowed: expected a name that begins with no dash')
+    config = given.pairs("--backup-location-config")
+    provider = given.text("--provider")
+    if provider.removeprefix(_PREFIX) not in _PROVIDERS and not config.get("s3Url"):
+        raise ConfigError(
+            f'--provider: "{provider}" is not allowed: expected one of {", ".join(_PROVIDERS)}, '
+            "or any with --backup-location-config s3Url=URL"
+        )
+    return LocationOptions(
+        provider=provider,
+        bucket=bucket,
+        prefix=given.text("--prefix"),
+        config=config,
+        ca_certificate=_read_certificates(given),
+    )
+
+
+def _read_certificates(given: GivenFlags) -> str:
+    if not given.text("--cacert"):
+        return ""
+    content = given.file("--cacert")
+    if _CERTIFICATE not in content:
+        raise ConfigError(f"--cacert: {given.text('--cacert')} has no certificate in PEM")
+    return content
+
+
+def _read_credentials(given: GivenFlags) -> str | None:
+    without = given.switch("--no-secret")
+    if given.text("--secret-file"):
+        if without:
+            raise ConfigError("--secret-file and --no-secret exclude each other")
+        return given.file("--secret-file")
+    if not without:
+        raise ConfigError("one of --secret-file and --no-secret is required")
+    return None
+
+
+def _read_configuration(given: GivenFlags) -> JsonDict | None:
+    """Return the document of `--node-agent-config`; None: there is none."""
+    if not given.text("--node-agent-config"):
+        return None
+    path, content = given.text("--node-agent-config"), given.file("--node-agent-config")
+    try:
+        text = document_in(content)
+        errors = parse_config(text).errors
+    except ConfigError as e:
+        raise ConfigError(f"--node-agent-config: {path}: {e}") from e
+    if errors:
+        raise ConfigError(f"--node-agent-config: {path}: {'; '.join(map(str, errors))} (see nodeagent check-config)")
+    document = load_json(text)
+    return document if isinstance(document, dict) else {}
