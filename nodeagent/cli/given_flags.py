@@ -130,7 +130,10 @@ class GivenFlags:
         """Return pairs such as `a=1,b=2`; quotes enclose a pair with a comma, as in CSV."""
         found: dict[str, str] = {}
         for text in self.texts(flag):
-            parts = next(csv.reader([text]), []) if text else []
+            try:
+                parts = next(csv.reader([text]), []) if text else []
+            except csv.Error as e:
+                raise ConfigError(f"{flag}: the value is not allowed: {e}") from e
             for part in parts:
                 key, sign, value = part.partition("=")
                 if not sign or not key:

@@ -1,19 +1,23 @@
 """The command `nodeagent install`: from flags to objects, which are printed or applied."""
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
 import click
 
-from core.models.base import JsonDict
+from core.clock import SystemClock
 from nodeagent.cli.given_flags import GivenFlags
 from nodeagent.cli.install_flags import InstallCommand, given_in, install_flags
 from nodeagent.cli.install_options import build_options
 from nodeagent.cli.options import installation_options
 from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.operations.install.apply import ApplyTools
 from nodeagent.operations.install.manifests import build_installation, read_definitions
-from nodeagent.runtime.connection import ClusterAccess
+from nodeagent.operations.install.options import InstallOptions
+from nodeagent.operations.install.run import InstallRequest, run_install
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["install"]
 
@@ -47,11 +51,35 @@ def install(access: ClusterAccess, **values: Any) -> None:  # noqa: ANN401 - of 
     given, ignored = given_in(values)
     printer, request = Printer(), _read_request(given)
     namespace = given.namespace("--namespace", access.namespace)
-    objects = _build(given, namespace, crds_only=request.crds_only)
+    options = None if request.crds_only else build_options(given, namespace)
     if ignored:
         printer.note(f"flags of Velero's server have no effect here: {', '.join(ignored)}")
     if request.form is not None:
+        objects = [*read_definitions(), *(build_installation(options) if options is not None else ())]
         printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, request.form)
+    if not request.dry_run:
+        asyncio.run(_apply(printer, replace(access, namespace=namespace), request, options))
+
+
+async def _apply(printer: Printer, access: ClusterAccess, request: "_Request", options: InstallOptions | None) -> None:
+    async with connect(access) as cluster:
+        with printer.progress("checking permissions") as show:
+            # Programs that read the objects find nothing else on standard output.
+            say = printer.line if request.form is None else show
+            tools = ApplyTools(
+                client=cluster.client,
+                clock=SystemClock(),
+                on_result=lambda place, result: say(f"{place}: {result}"),
+                on_note=printer.note,
+            )
+            wanted = InstallRequest(
+                namespace=access.namespace,
+                definitions=read_definitions(),
+                options=options,
+                force_conflicts=request.force_conflicts,
+                timeout=request.timeout if request.wait else None,
+            )
+            await run_install(tools, wanted, show)
 
 
 @dataclass(frozen=True)
@@ -80,8 +108,3 @@ def _read_request(given: GivenFlags) -> _Request:
         timeout=given.duration("--timeout", _TIMEOUT),
         form=form,
     )
-
-
-def _build(given: GivenFlags, namespace: str, *, crds_only: bool) -> list[JsonDict]:
-    definitions = list(read_definitions())
-    return definitions if crds_only else [*definitions, *build_installation(build_options(given, namespace))]

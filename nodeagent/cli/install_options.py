@@ -16,6 +16,7 @@ from nodeagent.cli.serve import parse_serve
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in
+from nodeagent.operations.install.manifests import DEFAULT_CONFIG_MAP
 from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.options import (
     DEFAULT_IMAGE,
@@ -26,10 +27,7 @@ from nodeagent.operations.install.options import (
     ProxyOptions,
 )
 
-__all__ = ["DEFAULT_CONFIG_MAP", "build_options"]
-
-DEFAULT_CONFIG_MAP: Final = "node-agent-config"
-"""The ConfigMap of `--node-agent-config`, if no other is named."""
+__all__ = ["build_options"]
 
 _PROVIDERS: Final = ("aws", "azure", "gcp", "fs")
 _PREFIX: Final = "velero.io/"

@@ -1,12 +1,16 @@
 """The permissions of users who run commands, with the reason; no ServiceAccount of `deploy/` has them."""
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from core.kube import resources as kube
+from core.kube.resources import Resource
+from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
+from nodeagent.operations.install.objects import resource_of
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["REPO_PERMISSIONS"]
+__all__ = ["REPO_PERMISSIONS", "WAIT_PERMISSIONS", "grant_permissions", "install_permissions", "installer_permissions"]
 
 _OWN: Final = Scope.OWN_NAMESPACE
 _PARTLY: Final = "get and describe show less, with a note"
@@ -37,3 +41,70 @@ REPO_PERMISSIONS: Final = (
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get",), "why the report's pod is pending", without=_NO_REPORT),
 )
 """What `nodeagent repo` needs in the agent's namespace."""
+
+_INSTALLED: Final = {
+    kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",
+    kube.NAMESPACES: "the namespace",
+    kube.PRIORITY_CLASSES: "priority classes (--priority-classes)",
+    kube.SERVICE_ACCOUNTS: "the accounts of agents and data movers",
+    kube.SECURITY_CONTEXT_CONSTRAINTS: "constraints of OpenShift (--openshift)",
+    kube.ROLES: "roles of the accounts",
+    kube.ROLE_BINDINGS: "bindings of the roles",
+    kube.CLUSTER_ROLES: "roles of the accounts",
+    kube.CLUSTER_ROLE_BINDINGS: "bindings of the roles",
+    kube.SECRETS: "the credentials of the location (--secret-file)",
+    kube.BACKUP_STORAGE_LOCATIONS: "the location (--bucket)",
+    kube.CONFIG_MAPS: "the configuration (--node-agent-config)",
+    kube.NETWORK_POLICIES: "the policy for metrics (--monitoring-namespace)",
+    kube.DAEMON_SETS: "the agents",
+}
+"""What an installation consists of."""
+
+WAIT_PERMISSIONS: Final = (
+    Permission(_OWN, kube.PODS, ("list",), "--wait: which agents are ready"),
+    Permission(_OWN, kube.EVENTS, ("list",), "--wait: why they are not"),
+)
+"""What `nodeagent install --wait` needs besides."""
+
+
+def installer_permissions(everything: Sequence[JsonDict]) -> tuple[Permission, ...]:
+    """Return what the person needs who installs, whatever is chosen, and waits; `everything` are the objects."""
+    return (*install_permissions(everything), *grant_permissions(everything), *WAIT_PERMISSIONS)
+
+
+def install_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what applying these objects needs; a `create` cannot be limited to names."""
+    found = []
+    for resource, names in _names_of(manifests).items():
+        scope, reason = Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER, _INSTALLED[resource]
+        found.append(Permission(scope, resource, ("create",), reason))
+        found.append(Permission(scope, resource, ("get", "patch"), reason, names=names))
+    return tuple(found)
+
+
+def grant_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what granting roles needs that have permissions which the user does not have.
+
+    Source: Kubernetes v1.34, "Using RBAC Authorization", "Privilege escalation prevention and bootstrapping".
+    """
+    reason = "grant permissions that the user does not have"
+    return tuple(
+        Permission(
+            Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER,
+            resource,
+            ("escalate", "bind"),
+            reason,
+            names=names,
+        )
+        for resource, names in _names_of(manifests).items()
+        if resource in {kube.ROLES, kube.CLUSTER_ROLES}
+    )
+
+
+def _names_of(manifests: Iterable[JsonDict]) -> dict[Resource, tuple[str, ...]]:
+    """Return the names of objects by their resource."""
+    found: dict[Resource, tuple[str, ...]] = {}
+    for manifest in manifests:
+        resource = resource_of(manifest)
+        found[resource] = (*found.get(resource, ()), manifest["metadata"]["name"])
+    return found

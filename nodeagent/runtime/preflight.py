@@ -1,6 +1,5 @@
 """Checks before the agent starts: the API server answers, permissions, resource definitions, the pods directory."""
 
-import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -23,7 +22,8 @@ from core.kube.resources import (
     Resource,
 )
 from exposer.host_pods import list_pods
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.access_review import missing_permissions
+from nodeagent.runtime.permissions import Permission
 
 __all__ = ["PREFLIGHT_NAME", "check_cluster", "check_host_pods", "check_permissions"]
 
@@ -39,16 +39,8 @@ _KINDS: Final = (
 )
 _SNAPSHOT_KINDS: Final = (VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 
-_ACCESS_REVIEWS: Final = Resource(
-    "SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io", namespaced=False
-)
-"""Every authenticated user may create one. Source: Kubernetes, ClusterRole system:basic-user."""
-
 PREFLIGHT_NAME: Final = "preflight"
 """The name that is read to check a definition: a get needs no permission beyond those of every kind."""
-
-_AT_A_TIME: Final = 8
-"""Access reviews in parallel; there are about seventy, of a few milliseconds each."""
 
 _SHOWN: Final = 6
 """Missing permissions that fit into a line; if more are missing, the whole role is."""
@@ -105,7 +97,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
             message names all that is missing.
     """
     try:
-        missing = await _missing_permissions(client, namespace, permissions)
+        missing = await missing_permissions(client, namespace, permissions)
     except KubeError as e:
         raise ConfigError(f"cannot check the cluster: {e}") from e
     required = [text for permission, text in missing.items() if not permission.without]
@@ -118,54 +110,6 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
     for permission, text in missing.items():
         if permission.without:
             _log.warning("no permission to %s: %s", text, permission.without)
-
-
-async def _missing_permissions(
-    client: KubeClient, namespace: str, permissions: Iterable[Permission]
-) -> dict[Permission, str]:
-    """Return the missing ones of `permissions`, each as text."""
-    gate = asyncio.Semaphore(_AT_A_TIME)
-
-    async def lacks(permission: Permission, verb: str, name: str) -> str:
-        async with gate:
-            return "" if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
-
-    reviews: dict[Permission, list[asyncio.Task[str]]] = {}
-    try:
-        async with asyncio.TaskGroup() as group:
-            for permission in permissions:
-                reviews[permission] = [
-                    group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
-                    for verb in permission.verbs
-                    for name in permission.names or ("",)
-                ]
-    except ExceptionGroup as e:
-        # Not except*: Python before 3.11.4, such as Debian 12's, wraps what is raised there in a group.
-        raise e.exceptions[0] from None
-    return {
-        permission: f"{','.join(verbs)} {permission.path}{permission.only} {permission.where}"
-        for permission, tasks in reviews.items()
-        if (verbs := dict.fromkeys(verb for task in tasks if (verb := task.result())))
-    }
-
-
-async def _allowed(client: KubeClient, namespace: str, permission: Permission, *, verb: str, name: str) -> bool:
-    attributes = {
-        "namespace": namespace if permission.scope is Scope.OWN_NAMESPACE else "",
-        "verb": verb,
-        "group": permission.resource.group,
-        "resource": permission.resource.plural,
-        "subresource": permission.subresource,
-        "name": name,
-    }
-    review = {
-        "apiVersion": _ACCESS_REVIEWS.api_version,
-        "kind": _ACCESS_REVIEWS.kind,
-        "metadata": {},
-        "spec": {"resourceAttributes": attributes},
-    }
-    answer = await client.create(_ACCESS_REVIEWS, review)
-    return bool(answer["status"].get("allowed"))
 
 
 async def check_host_pods(client: KubeClient, clock: Clock, node: str, directory: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
-from nodeagent.operations.permissions import REPO_PERMISSIONS
+from nodeagent.operations.install.manifests import build_everything, read_definitions
+from nodeagent.operations.permissions import REPO_PERMISSIONS, installer_permissions
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -175,8 +176,9 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
         ("### Of the agent, to copy Secrets for volumes", COPY_PERMISSIONS),
         ("### Of a data mover", MOVER_PERMISSIONS),
         ("### Of users of nodeagent repo", REPO_PERMISSIONS),
+        ("### Of the person who installs", installer_permissions([*read_definitions(), *build_everything("velero")])),
     ],
-    ids=["agent", "copies", "mover", "users"],
+    ids=["agent", "copies", "mover", "users", "installer"],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]

@@ -12,7 +12,9 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from nodeagent.operations.permissions import REPO_PERMISSIONS
+from nodeagent.operations.install.manifests import build_installation
+from nodeagent.operations.install.options import InstallOptions
+from nodeagent.operations.permissions import REPO_PERMISSIONS, WAIT_PERMISSIONS, install_permissions
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
@@ -22,7 +24,8 @@ __all__ = ["only_granted_requests"]
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "nodeagent.operations"
-_PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: REPO_PERMISSIONS}
+_USERS = (*REPO_PERMISSIONS, *WAIT_PERMISSIONS, *install_permissions(build_installation(InstallOptions())))
+_PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: _USERS}
 """Of the product's packages; commands for users use others, for which they send requests."""
 
 

@@ -5,6 +5,7 @@
 
 from functools import cache
 from importlib.resources import files
+from typing import Final
 
 import yaml
 
@@ -16,7 +17,7 @@ from nodeagent.operations.install.accounts import (
     build_volume_secrets_roles,
 )
 from nodeagent.operations.install.daemonset import build_daemonsets
-from nodeagent.operations.install.options import InstallOptions
+from nodeagent.operations.install.options import AgentOptions, InstallOptions, LocationOptions
 from nodeagent.operations.install.surroundings import (
     build_config_map,
     build_credentials,
@@ -27,7 +28,10 @@ from nodeagent.operations.install.surroundings import (
     build_security_constraints,
 )
 
-__all__ = ["build_installation", "read_definitions"]
+__all__ = ["DEFAULT_CONFIG_MAP", "build_everything", "build_installation", "read_definitions"]
+
+DEFAULT_CONFIG_MAP: Final = "node-agent-config"
+"""The ConfigMap of a configuration that the installation brings, if no other is named."""
 
 
 def build_installation(options: InstallOptions) -> list[JsonDict]:
@@ -50,6 +54,23 @@ def build_installation(options: InstallOptions) -> list[JsonDict]:
     if options.monitoring_namespace:
         objects.append(build_network_policy(options))
     return [*objects, *build_daemonsets(options)]
+
+
+def build_everything(namespace: str) -> list[JsonDict]:
+    """Return every object that an installation in the namespace can have, whatever was chosen."""
+    return build_installation(
+        InstallOptions(
+            namespace=namespace,
+            agent=AgentOptions(windows=True, config_map=DEFAULT_CONFIG_MAP),
+            credentials="",
+            location=LocationOptions(provider="aws", bucket="any"),
+            configuration={},
+            openshift=True,
+            monitoring_namespace=namespace,
+            priority_classes=True,
+            volume_secrets=True,
+        )
+    )
 
 
 @cache

@@ -1,13 +1,35 @@
-"""What all objects of an installation have in common."""
+"""What all objects of an installation have in common, and the resources that they are."""
 
 from typing import Final
 
+from core.kube import resources as kube
+from core.kube.resources import Resource
 from core.models.base import JsonDict
 
-__all__ = ["PART_OF_LABELS", "build_object"]
+__all__ = ["PART_OF_LABELS", "build_object", "is_ours", "place_of", "resource_of"]
 
 PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
 """On every object that an installation creates; Velero's objects do not have it."""
+
+_RESOURCES: Final = {
+    resource.kind: resource
+    for resource in (
+        kube.BACKUP_STORAGE_LOCATIONS,
+        kube.CLUSTER_ROLES,
+        kube.CLUSTER_ROLE_BINDINGS,
+        kube.CONFIG_MAPS,
+        kube.CUSTOM_RESOURCE_DEFINITIONS,
+        kube.DAEMON_SETS,
+        kube.NAMESPACES,
+        kube.NETWORK_POLICIES,
+        kube.PRIORITY_CLASSES,
+        kube.ROLES,
+        kube.ROLE_BINDINGS,
+        kube.SECRETS,
+        kube.SECURITY_CONTEXT_CONSTRAINTS,
+        kube.SERVICE_ACCOUNTS,
+    )
+}
 
 
 def build_object(api_version: str, kind: str, name: str, namespace: str = "") -> JsonDict:
@@ -16,3 +38,20 @@ def build_object(api_version: str, kind: str, name: str, namespace: str = "") ->
     if namespace:
         metadata["namespace"] = namespace
     return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
+
+
+def is_ours(obj: JsonDict) -> bool:
+    """Return whether an installation created the object."""
+    labels = obj["metadata"].get("labels") or {}
+    return PART_OF_LABELS.items() <= labels.items()
+
+
+def resource_of(manifest: JsonDict) -> Resource:
+    """Return the resource of an object of an installation."""
+    return _RESOURCES[manifest["kind"]]
+
+
+def place_of(obj: JsonDict) -> str:
+    """Return kind, namespace and name of an object as text, such as `DaemonSet velero/node-agent`."""
+    meta = obj["metadata"]
+    return f"{obj['kind']} {'/'.join(meta[key] for key in ('namespace', 'name') if meta.get(key))}"

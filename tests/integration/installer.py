@@ -1,0 +1,141 @@
+"""A person who installs into a real API server: `nodeagent install` with a kubeconfig, and what it left there."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, ROLE_BINDINGS, ROLES
+from nodeagent.cli.main import main
+from nodeagent.operations.install.accounts import build_rule, in_scope
+from nodeagent.operations.install.objects import resource_of
+from nodeagent.runtime.permissions import Permission, Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import pytest
+
+    from core.kube.resources import Resource
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+__all__ = ["ALL_FLAGS", "ALONE", "Done", "Installer"]
+
+ALONE = ("--no-default-backup-location", "--no-secret")
+
+ALL_FLAGS = (
+    "--provider=aws",
+    "--bucket=backups",
+    "--prefix=p",
+    "--backup-location-config=region=r,s3Url=http://s3",
+    "--cacert=ca.pem",
+    "--secret-file=keys",
+    "--image=registry.example.com/node-agent:1",
+    "--image-pull-policy=Always",
+    "--image-pull-secret=pull",
+    "--use-node-agent-windows",
+    "--features=EnableCSI",
+    "--agent-arg=--log-level=debug",
+    "--kubelet-root-dir=/var/lib/k0s/kubelet",
+    "--privileged-node-agent",
+    "--http-proxy=http://p:1",
+    "--https-proxy=http://p:1",
+    "--no-proxy=.svc",
+    "--node-agent-config=config.json",
+    "--node-agent-pod-cpu-request=0",
+    "--node-agent-pod-mem-request=64Mi",
+    "--node-agent-pod-cpu-limit=1",
+    "--node-agent-pod-mem-limit=1Gi",
+    "--pod-labels=team=storage",
+    "--pod-annotations=example.com/a=1 2",
+    "--node-selector=disk=ssd",
+    "--toleration=a=1:NoSchedule,b:NoExecute,*",
+    "--priority-classes",
+    "--sa-annotations=iam.gke.io/gcp-service-account=a@b",
+    "--volume-secrets",
+    "--monitoring-namespace=prometheus",
+)
+"""Every flag that changes an object, but those that exclude others, and --openshift: only OpenShift serves its kind."""
+
+
+class Done(NamedTuple):
+    """How the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class Installer:
+    """Runs the command in a namespace of a test's own; without a kubeconfig, as the administrator."""
+
+    server: ApiServer
+    capsys: pytest.CaptureFixture[str]
+    folder: Path
+    kubeconfig: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.namespace = f"install-{secrets.token_hex(4)}"
+        (self.folder / "keys").write_text("[default]\n")
+        (self.folder / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+        (self.folder / "config.json").write_text('{"loadConcurrency": {"globalConfig": 3}}')
+
+    def run(self, *words: str, command: str = "install") -> Done:
+        kubeconfig = f"--kubeconfig={self.kubeconfig or self.server.kubeconfig}"
+        code = main([command, "-n", self.namespace, kubeconfig, *words])
+        return Done(code, *self.capsys.readouterr())
+
+    def get(self, resource: Resource, name: str) -> JsonDict | None:
+        found: JsonDict | None = self.server.api.get(
+            _bed(resource), self.namespace if resource.namespaced else "", name
+        )
+        return found
+
+    def versions(self, manifests: Iterable[JsonDict]) -> dict[str, str]:
+        """Return the resourceVersions of these objects; empty where one does not exist."""
+        found = {}
+        for one in manifests:
+            stored = self.get(resource_of(one), one["metadata"]["name"])
+            found[f"{one['kind']} {one['metadata']['name']}"] = stored["metadata"]["resourceVersion"] if stored else ""
+        return found
+
+    def change(self, resource: Resource, name: str, patch: JsonDict, *, manager: str = "somebody") -> JsonDict:
+        """Patch an object as another manager."""
+        path = resource.path(self.namespace if resource.namespaced else "", name) + f"?fieldManager={manager}"
+        stored: JsonDict = self.server.api.request(
+            "PATCH", path, body=patch, content_type="application/merge-patch+json"
+        )
+        return stored
+
+    def become(self, permissions: Iterable[Permission]) -> None:
+        """Continue as a user with these permissions and no others; the namespace is created for it."""
+        permissions = tuple(permissions)
+        self._create(NAMESPACES, self.namespace)
+        self.server.create_account(self.namespace, "installer")
+        for scope, role, binding in (
+            (Scope.OWN_NAMESPACE, ROLES, ROLE_BINDINGS),
+            (Scope.CLUSTER, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
+        ):
+            name = f"{self.namespace}-installer"
+            self._create(role, name, rules=[build_rule(one) for one in in_scope(permissions, scope)])
+            subject = {"kind": "ServiceAccount", "name": "installer", "namespace": self.namespace}
+            reference = {"apiGroup": role.group, "kind": role.kind, "name": name}
+            self._create(binding, name, roleRef=reference, subjects=[subject])
+        self.kubeconfig = self.server.account_kubeconfig(self.namespace, "installer", self.folder)
+
+    def _create(self, resource: Resource, name: str, **more: Any) -> None:
+        namespace = self.namespace if resource.namespaced else ""
+        meta = {"name": name} | ({"namespace": namespace} if namespace else {})
+        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more}
+        self.server.api.request("POST", resource.path(namespace), body=body)
+
+
+def _bed(resource: Resource) -> Any:
+    from tests.testbed.api import Resource as BedResource  # noqa: PLC0415 - two classes of one name
+
+    root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    return BedResource(root, resource.plural, namespaced=resource.namespaced)

@@ -1,0 +1,69 @@
+"""Custom resource definitions that are not ours: `nodeagent install` leaves them, and says what they lack."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
+from nodeagent.operations.install.manifests import read_definitions
+from tests.integration.installer import ALONE, Installer
+from tests.support.apiserver import run_apiserver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_OLD = Path(__file__).parents[1] / "recordings" / "velero-1.17.2" / "crds"
+
+
+@pytest.fixture(scope="module")
+def old_server() -> Iterator[ApiServer]:
+    """A server with the definitions of Velero 1.17 and no others."""
+    with run_apiserver(_OLD) as server:
+        yield server
+
+
+@pytest.fixture
+def installer(old_server: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Installer:
+    return Installer(old_server, capsys, tmp_path)
+
+
+def test_definitions_of_velero_stay_and_what_they_lack_is_named(installer: Installer) -> None:
+    names = [one["metadata"]["name"] for one in read_definitions()]
+    before = [installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) for name in names]
+    done = installer.run(*ALONE)
+    assert done.code == 0, done.err
+    assert [installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) for name in names] == before
+    assert installer.get(DAEMON_SETS, "node-agent") is not None
+    notes = [line for line in done.err.splitlines() if "is not ours" in line]
+    assert len(notes) == len(names)
+    upload = next(line for line in notes if "datauploads" in line)
+    prefix = "note: CustomResourceDefinition datauploads.velero.io is not ours, and stays as it is: it lacks v2alpha1 ."
+    assert upload.startswith(prefix)
+
+
+def test_a_definition_that_is_missing_is_created_and_waited_for(installer: Installer) -> None:
+    name = "backuprepositories.velero.io"
+    installer.server.api.request("DELETE", CUSTOM_RESOURCE_DEFINITIONS.path("", name))
+    # An API server that still serves the old one may never establish a new one.
+    until = time.monotonic() + 30
+    while _is_served(installer, "backuprepositories") and time.monotonic() < until:
+        time.sleep(0.1)
+    done = installer.run(*ALONE)
+    assert done.code == 0, done.err
+    assert f"CustomResourceDefinition {name}: " in done.out
+    stored = installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {}
+    established = [one["status"] for one in stored["status"]["conditions"] if one["type"] == "Established"]
+    assert established == ["True"]
+
+
+def _is_served(installer: Installer, plural: str) -> bool:
+    served = installer.server.api.request("GET", "/apis/velero.io/v1")["resources"]
+    return plural in {one["name"] for one in served}
