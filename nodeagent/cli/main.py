@@ -39,6 +39,8 @@ examples:
 _USER_COMMANDS: Final = {
     "install": "install the agents, or update them",
     "repo": "show backup repositories (get, describe, report)",
+    "uninstall": "remove the agents; backups stay",
+    "version": "show the versions of this command and of the agents",
 }
 """Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
 

@@ -15,6 +15,8 @@ from core.kube.errors import UnauthorizedError, UnreachableError
 from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
 from nodeagent.cli.repo import repo
+from nodeagent.cli.uninstall import uninstall
+from nodeagent.cli.version import version
 
 __all__ = ["run_user_command"]
 
@@ -30,8 +32,8 @@ def _root() -> None:
     """Commands for users."""
 
 
-_root.add_command(install)
-_root.add_command(repo)
+for _command in (install, repo, uninstall, version):
+    _root.add_command(_command)
 
 
 def run_user_command(words: Sequence[str]) -> int:

@@ -6,11 +6,27 @@ from typing import Final
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_DAEMONSET,
+    AGENT_DAEMONSET_WINDOWS,
+    DISPATCHER_LEASE,
+    REPO_CREDENTIALS_SECRET,
+)
+from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.objects import resource_of
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["REPO_PERMISSIONS", "WAIT_PERMISSIONS", "grant_permissions", "install_permissions", "installer_permissions"]
+__all__ = [
+    "REPO_PERMISSIONS",
+    "UNINSTALL_PERMISSIONS",
+    "VERSION_PERMISSIONS",
+    "WAIT_PERMISSIONS",
+    "delete_permissions",
+    "grant_permissions",
+    "install_permissions",
+    "installer_permissions",
+]
 
 _OWN: Final = Scope.OWN_NAMESPACE
 _PARTLY: Final = "get and describe show less, with a note"
@@ -67,6 +83,58 @@ WAIT_PERMISSIONS: Final = (
 """What `nodeagent install --wait` needs besides."""
 
 
+_KEPT: Final = "uninstall: what stays, and which transfers have not ended"
+_REMOVED: Final = "uninstall: what is removed"
+
+UNINSTALL_PERMISSIONS: Final = (
+    *(
+        Permission(_OWN, resource, ("list",), _KEPT)
+        for resource in (
+            kube.DATA_UPLOADS,
+            kube.DATA_DOWNLOADS,
+            kube.POD_VOLUME_BACKUPS,
+            kube.POD_VOLUME_RESTORES,
+            kube.BACKUP_REPOSITORIES,
+            kube.BACKUP_STORAGE_LOCATIONS,
+        )
+    ),
+    Permission(_OWN, kube.SECRETS, ("get",), _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+    *(
+        Permission(_OWN, resource, ("list",), _REMOVED)
+        for resource in (
+            kube.DAEMON_SETS,
+            kube.NETWORK_POLICIES,
+            kube.CONFIG_MAPS,
+            kube.ROLE_BINDINGS,
+            kube.ROLES,
+            kube.SERVICE_ACCOUNTS,
+            kube.JOBS,
+        )
+    ),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP,)),
+    Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE,)),
+    Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
+)
+"""What `nodeagent uninstall` reads, beside what the person who installs may get."""
+
+VERSION_PERMISSIONS: Final = (
+    Permission(_OWN, kube.PODS, ("list",), "the agents"),
+    Permission(_OWN, kube.PODS, ("get",), "their status pages", subresource="proxy", without="no versions"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "their flags", names=(AGENT_DAEMONSET,), without="no versions"),
+)
+"""What `nodeagent version` needs."""
+
+
+def delete_permissions(stored: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what removing these objects needs."""
+    return tuple(
+        Permission(
+            Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER, resource, ("delete",), _REMOVED, names=names
+        )
+        for resource, names in _names_of(stored).items()
+    )
+
+
 def installer_permissions(everything: Sequence[JsonDict]) -> tuple[Permission, ...]:
     """Return what the person needs who installs, whatever is chosen, and waits; `everything` are the objects."""
     return (*install_permissions(everything), *grant_permissions(everything), *WAIT_PERMISSIONS)
@@ -76,7 +144,7 @@ def install_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]
     """Return what applying these objects needs; a `create` cannot be limited to names."""
     found = []
     for resource, names in _names_of(manifests).items():
-        scope, reason = Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER, _INSTALLED[resource]
+        scope, reason = _scope_of(resource), _INSTALLED[resource]
         found.append(Permission(scope, resource, ("create",), reason))
         found.append(Permission(scope, resource, ("get", "patch"), reason, names=names))
     return tuple(found)
@@ -89,16 +157,14 @@ def grant_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
     """
     reason = "grant permissions that the user does not have"
     return tuple(
-        Permission(
-            Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER,
-            resource,
-            ("escalate", "bind"),
-            reason,
-            names=names,
-        )
+        Permission(_scope_of(resource), resource, ("escalate", "bind"), reason, names=names)
         for resource, names in _names_of(manifests).items()
         if resource in {kube.ROLES, kube.CLUSTER_ROLES}
     )
+
+
+def _scope_of(resource: Resource) -> Scope:
+    return Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER
 
 
 def _names_of(manifests: Iterable[JsonDict]) -> dict[Resource, tuple[str, ...]]:

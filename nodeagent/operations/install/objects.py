@@ -20,6 +20,8 @@ _RESOURCES: Final = {
         kube.CONFIG_MAPS,
         kube.CUSTOM_RESOURCE_DEFINITIONS,
         kube.DAEMON_SETS,
+        kube.JOBS,
+        kube.LEASES,
         kube.NAMESPACES,
         kube.NETWORK_POLICIES,
         kube.PRIORITY_CLASSES,
@@ -47,7 +49,7 @@ def is_ours(obj: JsonDict) -> bool:
 
 
 def resource_of(manifest: JsonDict) -> Resource:
-    """Return the resource of an object of an installation."""
+    """Return the resource of an object of an installation, or of one that agents create."""
     return _RESOURCES[manifest["kind"]]
 
 

@@ -40,7 +40,19 @@ def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -
     assert "    repo        show backup repositories (get, describe, report)\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["repo"], ["repo", "get"], ["repo", "describe"], ["repo", "report"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["repo"],
+        ["repo", "get"],
+        ["repo", "describe"],
+        ["repo", "report"],
+        ["install"],
+        ["uninstall"],
+        ["version"],
+    ],
+    ids=" ".join,
+)
 def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     assert main([*words, "--help"]) == 0
     shown = capsys.readouterr().out

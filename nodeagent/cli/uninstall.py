@@ -1,0 +1,82 @@
+"""The command `nodeagent uninstall`: shows what it removes and what stays, asks, and removes it."""
+
+import asyncio
+from typing import Final
+
+import click
+
+from core.clock import SystemClock
+from core.errors import ConfigError
+from nodeagent.cli.options import UserCommand, installation_options
+from nodeagent.cli.output import HEADING, Printer, Styled
+from nodeagent.operations.install.uninstall import RemovalPlan, UninstallError, plan_removal, remove
+from nodeagent.runtime.connection import ClusterAccess, connect
+
+__all__ = ["uninstall"]
+
+_SHOWN: Final = 5
+"""Unfinished transfers that an error names."""
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent uninstall --namespace staging
+        show what is removed and what stays, ask, and remove it
+  nodeagent uninstall --yes
+        without a question; it refuses while transfers have not ended
+  nodeagent uninstall --force
+        without a question, and interrupt transfers
+
+Custom resource definitions, custom resources, Secrets, the namespace and all backups stay; the last lines
+of the output have the commands that delete them.
+"""
+
+
+@click.command("uninstall", cls=UserCommand, epilog=_EXAMPLES)
+@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
+@click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
+@installation_options
+def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
+    """Remove the node agents; backups stay."""
+    asyncio.run(_run(access, ask=not (yes or force), force=force))
+
+
+async def _run(access: ClusterAccess, *, ask: bool, force: bool) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        plan = await plan_removal(cluster.client, cluster.namespace)
+        if not plan.removed:
+            printer.note(f"there is no installation of ours in namespace {cluster.namespace}")
+            return
+        if plan.unfinished and not force:
+            more = f" and {len(plan.unfinished) - _SHOWN} more" if len(plan.unfinished) > _SHOWN else ""
+            shown = ", ".join(plan.unfinished[:_SHOWN]) + more
+            raise UninstallError(f"transfers have not ended, and --force interrupts them: {shown}")
+        _show(printer, plan)
+        if ask and not _confirm():
+            printer.note("nothing was removed")
+            return
+        await remove(cluster.client, SystemClock(), plan, on_removed=lambda place: printer.line(f"{place}: deleted"))
+    _show_rest(printer, plan)
+
+
+def _show(printer: Printer, plan: RemovalPlan) -> None:
+    for title, names in (("Removed:", plan.removed_names), ("Kept:", plan.kept)):
+        printer.line(Styled(title, HEADING))
+        for name in names:
+            printer.line(f"  {name}")
+
+
+def _confirm() -> bool:
+    try:
+        return click.confirm("Remove the node agents?", err=True)
+    except click.Abort as e:
+        raise ConfigError("nothing was removed: there is no answer to the question (use --yes)") from e
+
+
+def _show_rest(printer: Printer, plan: RemovalPlan) -> None:
+    printer.line(Styled("To delete the rest, with all records of backups (their data stays in the bucket):", HEADING))
+    printer.line(f"  kubectl delete namespace {plan.namespace}")
+    printer.line("  kubectl delete crd -l app.kubernetes.io/part-of=node-agent    # those of all namespaces")
+    if plan.unfinished:
+        printer.note(f"{len(plan.unfinished)} transfers keep a finalizer: the namespace is not deleted before they are")

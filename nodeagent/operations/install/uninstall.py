@@ -1,0 +1,177 @@
+"""Removal of an installation: what is removed, what stays, and what would be interrupted.
+
+Objects are recognized by their label; cluster-scoped ones have the name of the namespace in theirs, so that other
+installations stay.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ConfigError
+from core.kube import resources as kube
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.errors import NotServedError
+from core.kube.resources import Resource
+from core.models.base import JsonDict
+from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE, REPO_CREDENTIALS_SECRET
+from core.models.phases import FINAL_PHASES
+from nodeagent.leader.maintenance.jobs import list_jobs
+from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
+from nodeagent.operations.install.manifests import build_everything, read_definitions
+from nodeagent.operations.install.objects import PART_OF_LABELS, is_ours, place_of, resource_of
+from nodeagent.operations.permissions import delete_permissions
+from nodeagent.runtime.access_review import missing_permissions
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
+
+__all__ = ["RemovalPlan", "UninstallError", "plan_removal", "remove"]
+
+_KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})
+"""Of what an installation creates: records and repositories depend on them."""
+
+_TRANSFERS: Final = (
+    kube.DATA_UPLOADS,
+    kube.DATA_DOWNLOADS,
+    kube.POD_VOLUME_BACKUPS,
+    kube.POD_VOLUME_RESTORES,
+)
+
+_HELM_RELEASE: Final = "meta.helm.sh/release-name"
+"""The annotation of what Helm manages. Source: Helm v3, pkg/action/validate.go."""
+
+_PODS_TIMEOUT: Final = timedelta(minutes=2)
+"""Agents have 30 seconds to end; a node that does not answer needs longer than this."""
+
+_POLL_SECONDS: Final = 0.5
+
+
+class UninstallError(AgentError):
+    """Transfers would be interrupted, or agents do not end."""
+
+
+@dataclass(frozen=True)
+class RemovalPlan:
+    """What is removed, in order, as JSON dicts; what stays, as text; and the transfers that have not ended."""
+
+    namespace: str
+    removed: Sequence[JsonDict]
+    kept: Sequence[str]
+    unfinished: Sequence[str]
+
+    @property
+    def removed_names(self) -> list[str]:
+        """What is removed, as text."""
+        return [place_of(one) for one in self.removed]
+
+
+async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
+    """Return what a removal would do; nothing is changed.
+
+    Raises:
+        ConfigError: Helm manages the installation.
+        KubeError: the API server rejected a request.
+    """
+    removed = await _find_removed(client, namespace)
+    for one in removed:
+        release = (one["metadata"].get("annotations") or {}).get(_HELM_RELEASE)
+        if release:
+            raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
+    unfinished, kept = [], await _find_kept(client, namespace)
+    for resource in _TRANSFERS:
+        found = await _list(client, resource, namespace)
+        phases = [((one.get("status") or {}).get("phase") or "New", one["metadata"]["name"]) for one in found]
+        unfinished += [f"{resource.kind} {name} ({phase})" for phase, name in phases if phase not in FINAL_PHASES]
+        if found:
+            kept.append(f"{len(found)} {resource.kind}s")
+    return RemovalPlan(namespace, removed, kept, unfinished)
+
+
+async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
+    """Return the objects of the installation, DaemonSets first: agents need all others until they end."""
+    ordered: dict[Resource, None] = {}
+    cluster_wide = []
+    for manifest in reversed(build_everything(namespace)):
+        if manifest["kind"] in _KEPT:
+            continue
+        resource = resource_of(manifest)
+        if resource.namespaced:
+            ordered[resource] = None
+        else:
+            cluster_wide.append((resource, manifest["metadata"]["name"]))
+    found = []
+    for resource in ordered:
+        found += await _list(client, resource, namespace, label_selector=select_labels(PART_OF_LABELS))
+    for resource, name in cluster_wide:
+        stored = await client.read(resource, "", name)
+        if stored is not None and is_ours(stored):
+            found.append(stored)
+    jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
+    found += [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
+    # Of the agents, who would create them again.
+    for resource, name in ((kube.LEASES, DISPATCHER_LEASE), (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP)):
+        stored = await client.read(resource, namespace, name)
+        if stored is not None:
+            found.append(stored)
+    return found
+
+
+async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
+    """Return what stays, as text."""
+    kept = []
+    for definition in read_definitions():
+        stored = await client.read(kube.CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
+        kept += [place_of(stored)] if stored is not None else []
+    if (stored := await client.read(kube.NAMESPACES, "", namespace)) is not None:
+        kept.append(place_of(stored))
+    for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET):
+        stored = await client.read(kube.SECRETS, namespace, name)
+        kept += [place_of(stored)] if stored is not None else []
+    for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
+        kept += [place_of(one) for one in await _list(client, resource, namespace)]
+    return kept
+
+
+async def _list(client: KubeClient, resource: Resource, namespace: str, *, label_selector: str = "") -> list[JsonDict]:
+    """Return the objects; none of a kind that is not served."""
+    try:
+        return await client.list(Selection(resource, namespace, label_selector))
+    except NotServedError:
+        return []
+
+
+async def remove(client: KubeClient, clock: Clock, plan: RemovalPlan, on_removed: Callable[[str], None]) -> None:
+    """Remove what the plan says; `on_removed` is called with each object as text.
+
+    Raises:
+        ConfigError: a permission is missing; nothing was removed.
+        UninstallError: agents do not end in time; what they need stays.
+        KubeError: the API server rejected a request.
+    """
+    missing = await missing_permissions(client, plan.namespace, delete_permissions(plan.removed))
+    if missing:
+        raise ConfigError(f"nothing was removed: permissions missing: {'; '.join(missing.values())}")
+    agents = [one for one in plan.removed if one["kind"] == kube.DAEMON_SETS.kind]
+    for one in agents:
+        await _delete(client, one, on_removed)
+    if agents:
+        await _wait_agents(client, clock, plan.namespace)
+    for one in plan.removed:
+        if one not in agents:
+            await _delete(client, one, on_removed)
+
+
+async def _delete(client: KubeClient, obj: JsonDict, on_removed: Callable[[str], None]) -> None:
+    meta = obj["metadata"]
+    await client.delete(resource_of(obj), meta.get("namespace", ""), meta["name"], uid=meta["uid"])
+    on_removed(place_of(obj))
+
+
+async def _wait_agents(client: KubeClient, clock: Clock, namespace: str) -> None:
+    deadline = Deadline.after(clock, _PODS_TIMEOUT)
+    while pods := await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR)):
+        if deadline.expired:
+            names = ", ".join(sorted(pod["metadata"]["name"] for pod in pods))
+            raise UninstallError(f"agents do not end, and what they need stays: {names}: run the command again")
+        await clock.sleep(_POLL_SECONDS)

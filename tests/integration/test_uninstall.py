@@ -1,0 +1,250 @@
+"""`nodeagent uninstall` and `nodeagent version` against a real API server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    DAEMON_SETS,
+    DATA_UPLOADS,
+    JOBS,
+    LEASES,
+    NAMESPACES,
+    PODS,
+    ROLES,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+from core.kube.transport import MERGE_PATCH
+from core.version import VERSION
+from nodeagent.operations.install.manifests import build_everything, read_definitions
+from nodeagent.operations.permissions import (
+    UNINSTALL_PERMISSIONS,
+    VERSION_PERMISSIONS,
+    delete_permissions,
+    installer_permissions,
+)
+from tests.integration.installer import ALL_FLAGS, ALONE, Installer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_POD = {"containers": [{"name": "c", "image": "i"}]}
+
+
+@pytest.fixture
+def installer(
+    apiserver: ApiServer, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Installer:
+    monkeypatch.chdir(tmp_path)
+    return Installer(apiserver, capsys, tmp_path)
+
+
+def _create(installer: Installer, resource: Resource, name: str, **more: Any) -> None:
+    meta = {"name": name, **more.pop("metadata", {})}
+    body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more}
+    installer.server.api.request("POST", resource.path(installer.namespace), body=body)
+
+
+def _create_upload(installer: Installer, name: str, phase: str) -> None:
+    spec = {"snapshotType": "CSI", "sourceNamespace": "a", "backupStorageLocation": "default", "operationTimeout": "1m"}
+    status = {"phase": phase} if phase else {}
+    _create(installer, DATA_UPLOADS, name, spec=spec | {"sourcePVC": "p"}, status=status)
+
+
+def _present(installer: Installer) -> set[str]:
+    """Everything in the namespace, and what is cluster-wide and has its name, as kind/name."""
+    found = set()
+    for one in _namespaced(installer):
+        path = one.path(installer.namespace)
+        items = installer.server.api.request("GET", path)["items"]
+        found |= {f"{one.kind} {installer.namespace}/{item['metadata']['name']}" for item in items}
+    for path, kind in (
+        ("/apis/rbac.authorization.k8s.io/v1/clusterroles", "ClusterRole"),
+        ("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", "ClusterRoleBinding"),
+        ("/apis/scheduling.k8s.io/v1/priorityclasses", "PriorityClass"),
+    ):
+        items = installer.server.api.request("GET", path)["items"]
+        names = [item["metadata"]["name"] for item in items if installer.namespace in item["metadata"]["name"]]
+        found |= {f"{kind} {name}" for name in names}
+    return found
+
+
+def _namespaced(installer: Installer) -> list[Resource]:
+    """Return every kind that the server has in namespaces."""
+    api, found = installer.server.api, []
+    groups = [("", "v1", "/api/v1")]
+    for group in api.request("GET", "/apis")["groups"]:
+        version = group["preferredVersion"]["version"]
+        groups += [
+            (group["name"], one["version"], f"/apis/{one['groupVersion']}")
+            for one in group["versions"]
+            if one["version"] == version or group["name"] == "velero.io"
+        ]
+    for group, version, path in groups:
+        found += [
+            Resource(one["kind"], one["name"], group, version)
+            for one in api.request("GET", path)["resources"]
+            if one["namespaced"] and "list" in one["verbs"] and "/" not in one["name"]
+        ]
+    return found
+
+
+def test_what_is_left_is_what_was_there_before_and_what_is_listed_as_kept(installer: Installer) -> None:
+    _create_namespace(installer)
+    before = _present(installer)
+    assert installer.run(*ALL_FLAGS).code == 0
+    _create(installer, LEASES, "node-agent-dispatcher", spec={})
+    _create(installer, CONFIG_MAPS, "node-agent-admissions")
+    _create(installer, SECRETS, "velero-repo-credentials")
+    _create(installer, BACKUP_REPOSITORIES, "app-default-kopia", spec=_repository())
+    _create_upload(installer, "done", "Completed")
+    labels = {"velero.io/repo-name": "app-default-kopia", "nodeagent.io/owner-uid": "u"}
+    template = {"spec": {**_POD, "restartPolicy": "Never"}}
+    _create(installer, JOBS, "job", metadata={"labels": labels}, spec={"template": template})
+    done = installer.run("--yes", command="uninstall")
+    assert done.code == 0, done.err
+    kept = done.out.partition("Kept:\n")[2].partition("\nDaemonSet")[0]
+    left = _present(installer) - before
+    assert left == {
+        f"Secret {installer.namespace}/cloud-credentials",
+        f"Secret {installer.namespace}/velero-repo-credentials",
+        f"BackupStorageLocation {installer.namespace}/default",
+        f"BackupRepository {installer.namespace}/app-default-kopia",
+        f"DataUpload {installer.namespace}/done",
+    }
+    for name in left - {f"DataUpload {installer.namespace}/done"}:
+        assert f"  {name}\n" in f"{kept}\n"
+    assert "  1 DataUploads\n" in f"{kept}\n"
+    assert f"  Namespace {installer.namespace}\n" in kept
+    assert f"  kubectl delete namespace {installer.namespace}\n" in done.out
+    again = installer.run("--yes", command="uninstall")
+    assert (again.code, again.err) == (
+        0,
+        f"note: there is no installation of ours in namespace {installer.namespace}\n",
+    )
+
+
+def _create_namespace(installer: Installer) -> None:
+    installer.server.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
+
+
+def _repository() -> dict[str, str]:
+    spec = {"volumeNamespace": "app", "backupStorageLocation": "default", "repositoryType": "kopia"}
+    return spec | {"maintenanceFrequency": "1h"}
+
+
+def test_another_installation_stays_as_it_is(installer: Installer, tmp_path: Path) -> None:
+    other = Installer(installer.server, installer.capsys, tmp_path)
+    other.namespace = f"{installer.namespace}-2"
+    for one in (installer, other):
+        assert one.run(*ALL_FLAGS).code == 0
+    objects = json.loads(other.run("--dry-run", "-o", "json", *ALL_FLAGS).out)["items"]
+    versions = other.versions(objects)
+    assert installer.run("-y", command="uninstall").code == 0
+    assert installer.get(CLUSTER_ROLES, f"{installer.namespace}-node-agent") is None
+    assert other.versions(objects) == versions
+
+
+def test_transfers_that_have_not_ended_are_interrupted_only_by_force(installer: Installer) -> None:
+    assert installer.run(*ALONE).code == 0
+    for number in range(7):
+        _create_upload(installer, f"u{number}", "InProgress" if number else "")
+    refused = installer.run("--yes", command="uninstall")
+    assert (refused.code, refused.out) == (1, "")
+    assert "DataUpload u0 (New), DataUpload u1 (InProgress)" in refused.err
+    assert "and 2 more" in refused.err
+    assert installer.get(DAEMON_SETS, "node-agent") is not None
+    done = installer.run("--force", command="uninstall")
+    assert done.code == 0
+    assert "note: 7 transfers keep a finalizer" in done.err
+    assert installer.get(DAEMON_SETS, "node-agent") is None
+
+
+@pytest.mark.parametrize(("answer", "code", "is_left"), [("y\n", 0, False), ("n\n", 0, True), ("", 2, True)])
+def test_it_asks(
+    installer: Installer, monkeypatch: pytest.MonkeyPatch, answer: str, code: int, *, is_left: bool
+) -> None:
+    assert installer.run(*ALONE).code == 0
+    answers = iter(answer.splitlines())
+
+    def ask(_: str) -> str:
+        for line in answers:
+            return line
+        raise EOFError
+
+    monkeypatch.setattr("click.termui.visible_prompt_func", ask)
+    done = installer.run(command="uninstall")
+    assert done.code == code, done.err
+    assert (installer.get(DAEMON_SETS, "node-agent") is not None) is is_left
+
+
+def test_what_others_have_created_is_not_touched(installer: Installer) -> None:
+    _create_namespace(installer)
+    _create(installer, SERVICE_ACCOUNTS, "node-agent")
+    _create(installer, ROLES, "node-agent")
+    done = installer.run("--yes", command="uninstall")
+    assert "there is no installation of ours" in done.err
+    assert installer.get(SERVICE_ACCOUNTS, "node-agent") is not None
+
+
+def test_a_release_of_helm_is_left_to_helm(installer: Installer) -> None:
+    assert installer.run(*ALONE).code == 0
+    annotations = {"meta.helm.sh/release-name": "agents"}
+    installer.change(DAEMON_SETS, "node-agent", {"metadata": {"annotations": annotations}})
+    done = installer.run("--force", command="uninstall")
+    assert done.code == 2
+    assert f"belongs to a release of Helm: helm -n {installer.namespace} uninstall agents\n" in done.err
+
+
+def test_the_permissions_that_are_listed_are_enough(installer: Installer) -> None:
+    everything = build_everything(installer.namespace)
+    names = ["node-agent-admissions", "node-agent-config"]
+    created = [{"kind": "ConfigMap", "metadata": {"name": name}} for name in names]
+    installing = installer_permissions([*read_definitions(), *everything])
+    installer.become([*installing, *UNINSTALL_PERMISSIONS, *delete_permissions([*everything, *created])])
+    assert installer.run(*ALL_FLAGS).code == 0
+    done = installer.run("--yes", command="uninstall")
+    assert done.code == 0, done.err
+
+
+def test_without_the_permission_to_delete_nothing_is_removed(installer: Installer) -> None:
+    installing = installer_permissions([*read_definitions(), *build_everything(installer.namespace)])
+    installer.become([*installing, *UNINSTALL_PERMISSIONS])
+    assert installer.run(*ALONE).code == 0
+    done = installer.run("--yes", command="uninstall")
+    assert done.code == 2
+    assert "nothing was removed: permissions missing: delete daemonsets (only node-agent) in its namespace" in done.err
+
+
+def test_versions_of_client_and_agents(installer: Installer) -> None:
+    alone = installer.run("--client-only", command="version")
+    assert (alone.code, alone.out, alone.err) == (0, f"client: {VERSION}\n", "")
+    installer.become(VERSION_PERMISSIONS)
+    none = installer.run(command="version")
+    assert none.err == f"note: there are no agents in namespace {installer.namespace}\n"
+    labels = {"role": "node-agent"}
+    installer.kubeconfig, user = None, installer.kubeconfig
+    installer.server.create_account(installer.namespace, "default")
+    _create(installer, PODS, "agent", metadata={"labels": labels}, spec={"nodeName": "node-a", **_POD})
+    status = {"conditions": [{"type": "Ready", "status": "True"}]}
+    path = PODS.path(installer.namespace, "agent", subresource="status")
+    installer.server.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+    installer.kubeconfig = user
+    found = installer.run("-o", "json", command="version")
+    document = json.loads(found.out)
+    assert document["client"] == VERSION
+    assert document["agents"] == [{"node": "node-a", "pod": "agent", "version": "", "image": "i", "ready": True}]
+    absent = f"DaemonSet {installer.namespace}/node-agent does not exist: use --namespace, or install the agent"
+    assert document["notes"] == [f"the agents are not of this version: {absent}"]
