@@ -38,6 +38,7 @@ examples:
 
 _USER_COMMANDS: Final = {
     "install": "install the agents, or update them",
+    "preflight": "check the installed agents by a small volume",
     "repo": "show backup repositories (get, describe, report)",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",

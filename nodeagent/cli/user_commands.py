@@ -14,6 +14,7 @@ from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError, UnreachableError
 from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
+from nodeagent.cli.preflight import preflight
 from nodeagent.cli.repo import repo
 from nodeagent.cli.uninstall import uninstall
 from nodeagent.cli.version import version
@@ -32,7 +33,7 @@ def _root() -> None:
     """Commands for users."""
 
 
-for _command in (install, repo, uninstall, version):
+for _command in (install, preflight, repo, uninstall, version):
     _root.add_command(_command)
 
 

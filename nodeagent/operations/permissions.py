@@ -21,6 +21,7 @@ __all__ = [
     "REPO_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
     "VERSION_PERMISSIONS",
+    "VOLUME_CHECK_PERMISSIONS",
     "WAIT_PERMISSIONS",
     "delete_permissions",
     "grant_permissions",
@@ -123,6 +124,25 @@ VERSION_PERMISSIONS: Final = (
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "their flags", names=(AGENT_DAEMONSET,), without="no versions"),
 )
 """What `nodeagent version` needs."""
+
+
+_TESTED: Final = ("get", "list", "create", "delete")
+
+VOLUME_CHECK_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "the agents and their image", names=(AGENT_DAEMONSET,)),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "whether the location is available"),
+    Permission(_OWN, kube.DATA_UPLOADS, _TESTED, "the backup"),
+    Permission(_OWN, kube.DATA_DOWNLOADS, _TESTED, "the restore"),
+    Permission(Scope.CLUSTER, kube.NAMESPACES, ("get", "create", "delete"), "the namespace of the test"),
+    Permission(Scope.CLUSTER, kube.SERVICE_ACCOUNTS, ("get",), "whether pods can be created in it"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, _TESTED, "the volumes of the test"),
+    Permission(Scope.CLUSTER, kube.PODS, _TESTED, "the pods that write and read"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, _TESTED, "the snapshot of the test"),
+    Permission(Scope.CLUSTER, kube.EVENTS, ("list",), "why a pod is pending"),
+    Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get", "list"), "the class of the volume"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
+)
+"""What `nodeagent preflight` needs."""
 
 
 def delete_permissions(stored: Iterable[JsonDict]) -> tuple[Permission, ...]:

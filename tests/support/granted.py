@@ -14,7 +14,13 @@ from core.clock import Clock
 from core.kube.transport import Request
 from nodeagent.operations.install.manifests import build_installation
 from nodeagent.operations.install.options import InstallOptions
-from nodeagent.operations.permissions import REPO_PERMISSIONS, WAIT_PERMISSIONS, install_permissions
+from nodeagent.operations.permissions import (
+    REPO_PERMISSIONS,
+    VERSION_PERMISSIONS,
+    VOLUME_CHECK_PERMISSIONS,
+    WAIT_PERMISSIONS,
+    install_permissions,
+)
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
@@ -24,7 +30,13 @@ __all__ = ["only_granted_requests"]
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "nodeagent.operations"
-_USERS = (*REPO_PERMISSIONS, *WAIT_PERMISSIONS, *install_permissions(build_installation(InstallOptions())))
+_USERS = (
+    *REPO_PERMISSIONS,
+    *VERSION_PERMISSIONS,
+    *VOLUME_CHECK_PERMISSIONS,
+    *WAIT_PERMISSIONS,
+    *install_permissions(build_installation(InstallOptions())),
+)
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: _USERS}
 """Of the product's packages; commands for users use others, for which they send requests."""
 

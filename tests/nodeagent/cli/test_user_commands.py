@@ -48,6 +48,7 @@ def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -
         ["repo", "describe"],
         ["repo", "report"],
         ["install"],
+        ["preflight"],
         ["uninstall"],
         ["version"],
     ],

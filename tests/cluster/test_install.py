@@ -1,0 +1,101 @@
+"""The commands that install, check and remove agents, beside the test bed's own installation."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.testbed.layout import ROOT
+from tests.testbed.settings import AGENT_IMAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(300)]
+
+_SPACE = "installed"
+_KINDS = "daemonsets,pods,serviceaccounts,roles,rolebindings,networkpolicies,configmaps,secrets,leases,jobs"
+_CLUSTER_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
+
+
+class _Shell:
+    """Runs commands for the namespace, as a user on a workstation does."""
+
+    def __init__(self, bed: Bed, folder: Path) -> None:
+        self.bed, self.folder = bed, folder
+
+    def run(self, *words: str) -> str:
+        argv = [sys.executable, "-m", "nodeagent", *words, "-n", _SPACE]
+        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def install(self) -> str:
+        env = self.bed.env
+        secret = self.folder / "credentials"
+        keys = f"aws_access_key_id = {env['BED_S3_ACCESS_KEY']}\naws_secret_access_key = {env['BED_S3_SECRET_KEY']}\n"
+        secret.write_text(f"[default]\n{keys}")
+        config = f"region=us-east-1,s3ForcePathStyle=true,s3Url={env['BED_S3_URL']}"
+        location = (
+            "--provider=aws",
+            f"--bucket={env['BED_S3_BUCKET']}",
+            "--prefix=installed",
+            f"--secret-file={secret}",
+        )
+        more = (f"--image={AGENT_IMAGE}", "--priority-classes", "--wait", "--timeout=2m")
+        return self.run("install", *location, f"--backup-location-config={config}", *more)
+
+    def objects(self) -> set[str]:
+        """Everything that an installation could have created, by kind and name."""
+        own = self.bed.user.names(_KINDS.split(","), "-n", _SPACE)
+        common = self.bed.user.names(_CLUSTER_KINDS.split(","))
+        return {*own, *(name for name in common if f"/{_SPACE}-" in name)}
+
+    def versions(self) -> str:
+        columns = "custom-columns=K:.kind,N:.metadata.name,V:.metadata.resourceVersion"
+        kinds = "daemonsets,serviceaccounts,roles,rolebindings,secrets,configmaps"
+        shown = self.bed.user.kubectl("get", kinds, "-n", _SPACE, "-o", columns).splitlines()
+        own = [line for line in shown if "node-agent-admissions" not in line and not line.startswith("DaemonSet")]
+        crds = self.bed.user.kubectl("get", f"crd,{_CLUSTER_KINDS}", "-o", columns)
+        generation = self.bed.user.kubectl(
+            "get", "daemonset", "node-agent", "-n", _SPACE, "-o", "jsonpath={.metadata.generation}"
+        )
+        return "\n".join([*own, crds, generation])
+
+
+@pytest.fixture
+def shell(agent: Bed, tmp_path: Path) -> Iterator[_Shell]:
+    yield _Shell(agent, tmp_path)
+    agent.user.kubectl("delete", "namespace", _SPACE, "--ignore-not-found", "--wait=false")
+
+
+def test_one_command_installs_and_another_leaves_nothing_that_it_does_not_list(shell: _Shell) -> None:
+    shell.install()
+    versions = shell.versions()
+    assert "created" not in shell.install()
+    assert shell.versions() == versions
+
+    found = json.loads(shell.run("version", "-o", "json"))
+    assert {one["version"] for one in found["agents"]} == {found["client"]}
+    assert len(found["agents"]) == len(shell.bed.user.names(["nodes"]))
+
+    checked = json.loads(shell.run("preflight", "--storage-class=bed", "--volume-snapshot-class=bed", "-o", "json"))
+    assert [step["error"] for step in checked["steps"]] == [""] * 7
+    assert checked["snapshotId"]
+    left = ["pods,pvc,volumesnapshots,datauploads.velero.io,datadownloads.velero.io"]
+    assert shell.bed.user.names(left, "-A", "-l", "nodeagent.io/preflight") == []
+
+    removed, _, kept = shell.run("uninstall", "--yes").partition("Kept:\n")
+    assert f"  DaemonSet {_SPACE}/node-agent\n" in removed
+    rest = {name for name in shell.objects() if not name.endswith(("/default", "/kube-root-ca.crt"))}
+    assert rest == {"secret/cloud-credentials", "secret/velero-repo-credentials"}
+    for name in ("cloud-credentials", "velero-repo-credentials"):
+        assert f"  Secret {_SPACE}/{name}\n" in kept
+    assert f"  BackupRepository {_SPACE}/nodeagent-preflight-default-kopia\n" in kept
