@@ -11,7 +11,13 @@ import yaml
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import REPO_PERMISSIONS, installer_permissions
+from nodeagent.operations.permissions import (
+    REPO_PERMISSIONS,
+    UNINSTALL_PERMISSIONS,
+    VERSION_PERMISSIONS,
+    VOLUME_CHECK_PERMISSIONS,
+    installer_permissions,
+)
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -177,8 +183,11 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
         ("### Of a data mover", MOVER_PERMISSIONS),
         ("### Of users of nodeagent repo", REPO_PERMISSIONS),
         ("### Of the person who installs", installer_permissions([*read_definitions(), *build_everything("velero")])),
+        ("### Of users of nodeagent uninstall", UNINSTALL_PERMISSIONS),
+        ("### Of users of nodeagent version", VERSION_PERMISSIONS),
+        ("### Of users of nodeagent preflight", VOLUME_CHECK_PERMISSIONS),
     ],
-    ids=["agent", "copies", "mover", "users", "installer"],
+    ids=["agent", "copies", "mover", "repo", "installer", "uninstall", "version", "preflight"],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]
