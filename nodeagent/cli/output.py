@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TextIO
 import yaml
 from rich.console import Console, RenderableType
 from rich.padding import Padding
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +67,7 @@ class Printer:
         """Print to standard output and standard error by default."""
         self._out = _console(out or sys.stdout)
         self._err = _console(err or sys.stderr)
+        self._status: Status | None = None
 
     def document(self, document: JsonDict, form: OutputFormat) -> None:
         """Print one document, in ASCII: everything else in it is escaped."""
@@ -74,7 +76,8 @@ class Printer:
         else:
             # JSON does not escape this one control character.
             text = json.dumps(document, indent=2).replace("\x7f", "\\u007f") + "\n"
-        self._out.out(text, end="", highlight=False)
+        with self._paused():
+            self._out.out(text, end="", highlight=False)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, indent: int = 0) -> None:
         """Print a table; without rows, its headers."""
@@ -96,7 +99,8 @@ class Printer:
 
     def line(self, cell: Cell = "") -> None:
         """Print one line as it is, however long."""
-        self._out.print(_text(cell), soft_wrap=True)
+        with self._paused():
+            self._out.print(_text(cell), soft_wrap=True)
 
     def note(self, text: str) -> None:
         """Print a note about the answer."""
@@ -113,7 +117,23 @@ class Printer:
             yield self._progress_line
             return
         with self._err.status(Text(one_line(text))) as status:
-            yield lambda doing: status.update(Text(one_line(doing)))
+            self._status = status
+            try:
+                yield lambda doing: status.update(Text(one_line(doing)))
+            finally:
+                self._status = None
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Hide the progress meanwhile: it would stand in the line that is printed."""
+        if self._status is None:
+            yield
+            return
+        self._status.stop()
+        try:
+            yield
+        finally:
+            self._status.start()
 
     def _progress_line(self, text: str) -> None:
         self._err.print(Text(one_line(text)), soft_wrap=True)
@@ -123,7 +143,8 @@ class Printer:
         with self._out.capture() as captured:
             self._out.print(what)
         lines = captured.get().split("\n")
-        self._out.out("\n".join(line.rstrip(" ") for line in lines), end="", highlight=False)
+        with self._paused():
+            self._out.out("\n".join(line.rstrip(" ") for line in lines), end="", highlight=False)
 
 
 class _Dumper(yaml.SafeDumper):

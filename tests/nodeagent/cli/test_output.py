@@ -93,3 +93,15 @@ def test_notes_and_progress_go_to_standard_error() -> None:
     with printer.progress("begin") as show:
         show("next\n\x1b")
     assert (out.getvalue(), err.getvalue()) == ("", "note: a\\x1b\nbegin\nnext \\x1b\n")
+
+
+def test_a_line_that_is_printed_meanwhile_does_not_stand_behind_the_progress() -> None:
+    """Both go to one terminal: before the line, what shows the progress is erased."""
+    terminal = _Terminal()
+    printer = Printer(terminal, terminal)
+    with printer.progress("working"):
+        printer.line("done")
+    before = terminal.getvalue().partition("done\n")[0]
+    assert "working" in before
+    # Erase the line: ECMA-48, EL 2.
+    assert "\x1b[2K" in before.rpartition("working")[2]
