@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
 
+from nodeagent.cli.given_flags import GivenFlags
+from nodeagent.cli.install_options import build_options
 from nodeagent.cli.main import main
+from nodeagent.operations.install.options import InstallOptions, LocationOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,3 +140,58 @@ def test_any_provider_with_an_address_is_s3(capsys: pytest.CaptureFixture[str]) 
     words = ["--provider=swift", "--bucket=b", "--backup-location-config=s3Url=http://s"]
     assert main(["install", "--dry-run", "--no-secret", *words]) == 0
     assert "provider: swift\n" in capsys.readouterr().out
+
+
+_EVERY_OPTION: dict[str, str | tuple[str, ...] | None] = {
+    "provider": "aws",
+    "bucket": "b",
+    "prefix": "p",
+    "backup_location_config": ("region=r",),
+    "cacert": "ca.pem",
+    "secret_file": "keys",
+    "image": "i:1",
+    "image_pull_policy": "Always",
+    "image_pull_secret": ("s",),
+    "use_node_agent": "false",
+    "use_node_agent_windows": "true",
+    "features": "f",
+    "agent_arg": ("--log-level=debug",),
+    "node_agent_disable_host_path": "true",
+    "kubelet_root_dir": "/k",
+    "privileged_node_agent": "true",
+    "http_proxy": "http://p",
+    "https_proxy": "http://p",
+    "no_proxy": ".svc",
+    "node_agent_config": "good.json",
+    "backup_repository_configmap": "r",
+    "repo_maintenance_job_configmap": "m",
+    "node_agent_pod_cpu_request": "1",
+    "node_agent_pod_mem_request": "1Mi",
+    "node_agent_pod_cpu_limit": "2",
+    "node_agent_pod_mem_limit": "2Mi",
+    "pod_labels": ("a=b",),
+    "pod_annotations": ("a=b",),
+    "node_selector": ("a=b",),
+    "toleration": ("*",),
+    "node_agent_priority_class_name": "high",
+    "service_account_name": "a",
+    "mover_service_account_name": "m",
+    "sa_annotations": ("a=b",),
+    "volume_secrets": "true",
+    "openshift": "true",
+    "monitoring_namespace": "prom",
+}
+
+
+def test_every_option_of_an_installation_has_a_flag(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
+    (tmp_path / "good.json").write_text('{"loadConcurrency": {"globalConfig": 3}}')
+    found = asdict(build_options(GivenFlags(_EVERY_OPTION), "other"))
+    standard = asdict(InstallOptions(location=LocationOptions(provider="", bucket="")))
+    same = {key for key in found if found[key] == standard[key]}
+    for part in ("agent", "proxy", "location"):
+        same |= {f"{part}.{key}" for key in found[part] if found[part][key] == standard[part][key]}
+    resources = found["agent"]["resources"], standard["agent"]["resources"]
+    same |= {key for key in resources[0] if resources[0][key] == resources[1][key]}
+    # It excludes a class by name.
+    assert same == {"priority_classes"}
