@@ -31,8 +31,8 @@ examples:
         check a configuration before you apply it
   nodeagent repo get
         backup repositories, and when their next maintenance is due
-  kubectl apply -f deploy/crds && kubectl apply -k deploy
-        install the agent on every node of a cluster
+  nodeagent install --help
+        install the agents into a cluster
 """
 
 

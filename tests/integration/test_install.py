@@ -6,9 +6,11 @@ import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
@@ -26,8 +28,6 @@ from tests.integration.installer import ALL_FLAGS, ALONE, Installer
 from tests.support.tools import tool
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
 
@@ -221,3 +221,23 @@ def test_an_invalid_object_is_found_before_anything_is_applied(installer: Instal
     assert done.code == 1
     assert "apply (dry run) ServiceAccount" in done.err
     assert installer.versions(_standard(installer)) == versions
+
+
+def test_a_kind_that_the_cluster_does_not_have_is_found_before_anything_is_applied(installer: Installer) -> None:
+    done = installer.run(*ALONE, "--openshift")
+    assert (done.code, done.out) == (1, "")
+    assert "securitycontextconstraints.security.openshift.io/v1 is not served" in done.err
+    assert installer.get(NAMESPACES, installer.namespace) is None
+
+
+def test_the_daemonset_of_velero_is_never_merged_with_ours(installer: Installer) -> None:
+    api = installer.server.api
+    api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
+    path = Path(__file__).parents[1] / "data" / "velero-1.18.2" / "daemonset-plain.yaml"
+    veleros = yaml.safe_load(path.read_text(encoding="utf-8"))
+    veleros["metadata"]["namespace"] = installer.namespace
+    stored = api.request("POST", DAEMON_SETS.path(installer.namespace), body=veleros)
+    done = installer.run(*ALONE)
+    assert (done.code, done.out) == (2, "")
+    assert f"kubectl -n {installer.namespace} delete daemonset node-agent\n" in done.err
+    assert installer.get(DAEMON_SETS, "node-agent") == stored

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from core.clock import Clock
 from core.errors import AgentError
 from core.kube.client import KubeClient
-from core.kube.errors import ApplyConflictError, FieldConflict, InvalidError, NotFoundError
+from core.kube.errors import ApplyConflictError, FieldConflict, InvalidError, NotFoundError, NotServedError
 from core.kube.resources import NAMESPACES
 from core.models.base import JsonDict
 from nodeagent.operations.install.definitions import sort_definitions, wait_definitions
@@ -89,7 +89,8 @@ async def apply_installation(
     for name, lacking in sorted_.foreign.items():
         what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
         tools.on_note(f"CustomResourceDefinition {name} is not ours, and stays as it is: {what}")
-    taken = await _find_conflicts(tools, [*sorted_.own, *objects])
+    groups = frozenset(definition["spec"]["group"] for definition in definitions)
+    taken = await _find_conflicts(tools, [*sorted_.own, *objects], groups)
     if taken and not force:
         raise ConflictsError(
             f"nothing was applied: {len(taken)} fields have other values (--force-conflicts takes them over): "
@@ -104,8 +105,15 @@ async def apply_installation(
     return applied
 
 
-async def _find_conflicts(tools: ApplyTools, manifests: Sequence[JsonDict]) -> list[TakenField]:
-    """Return the fields that others have set, of all objects; nothing is stored."""
+async def _find_conflicts(
+    tools: ApplyTools, manifests: Sequence[JsonDict], defined: frozenset[str]
+) -> list[TakenField]:
+    """Return the fields that others have set, of all objects; nothing is stored.
+
+    Raises:
+        NotServedError: the API server does not serve a kind of an API group that is not `defined` by the installation.
+        KubeError: an object is rejected.
+    """
     taken: list[TakenField] = []
     namespaces = [one for one in manifests if one["kind"] == NAMESPACES.kind]
     absent = [one["metadata"]["name"] for one in namespaces if await _read(tools, one) is None]
@@ -116,7 +124,9 @@ async def _find_conflicts(tools: ApplyTools, manifests: Sequence[JsonDict]) -> l
             await tools.client.apply(resource_of(manifest), manifest, manager=MANAGER, dry_run=True)
         except ApplyConflictError as e:
             taken += [TakenField(place_of(manifest), conflict) for conflict in e.conflicts]
-        except NotFoundError:
+        except NotFoundError as e:
+            if isinstance(e, NotServedError) and resource_of(manifest).group not in defined:
+                raise
             # Its definition, or the role that it binds, is applied later: so it cannot be tried yet.
             continue
         except InvalidError as e:

@@ -6,7 +6,13 @@ from datetime import timedelta
 
 from core.models.base import JsonDict
 from nodeagent.operations.install.apply import ApplyTools, apply_installation
-from nodeagent.operations.install.checks import check_config_maps, check_named, check_user, named_config_maps
+from nodeagent.operations.install.checks import (
+    check_config_maps,
+    check_daemonsets,
+    check_named,
+    check_user,
+    named_config_maps,
+)
 from nodeagent.operations.install.manifests import build_installation
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.wait import WaitTools, wait_installation
@@ -41,6 +47,7 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     await check_user(
         client, request.namespace, [*request.definitions, *objects], config_maps=named, wait=timeout is not None
     )
+    await check_daemonsets(client, objects)
     if options is not None:
         await check_config_maps(client, options, tools.on_note)
         await check_named(client, options, tools.on_note)
