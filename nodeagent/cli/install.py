@@ -50,8 +50,10 @@ def install(access: ClusterAccess, **values: Any) -> None:  # noqa: ANN401 - of 
     """Install the node agents, or update them."""
     given, ignored = given_in(values)
     printer, request = Printer(), _read_request(given)
-    namespace = given.namespace("--namespace", access.namespace)
-    options = None if request.crds_only else build_options(given, namespace)
+    namespace, options = access.namespace, None
+    if not request.crds_only:
+        namespace = given.namespace("--namespace", access.namespace)
+        options = build_options(given, namespace)
     if ignored:
         printer.note(f"flags of Velero's server have no effect here: {', '.join(ignored)}")
     if request.form is not None:
@@ -80,6 +82,8 @@ async def _apply(printer: Printer, access: ClusterAccess, request: "_Request", o
                 timeout=request.timeout if request.wait else None,
             )
             await run_install(tools, wanted, show)
+            if request.wait and options is not None:
+                say("the agents are ready" + (", and the location is reachable" if options.location else ""))
 
 
 @dataclass(frozen=True)
@@ -97,14 +101,14 @@ class _Request:
 def _read_request(given: GivenFlags) -> _Request:
     # Applying is the default, with or without it.
     given.switch("--apply")
-    dry_run, form = given.switch("--dry-run"), None
+    dry_run, crds_only, form = given.switch("--dry-run"), given.switch("--crds-only"), None
     if dry_run or given.has("--output"):
         form = OutputFormat(given.choice("--output", (OutputFormat.YAML, OutputFormat.JSON), OutputFormat.YAML))
     return _Request(
         dry_run=dry_run,
-        crds_only=given.switch("--crds-only"),
+        crds_only=crds_only,
         force_conflicts=given.switch("--force-conflicts", default=True),
         wait=given.switch("--wait"),
-        timeout=given.duration("--timeout", _TIMEOUT),
+        timeout=_TIMEOUT if crds_only else given.duration("--timeout", _TIMEOUT),
         form=form,
     )

@@ -360,7 +360,7 @@ def test_both_formats_are_the_same_list(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.usefixtures("files")
 def test_definitions_alone_are_printed_whatever_other_flags_say(capsys: pytest.CaptureFixture[str]) -> None:
-    objects, _ = _run(capsys, "--crds-only", "--bucket=-x", "--uploader-type=restic", "--secret-file=none")
+    objects, _ = _run(capsys, "--crds-only", "--bucket=-x", "--secret-file=none", "--timeout=x", "-n", "A")
     assert {one["kind"] for one in objects.all} == {"CustomResourceDefinition"}
     assert len(objects.all) == 6
 
