@@ -206,6 +206,9 @@ def test_a_release_of_helm_is_left_to_helm(installer: Installer) -> None:
     done = installer.run("--force", command="uninstall")
     assert done.code == 2
     assert f"belongs to a release of Helm: helm -n {installer.namespace} uninstall agents\n" in done.err
+    refused = installer.run(*ALONE)
+    assert (refused.code, refused.out) == (2, "")
+    assert f"belongs to a release of Helm: use helm -n {installer.namespace} upgrade agents\n" in refused.err
 
 
 def test_the_permissions_that_are_listed_are_enough(installer: Installer) -> None:

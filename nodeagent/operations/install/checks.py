@@ -13,7 +13,7 @@ from nodeagent.config.keys import Finding
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
 from nodeagent.config.source import parse_config_map
-from nodeagent.operations.install.objects import is_ours, place_of
+from nodeagent.operations.install.objects import helm_release, is_ours, place_of
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
 from nodeagent.runtime.access_review import missing_permissions
@@ -71,7 +71,7 @@ async def check_daemonsets(client: KubeClient, objects: Iterable[JsonDict]) -> N
     """Check that no DaemonSet with the name of one of ours is somebody else's: Velero's has the same name.
 
     Raises:
-        ConfigError: there is one; merged with ours, it would be neither.
+        ConfigError: there is one, or it is Helm's; merged with ours, it would be neither.
         KubeError: it cannot be read.
     """
     for manifest in objects:
@@ -79,6 +79,11 @@ async def check_daemonsets(client: KubeClient, objects: Iterable[JsonDict]) -> N
             continue
         meta = manifest["metadata"]
         found = await client.read(DAEMON_SETS, meta["namespace"], meta["name"])
+        if found is not None and (release := helm_release(found)):
+            raise ConfigError(
+                f"nothing was applied: {place_of(found)} belongs to a release of Helm: "
+                f"use helm -n {meta['namespace']} upgrade {release}"
+            )
         if found is not None and not is_ours(found):
             command = f"kubectl -n {meta['namespace']} delete daemonset {meta['name']}"
             raise ConfigError(

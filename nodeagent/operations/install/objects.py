@@ -6,10 +6,13 @@ from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 
-__all__ = ["PART_OF_LABELS", "build_object", "is_ours", "place_of", "resource_of"]
+__all__ = ["PART_OF_LABELS", "build_object", "helm_release", "is_ours", "place_of", "resource_of"]
 
 PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
 """On every object that an installation creates; Velero's objects do not have it."""
+
+_HELM_RELEASE: Final = "meta.helm.sh/release-name"
+"""Source: Helm v3, pkg/action/validate.go."""
 
 _RESOURCES: Final = {
     resource.kind: resource
@@ -46,6 +49,12 @@ def is_ours(obj: JsonDict) -> bool:
     """Return whether an installation created the object."""
     labels = obj["metadata"].get("labels") or {}
     return PART_OF_LABELS.items() <= labels.items()
+
+
+def helm_release(obj: JsonDict) -> str:
+    """Return the release of Helm that the object belongs to; empty: none."""
+    annotations = obj["metadata"].get("annotations") or {}
+    return str(annotations.get(_HELM_RELEASE) or "")
 
 
 def resource_of(manifest: JsonDict) -> Resource:

@@ -21,7 +21,7 @@ from core.models.phases import FINAL_PHASES
 from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.install.objects import PART_OF_LABELS, is_ours, place_of, resource_of
+from nodeagent.operations.install.objects import PART_OF_LABELS, helm_release, is_ours, place_of, resource_of
 from nodeagent.operations.permissions import delete_permissions
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
@@ -37,9 +37,6 @@ _TRANSFERS: Final = (
     kube.POD_VOLUME_BACKUPS,
     kube.POD_VOLUME_RESTORES,
 )
-
-_HELM_RELEASE: Final = "meta.helm.sh/release-name"
-"""The annotation of what Helm manages. Source: Helm v3, pkg/action/validate.go."""
 
 _PODS_TIMEOUT: Final = timedelta(minutes=2)
 """Agents have 30 seconds to end; a node that does not answer needs longer than this."""
@@ -75,8 +72,7 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
     """
     removed = await _find_removed(client, namespace)
     for one in removed:
-        release = (one["metadata"].get("annotations") or {}).get(_HELM_RELEASE)
-        if release:
+        if release := helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
     unfinished, kept = [], await _find_kept(client, namespace)
     for resource in _TRANSFERS:
