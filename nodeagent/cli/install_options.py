@@ -57,11 +57,7 @@ def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
         mover_service_account=given.name("--mover-service-account-name"),
         service_account_annotations=given.annotations("--sa-annotations"),
         agent=_build_agent(given, config_map),
-        proxy=ProxyOptions(
-            http=_proxy(given, "--http-proxy"),
-            https=_proxy(given, "--https-proxy"),
-            no_proxy=given.text("--no-proxy"),
-        ),
+        proxy=_build_proxy(given),
         credentials=_read_credentials(given),
         location=_build_location(given),
         configuration=document,
@@ -142,6 +138,17 @@ def _image(given: GivenFlags) -> str:
     if not _IMAGE.fullmatch(image):
         raise ConfigError(f'--image: "{image}" is not allowed: expected such as registry.example.com/node-agent:1.0')
     return image
+
+
+def _build_proxy(given: GivenFlags) -> ProxyOptions:
+    proxy = ProxyOptions(
+        http=_proxy(given, "--http-proxy"),
+        https=_proxy(given, "--https-proxy"),
+        no_proxy=given.text("--no-proxy"),
+    )
+    if proxy.no_proxy and not (proxy.http or proxy.https):
+        raise ConfigError("--no-proxy needs --http-proxy or --https-proxy: otherwise there is no proxy")
+    return proxy
 
 
 def _proxy(given: GivenFlags, flag: str) -> str:

@@ -183,7 +183,11 @@ _CASES = (
         "--https-proxy", ("--https-proxy=http://p:1",), lambda o: o.environment.get("HTTPS_PROXY"), None, "http://p:1"
     ),
     _Case(
-        "--no-proxy", ("--no-proxy=.svc,10.0.0.0/8",), lambda o: o.environment.get("NO_PROXY"), None, ".svc,10.0.0.0/8"
+        "--no-proxy",
+        ("--https-proxy=http://p:1", "--no-proxy=.svc,10.0.0.0/8"),
+        lambda o: o.environment.get("NO_PROXY", "").endswith(".svc,10.0.0.0/8"),
+        False,
+        True,
     ),
     _Case(
         "--node-agent-configmap",

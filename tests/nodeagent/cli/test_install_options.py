@@ -76,6 +76,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--kubelet-root-dir=/a/../b"], '--kubelet-root-dir: "/a/../b" is not allowed: expected an absolute path'),
         (["--privileged-node-agent=x"], '--privileged-node-agent: "x" is not allowed: expected true or false'),
         (["--http-proxy=user:hidden@p"], "--http-proxy: the value is not allowed: expected a URL such as http://"),
+        (["--no-proxy=.svc"], "--no-proxy needs --http-proxy or --https-proxy: otherwise there is no proxy"),
         (["--https-proxy=p"], "--https-proxy: the value is not allowed: expected a URL such as http://"),
         (["--node-agent-configmap=A"], '--node-agent-configmap: "A" is not allowed: expected the name of an object'),
         (
