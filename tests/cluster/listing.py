@@ -22,8 +22,8 @@ __all__ = ["everything", "kinds"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
-_NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example)\b")
-"""Names of tests: namespaces of their own, the names of `examples/`, and the demonstration's."""
+_NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|nodeagent-preflight)\b")
+"""Names of tests: namespaces of their own, the names of `examples/`, the demonstration's, and those of preflight."""
 
 
 def everything(bed: Bed, *own: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(300)]
 
-_SPACE = "installed"
 _KINDS = "daemonsets,pods,serviceaccounts,roles,rolebindings,networkpolicies,configmaps,secrets,leases,jobs"
 _CLUSTER_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
 
@@ -30,9 +30,11 @@ class _Shell:
 
     def __init__(self, bed: Bed, folder: Path) -> None:
         self.bed, self.folder = bed, folder
+        # Other tests of the tier leave out objects with such a name.
+        self.space = f"test-{secrets.token_hex(4)}"
 
     def run(self, *words: str) -> str:
-        argv = [sys.executable, "-m", "nodeagent", *words, "-n", _SPACE]
+        argv = [sys.executable, "-m", "nodeagent", *words, "-n", self.space]
         done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -54,26 +56,28 @@ class _Shell:
 
     def objects(self) -> set[str]:
         """Everything that an installation could have created, by kind and name."""
-        own = self.bed.user.names(_KINDS.split(","), "-n", _SPACE)
+        own = self.bed.user.names(_KINDS.split(","), "-n", self.space)
         common = self.bed.user.names(_CLUSTER_KINDS.split(","))
-        return {*own, *(name for name in common if f"/{_SPACE}-" in name)}
+        return {*own, *(name for name in common if f"/{self.space}-" in name)}
 
     def versions(self) -> str:
+        """The resourceVersions of what was applied; of a DaemonSet, whose status changes, the generation."""
+        chosen = ("-l", "app.kubernetes.io/part-of=node-agent", "--no-headers", "-o")
         columns = "custom-columns=K:.kind,N:.metadata.name,V:.metadata.resourceVersion"
-        kinds = "daemonsets,serviceaccounts,roles,rolebindings,secrets,configmaps"
-        shown = self.bed.user.kubectl("get", kinds, "-n", _SPACE, "-o", columns).splitlines()
-        own = [line for line in shown if "node-agent-admissions" not in line and not line.startswith("DaemonSet")]
-        crds = self.bed.user.kubectl("get", f"crd,{_CLUSTER_KINDS}", "-o", columns)
-        generation = self.bed.user.kubectl(
-            "get", "daemonset", "node-agent", "-n", _SPACE, "-o", "jsonpath={.metadata.generation}"
-        )
-        return "\n".join([*own, crds, generation])
+        kinds = "serviceaccounts,roles,rolebindings,secrets"
+        own = self.bed.user.kubectl("get", kinds, "-n", self.space, *chosen, columns)
+        generations = "custom-columns=N:.metadata.name,G:.metadata.generation"
+        agents = self.bed.user.kubectl("get", "daemonsets", "-n", self.space, *chosen, generations)
+        definitions = self.bed.user.kubectl("get", "crd", *chosen, columns)
+        common = self.bed.user.kubectl("get", _CLUSTER_KINDS, *chosen, columns).splitlines()
+        return "\n".join([own, agents, definitions, *(line for line in common if self.space in line)])
 
 
 @pytest.fixture
 def shell(agent: Bed, tmp_path: Path) -> Iterator[_Shell]:
-    yield _Shell(agent, tmp_path)
-    agent.user.kubectl("delete", "namespace", _SPACE, "--ignore-not-found", "--wait=false")
+    shell = _Shell(agent, tmp_path)
+    yield shell
+    agent.user.kubectl("delete", "namespace", shell.space, "--ignore-not-found", "--wait=false")
 
 
 def test_one_command_installs_and_another_leaves_nothing_that_it_does_not_list(shell: _Shell) -> None:
@@ -93,9 +97,9 @@ def test_one_command_installs_and_another_leaves_nothing_that_it_does_not_list(s
     assert shell.bed.user.names(left, "-A", "-l", "nodeagent.io/preflight") == []
 
     removed, _, kept = shell.run("uninstall", "--yes").partition("Kept:\n")
-    assert f"  DaemonSet {_SPACE}/node-agent\n" in removed
+    assert f"  DaemonSet {shell.space}/node-agent\n" in removed
     rest = {name for name in shell.objects() if not name.endswith(("/default", "/kube-root-ca.crt"))}
     assert rest == {"secret/cloud-credentials", "secret/velero-repo-credentials"}
     for name in ("cloud-credentials", "velero-repo-credentials"):
-        assert f"  Secret {_SPACE}/{name}\n" in kept
-    assert f"  BackupRepository {_SPACE}/nodeagent-preflight-default-kopia\n" in kept
+        assert f"  Secret {shell.space}/{name}\n" in kept
+    assert f"  BackupRepository {shell.space}/nodeagent-preflight-default-kopia\n" in kept
