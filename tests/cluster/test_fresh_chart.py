@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("binary", [pytest.param("helm", id="Helm 3"), pytest.param("helm4", id="Helm 4")])
