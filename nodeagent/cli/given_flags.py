@@ -31,6 +31,9 @@ _NAME: Final = re.compile(rf"(?!.{{254}}){_SUBDOMAIN}")
 _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 """Source: Kubernetes v1.34, apimachinery pkg/util/validation."""
 
+_LARGEST_QUANTITY: Final = 2.0**63
+"""Source: Kubernetes v1.34, apimachinery pkg/api/resource/quantity.go."""
+
 _TAINT: Final = re.compile(rf"(?P<key>(?:{_KEY.pattern})?)(?:=(?P<value>{_LABEL_VALUE.pattern}))?(?::(?P<effect>\w+))?")
 _EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
@@ -109,7 +112,7 @@ class GivenFlags:
             number = float(parse_quantity(value))
         except ValueError:
             number = -1.0
-        if number < 0:
+        if not 0 <= number < _LARGEST_QUANTITY:
             raise _wrong(flag, value, "a quantity such as 500m, 1, 128Mi or 1Gi; 0 is none")
         return value if number else "0"
 
@@ -179,7 +182,7 @@ class GivenFlags:
     def directory(self, flag: str, default: str) -> str:
         """Return an absolute path."""
         value = self.text(flag, default)
-        if not value.startswith("/") or ".." in value.split("/"):
+        if not value.strip("/") or not value.startswith("/") or ".." in value.split("/"):
             raise _wrong(flag, value, f"an absolute path such as {default}")
         return value
 

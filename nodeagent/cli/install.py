@@ -10,7 +10,7 @@ import click
 from core.clock import SystemClock
 from nodeagent.cli.given_flags import GivenFlags
 from nodeagent.cli.install_flags import InstallCommand, given_in, install_flags
-from nodeagent.cli.install_options import build_options
+from nodeagent.cli.install_options import build_options, describe_defaults
 from nodeagent.cli.options import installation_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.install.apply import ApplyTools
@@ -38,8 +38,8 @@ docs/install.md has more, and the permissions that the command needs.
 
 exit codes:
   0  done
-  1  an error of the cluster, such as a missing permission, or agents that do not come up
-  2  invalid command line or configuration, or the cluster is not reachable
+  1  an error of the cluster, or agents that do not come up
+  2  invalid command line or configuration, a missing permission, or the cluster is not reachable
 """
 
 
@@ -54,6 +54,8 @@ def install(access: ClusterAccess, **values: Any) -> None:  # noqa: ANN401 - of 
     if not request.crds_only:
         namespace = given.namespace("--namespace", access.namespace)
         options = build_options(given, namespace)
+        for note in describe_defaults(given, options):
+            printer.note(note)
     if ignored:
         printer.note(f"flags of Velero's server have no effect here: {', '.join(ignored)}")
     if request.form is not None:

@@ -16,9 +16,9 @@ from nodeagent.cli.serve import parse_serve
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in
-from nodeagent.operations.install.manifests import DEFAULT_CONFIG_MAP
 from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.options import (
+    CONFIG_MAP,
     DEFAULT_IMAGE,
     AgentOptions,
     ContainerResources,
@@ -27,12 +27,23 @@ from nodeagent.operations.install.options import (
     ProxyOptions,
 )
 
-__all__ = ["build_options"]
+__all__ = ["build_options", "describe_defaults"]
 
 _PROVIDERS: Final = ("aws", "azure", "gcp", "fs")
 _PREFIX: Final = "velero.io/"
 
-_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*")
+_BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DIRECTORY: Final = re.compile(r"(?:[^/\s]+(?:/[^/\s]+)*)?")
+_OWN_ARGUMENTS: Final = (
+    "--node-agent-configmap=",
+    "--backup-repository-configmap=",
+    "--repo-maintenance-job-configmap=",
+    "--mover-service-account=",
+    "--features=",
+)
+"""Flags of agents that follow from those of the installation, which checks them."""
+
 _ARGUMENT: Final = re.compile("--[a-z-]+=")
 _PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
 _CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
@@ -47,14 +58,14 @@ def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
     """
     given.choice("--uploader-type", ("kopia",), "kopia")
     document = _read_configuration(given)
-    config_map = given.name("--node-agent-configmap", DEFAULT_CONFIG_MAP if document is not None else "")
+    config_map = given.name("--node-agent-configmap", CONFIG_MAP if document is not None else "")
     return InstallOptions(
         namespace=namespace,
         image=_image(given),
         image_pull_policy=given.choice("--image-pull-policy", ("Always", "IfNotPresent", "Never"), "IfNotPresent"),
         pull_secrets=given.names("--image-pull-secret"),
         service_account=given.name("--service-account-name"),
-        mover_service_account=given.name("--mover-service-account-name"),
+        mover_service_account=_mover_account(given),
         service_account_annotations=given.annotations("--sa-annotations"),
         agent=_build_agent(given, config_map),
         proxy=_build_proxy(given),
@@ -66,6 +77,21 @@ def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
         priority_classes=given.switch("--priority-classes"),
         volume_secrets=given.switch("--volume-secrets"),
     )
+
+
+def describe_defaults(given: GivenFlags, options: InstallOptions) -> list[str]:
+    """Return what a user of `velero install` would not expect, for the flags that were given."""
+    notes = []
+    if not given.has("--image"):
+        notes.append(f"--image is not given: nodes must have {options.image}, or a default registry that does")
+    if given.has("--service-account-name") and not given.has("--mover-service-account-name"):
+        detail = (
+            "use --mover-service-account-name for an account with fewer permissions"
+            if options.mover_service_account
+            else "use --mover-service-account-name or --sa-annotations if they need a cloud identity"
+        )
+        notes.append(f"data movers run as ServiceAccount {options.mover_account}: {detail}")
+    return notes
 
 
 def _build_agent(given: GivenFlags, config_map: str) -> AgentOptions:
@@ -96,24 +122,37 @@ def _build_agent(given: GivenFlags, config_map: str) -> AgentOptions:
     )
 
 
+def _mover_account(given: GivenFlags) -> str:
+    """Return the account of data movers; empty: one is created.
+
+    Without credentials in a file, an account that is named has them, by a cloud identity, and as in Velero
+    it is the movers', too.
+    """
+    account = given.name("--mover-service-account-name")
+    return account or (given.name("--service-account-name") if given.switch("--no-secret") else "")
+
+
 def _build_resources(given: GivenFlags) -> ContainerResources:
     standard = ContainerResources()
-    chosen = ContainerResources(
-        cpu_request=given.quantity("--node-agent-pod-cpu-request", standard.cpu_request),
-        memory_request=given.quantity("--node-agent-pod-mem-request", standard.memory_request),
-        cpu_limit=given.quantity("--node-agent-pod-cpu-limit", standard.cpu_limit),
-        memory_limit=given.quantity("--node-agent-pod-mem-limit", standard.memory_limit),
+    cpu_request, cpu_limit = _requested(given, "cpu", standard.cpu_request, standard.cpu_limit)
+    memory_request, memory_limit = _requested(given, "mem", standard.memory_request, standard.memory_limit)
+    return ContainerResources(
+        cpu_request=cpu_request, cpu_limit=cpu_limit, memory_request=memory_request, memory_limit=memory_limit
     )
-    for what, request, limit in (
-        ("cpu", chosen.cpu_request, chosen.cpu_limit),
-        ("mem", chosen.memory_request, chosen.memory_limit),
-    ):
-        if limit != "0" and parse_quantity(request) > parse_quantity(limit):
-            flag = f"--node-agent-pod-{what}-request"
-            raise ConfigError(
-                f'{flag}: "{request}" is not allowed: expected at most --node-agent-pod-{what}-limit, which is {limit}'
-            )
-    return chosen
+
+
+def _requested(given: GivenFlags, what: str, standard_request: str, standard_limit: str) -> tuple[str, str]:
+    """Return request and limit; a default gives way to what was typed."""
+    flags = request_flag, limit_flag = f"--node-agent-pod-{what}-request", f"--node-agent-pod-{what}-limit"
+    request, limit = given.quantity(request_flag, standard_request), given.quantity(limit_flag, standard_limit)
+    if limit == "0" or parse_quantity(request) <= parse_quantity(limit):
+        return request, limit
+    if all(given.has(flag) for flag in flags):
+        raise ConfigError(
+            f'{request_flag}: "{request}" is not allowed: expected at most {limit_flag}, which is {limit}'
+        )
+    typed = request if given.has(request_flag) else limit
+    return typed, typed
 
 
 def _build_args(given: GivenFlags) -> tuple[str, ...]:
@@ -126,6 +165,8 @@ def _build_args(given: GivenFlags) -> tuple[str, ...]:
         allowed = "expected a flag of nodeagent serve and its value, such as --log-level=debug"
         if not _ARGUMENT.match(argument):
             raise ConfigError(f'--agent-arg: "{argument}" is not allowed: {allowed}')
+        if argument.startswith(_OWN_ARGUMENTS):
+            raise ConfigError(f'--agent-arg: "{argument}" is not allowed: expected a flag that install does not set')
         try:
             parse_serve([argument])
         except ConfigError as e:
@@ -170,8 +211,11 @@ def _build_location(given: GivenFlags) -> LocationOptions | None:
     for flag in ("--provider", "--bucket"):
         if not given.text(flag):
             raise ConfigError(f"{flag} is required: use --no-default-backup-location if there is to be no location")
-    if bucket.startswith("-"):
-        raise ConfigError(f'--bucket: "{bucket}" is not allowed: expected a name that begins with no dash')
+    if not _BUCKET.fullmatch(bucket):
+        raise ConfigError(f'--bucket: "{bucket}" is not allowed: expected a name such as backups')
+    prefix = given.text("--prefix").strip("/")
+    if not _DIRECTORY.fullmatch(prefix):
+        raise ConfigError(f'--prefix: "{prefix}" is not allowed: expected a path such as clusters/east')
     config = given.pairs("--backup-location-config")
     provider = given.text("--provider")
     if provider.removeprefix(_PREFIX) not in _PROVIDERS and not config.get("s3Url"):
@@ -182,7 +226,7 @@ def _build_location(given: GivenFlags) -> LocationOptions | None:
     return LocationOptions(
         provider=provider,
         bucket=bucket,
-        prefix=given.text("--prefix"),
+        prefix=prefix,
         config=config,
         ca_certificate=_read_certificates(given),
     )

@@ -5,7 +5,6 @@
 
 from functools import cache
 from importlib.resources import files
-from typing import Final
 
 import yaml
 
@@ -17,7 +16,7 @@ from nodeagent.operations.install.accounts import (
     build_volume_secrets_roles,
 )
 from nodeagent.operations.install.daemonset import build_daemonsets
-from nodeagent.operations.install.options import AgentOptions, InstallOptions, LocationOptions
+from nodeagent.operations.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions
 from nodeagent.operations.install.surroundings import (
     build_config_map,
     build_credentials,
@@ -28,10 +27,7 @@ from nodeagent.operations.install.surroundings import (
     build_security_constraints,
 )
 
-__all__ = ["DEFAULT_CONFIG_MAP", "build_everything", "build_installation", "read_definitions"]
-
-DEFAULT_CONFIG_MAP: Final = "node-agent-config"
-"""The ConfigMap of a configuration that the installation brings, if no other is named."""
+__all__ = ["build_everything", "build_installation", "read_definitions"]
 
 
 def build_installation(options: InstallOptions) -> list[JsonDict]:
@@ -61,7 +57,7 @@ def build_everything(namespace: str) -> list[JsonDict]:
     return build_installation(
         InstallOptions(
             namespace=namespace,
-            agent=AgentOptions(windows=True, config_map=DEFAULT_CONFIG_MAP),
+            agent=AgentOptions(windows=True, config_map=CONFIG_MAP),
             credentials="",
             location=LocationOptions(provider="aws", bucket="any"),
             configuration={},

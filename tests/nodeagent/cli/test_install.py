@@ -294,7 +294,8 @@ _CASES = (
         ("--service-account-name=mine",),
         lambda o: (o.kinds("ServiceAccount"), o.pod["serviceAccountName"]),
         (["node-agent", "node-agent-mover"], "node-agent"),
-        (["node-agent-mover"], "mine"),
+        # Without a file of credentials, it is the account of data movers too.
+        ([], "mine"),
     ),
     _Case(
         "--mover-service-account-name",
@@ -353,7 +354,7 @@ def test_every_flag_has_a_test_of_its_effect() -> None:
 
 @pytest.mark.usefixtures("files")
 def test_both_formats_are_the_same_list(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*_BUCKET, "--use-node-agent-windows", "--toleration=*"]
+    words = [*_BUCKET, "--image=a", "--use-node-agent-windows", "--toleration=*"]
     objects, err = _run(capsys, *words)
     assert err == ""
     assert main(["install", "--dry-run=true", *words]) == 0
@@ -381,6 +382,7 @@ def test_a_documented_line_of_velero_works_and_one_note_names_the_flags_of_the_s
     objects, err = _run(capsys, *line.split())
     assert objects.location["config"] == {"region": "us-east-2"}
     assert err == (
+        f"note: --image is not given: nodes must have {DEFAULT_IMAGE}, or a default registry that does\n"
         "note: flags of Velero's server have no effect here: --default-volumes-to-fs-backup, --plugins, "
         "--snapshot-location-config, --use-volume-snapshots, --velero-pod-cpu-request\n"
     )

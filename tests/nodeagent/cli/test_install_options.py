@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,10 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--timeout=0s"], '--timeout: "0s" is not allowed: expected a duration such as 30s, 10m or 1h30m'),
         (["--namespace=My_Space"], '--namespace: "My_Space" is not allowed: expected at most 63 of a-z, 0-9 and -'),
         (["--provider=swift"], '--provider: "swift" is not allowed: expected one of aws, azure, gcp, fs, or any with'),
-        (["--bucket=-b"], '--bucket: "-b" is not allowed: expected a name that begins with no dash'),
+        (["--bucket=-b"], '--bucket: "-b" is not allowed: expected a name such as backups'),
+        (["--bucket=a/b"], '--bucket: "a/b" is not allowed: expected a name such as backups'),
+        (["--prefix=a b"], '--prefix: "a b" is not allowed: expected a path such as clusters/east'),
+        (["--prefix=/a//b"], '--prefix: "a//b" is not allowed: expected a path such as clusters/east'),
         (["--bucket="], "--bucket is required: use --no-default-backup-location if there is to be no location"),
         (["--provider="], "--provider is required: use --no-default-backup-location if there is to be no location"),
         (
@@ -56,6 +60,16 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--no-secret=0", "--secret-file=empty"], "--secret-file: empty is empty"),
         (["--no-secret=0", "--secret-file=binary"], "--secret-file: binary is not a text file in UTF-8"),
         (["--no-default-backup-location"], "--bucket and --no-default-backup-location exclude each other"),
+        (["--image=a//:@"], '--image: "a//:@" is not allowed: expected such as registry.example.com/node-agent:1.0'),
+        (
+            ["--agent-arg=--mover-service-account=x"],
+            '--agent-arg: "--mover-service-account=x" is not allowed: expected a flag that install does not set',
+        ),
+        (["--kubelet-root-dir=/"], '--kubelet-root-dir: "/" is not allowed: expected an absolute path'),
+        (
+            ["--node-agent-pod-cpu-limit=1e400"],
+            '--node-agent-pod-cpu-limit: "1e400" is not allowed: expected a quantity',
+        ),
         (["--image=a b"], '--image: "a b" is not allowed: expected such as registry.example.com/node-agent:1.0'),
         (
             ["--image-pull-policy=always"],
@@ -96,7 +110,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             '--node-agent-pod-cpu-limit: "-1" is not allowed: expected a quantity',
         ),
         (
-            ["--node-agent-pod-mem-request=1Gi"],
+            ["--node-agent-pod-mem-request=1Gi", "--node-agent-pod-mem-limit=512Mi"],
             '--node-agent-pod-mem-request: "1Gi" is not allowed: expected at most --node-agent-pod-mem-limit, which is',
         ),
         (["--node-agent-pod-mem-limit=1GB"], '--node-agent-pod-mem-limit: "1GB" is not allowed: expected a quantity'),
@@ -135,6 +149,48 @@ def test_a_wrong_value_is_one_line(capsys: pytest.CaptureFixture[str], words: li
     assert captured.err.startswith(f"error: {message}")
     assert captured.err.count("\n") == 1
     assert "hidden" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "request_and_limit"),
+    [
+        (["--node-agent-pod-mem-limit=64Mi"], ("64Mi", "64Mi")),
+        (["--node-agent-pod-mem-request=1Gi"], ("1Gi", "1Gi")),
+        (["--node-agent-pod-mem-limit=0"], ("128Mi", "0")),
+    ],
+    ids=["limit", "request", "no limit"],
+)
+def test_a_default_gives_way_to_what_was_typed(
+    capsys: pytest.CaptureFixture[str], words: list[str], request_and_limit: tuple[str, str]
+) -> None:
+    assert main(["install", "--dry-run", "-o", "json", "--image=a", *_LOCATION, "--no-secret", *words]) == 0
+    objects = json.loads(capsys.readouterr().out)["items"]
+    (daemonset,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    resources = daemonset["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert (resources["requests"]["memory"], resources.get("limits", {}).get("memory", "0")) == request_and_limit
+
+
+@pytest.mark.parametrize(
+    ("words", "account", "note"),
+    [
+        (["--no-secret"], "velero", "data movers run as ServiceAccount velero: use --mover-service-account-name for"),
+        (
+            ["--secret-file=keys"],
+            "node-agent-mover",
+            "data movers run as ServiceAccount node-agent-mover: use --mover-service-account-name or --sa-annotations",
+        ),
+    ],
+    ids=["identity", "file"],
+)
+def test_movers_have_the_credentials_of_the_account_that_is_named(
+    capsys: pytest.CaptureFixture[str], words: list[str], account: str, note: str
+) -> None:
+    """Documented lines of `velero install` name an account with a cloud identity, or credentials."""
+    own = ["--service-account-name=velero", "--image=a"]
+    assert main(["install", "--dry-run", *_LOCATION, *own, *words]) == 0
+    captured = capsys.readouterr()
+    assert f"--mover-service-account={account}\n" in captured.out
+    assert captured.err.startswith(f"note: {note}")
 
 
 def test_any_provider_with_an_address_is_s3(capsys: pytest.CaptureFixture[str]) -> None:
