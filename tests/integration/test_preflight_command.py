@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -29,6 +27,7 @@ from core.kube.transport import MERGE_PATCH
 from nodeagent.operations.permissions import VOLUME_CHECK_PERMISSIONS
 from nodeagent.operations.volume_check_objects import CheckPlan
 from tests.integration.installer import Installer
+from tests.support.interrupts import run_interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from tests.support.apiserver import ApiServer
 
 pytestmark = pytest.mark.integration
-
-_ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -141,11 +138,8 @@ def test_every_object_is_accepted_where_pods_must_be_restricted(installer: Insta
 @pytest.mark.processes
 def test_an_interrupted_run_leaves_nothing(installer: Installer) -> None:
     kubeconfig = f"--kubeconfig={installer.server.kubeconfig}"
-    argv = [sys.executable, "-m", "nodeagent", "preflight", "-n", installer.namespace, kubeconfig, *_words(installer)]
-    with (
-        _claims_end(installer),
-        subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-    ):
+    words = ["preflight", "-n", installer.namespace, kubeconfig, *_words(installer)]
+    with _claims_end(installer), run_interruptible(words) as process:
         until = time.monotonic() + 60
         while len(_left(installer)) < 2 and process.poll() is None and time.monotonic() < until:
             time.sleep(0.1)

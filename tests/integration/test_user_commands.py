@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, D
 from core.kube.transport import MERGE_PATCH
 from nodeagent.cli.main import main
 from nodeagent.operations.permissions import REPO_PERMISSIONS
+from tests.support.interrupts import run_interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,8 +170,7 @@ def test_the_job_of_a_report_is_accepted_and_deleted(cluster: _Cluster, capsys: 
 def test_an_interrupted_report_deletes_its_job(cluster: _Cluster) -> None:
     cluster.put_agent("192.0.2.1", 1)
     words = ["repo", "report", _NAME, "-n", cluster.namespace, "--kubeconfig", str(cluster.kubeconfig)]
-    argv = [sys.executable, "-m", "nodeagent", *words]
-    with subprocess.Popen(argv, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with run_interruptible(words) as process:
         until = time.monotonic() + 60
         while not cluster.jobs and process.poll() is None and time.monotonic() < until:
             time.sleep(0.1)
