@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
-from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
+from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
 from core.models.base import JsonDict
 from nodeagent.config.keys import Finding
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
 from nodeagent.config.source import parse_config_map
-from nodeagent.operations.install.objects import helm_release, is_ours, place_of
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.permissions import WAIT_PERMISSIONS, grant_permissions, install_permissions
 from nodeagent.runtime.access_review import missing_permissions
@@ -25,7 +24,7 @@ from nodeagent.runtime.permissions import (
     agent_permissions,
 )
 
-__all__ = ["check_config_maps", "check_daemonsets", "check_named", "check_user", "named_config_maps"]
+__all__ = ["check_config_maps", "check_named", "check_user", "named_config_maps"]
 
 _SHOWN = 6
 """Missing permissions that fit into a line."""
@@ -65,31 +64,6 @@ async def _lacks_what_it_grants(client: KubeClient, namespace: str) -> bool:
 def named_config_maps(options: InstallOptions) -> list[str]:
     """Return the ConfigMaps that must exist."""
     return [flag.name for flag in _config_map_flags(options)]
-
-
-async def check_daemonsets(client: KubeClient, objects: Iterable[JsonDict]) -> None:
-    """Check that no DaemonSet with the name of one of ours is somebody else's: Velero's has the same name.
-
-    Raises:
-        ConfigError: there is one, or it is Helm's; merged with ours, it would be neither.
-        KubeError: it cannot be read.
-    """
-    for manifest in objects:
-        if manifest["kind"] != DAEMON_SETS.kind:
-            continue
-        meta = manifest["metadata"]
-        found = await client.read(DAEMON_SETS, meta["namespace"], meta["name"])
-        if found is not None and (release := helm_release(found)):
-            raise ConfigError(
-                f"nothing was applied: {place_of(found)} belongs to a release of Helm: "
-                f"use helm -n {meta['namespace']} upgrade {release}"
-            )
-        if found is not None and not is_ours(found):
-            command = f"kubectl -n {meta['namespace']} delete daemonset {meta['name']}"
-            raise ConfigError(
-                f"nothing was applied: {place_of(found)} is not ours, such as Velero's: "
-                f"once its transfers have ended, delete it: {command}"
-            )
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from core.models.base import JsonDict
 from nodeagent.operations.install.apply import ApplyTools, apply_installation
 from nodeagent.operations.install.checks import (
     check_config_maps,
-    check_daemonsets,
     check_named,
     check_user,
     named_config_maps,
 )
+from nodeagent.operations.install.existing import fit_to_existing
 from nodeagent.operations.install.manifests import build_installation
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.wait import WaitTools, wait_installation
@@ -38,7 +38,7 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     """Check, apply, and wait.
 
     Raises:
-        ConfigError: a permission or a ConfigMap is missing; nothing was applied.
+        ConfigError: a permission or a ConfigMap is missing, or an object of others is in the way; nothing was applied.
         AgentError: the objects could not be applied, or the agents do not come up.
     """
     client, options, timeout = tools.client, request.options, request.timeout
@@ -47,7 +47,7 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     await check_user(
         client, request.namespace, [*request.definitions, *objects], config_maps=named, wait=timeout is not None
     )
-    await check_daemonsets(client, objects)
+    objects = await fit_to_existing(client, objects, tools.on_note)
     if options is not None:
         await check_config_maps(client, options, tools.on_note)
         await check_named(client, options, tools.on_note)
