@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
+from nodeagent.operations.install.definitions import find_lacking
 from nodeagent.operations.install.manifests import read_definitions
 from tests.integration.installer import ALONE, Installer
 from tests.support.apiserver import run_apiserver
@@ -62,6 +63,44 @@ def test_a_definition_that_is_missing_is_created_and_waited_for(installer: Insta
     stored = installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {}
     established = [one["status"] for one in stored["status"]["conditions"] if one["type"] == "Established"]
     assert established == ["True"]
+
+
+_OURS = {"app.kubernetes.io/part-of": "node-agent"}
+
+
+def test_a_definition_of_ours_that_is_older_is_updated(installer: Installer) -> None:
+    name = "podvolumebackups.velero.io"
+    before = installer.change(CUSTOM_RESOURCE_DEFINITIONS, name, {"metadata": {"labels": _OURS}})
+    done = installer.run("--crds-only")
+    assert f"CustomResourceDefinition {name}: configured\n" in done.out
+    after = installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {}
+    assert find_lacking(after, before)
+    assert not find_lacking(before, after)
+
+
+def test_a_definition_that_a_release_of_helm_manages_stays(installer: Installer) -> None:
+    name = "podvolumerestores.velero.io"
+    meta = {"labels": _OURS, "annotations": {"meta.helm.sh/release-name": "agents"}}
+    before = installer.change(CUSTOM_RESOURCE_DEFINITIONS, name, {"metadata": meta})
+    done = installer.run("--crds-only")
+    assert done.code == 0, done.err
+    text = f"CustomResourceDefinition {name} belongs to the release agents of Helm, and stays as it is: it lacks v1 ."
+    assert f"note: {text}" in done.err
+    assert (installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {})["spec"] == before["spec"]
+
+
+def test_a_definition_of_ours_that_is_newer_stays(installer: Installer) -> None:
+    name = "datadownloads.velero.io"
+    stored = installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {}
+    schema = stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["later"] = {"type": "string"}
+    patch = {"metadata": {"labels": _OURS}, "spec": {"versions": stored["spec"]["versions"]}}
+    before = installer.change(CUSTOM_RESOURCE_DEFINITIONS, name, patch)
+    done = installer.run("--crds-only")
+    assert done.code == 0, done.err
+    text = f"CustomResourceDefinition {name} is newer, and stays as it is: it also has v2alpha1 .spec.later; it "
+    assert f"note: {text}" in done.err
+    assert (installer.get(CUSTOM_RESOURCE_DEFINITIONS, name) or {})["spec"] == before["spec"]
 
 
 def _is_served(installer: Installer, plural: str) -> bool:

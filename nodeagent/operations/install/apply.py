@@ -86,17 +86,16 @@ async def apply_installation(
         KubeError: the API server rejected an object, or does not answer.
     """
     sorted_ = await sort_definitions(tools.client, definitions)
-    for name, lacking in sorted_.foreign.items():
-        what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
-        tools.on_note(f"CustomResourceDefinition {name} is not ours, and stays as it is: {what}")
+    for name, why in sorted_.kept.items():
+        tools.on_note(f"CustomResourceDefinition {name} {why}")
     groups = frozenset(definition["spec"]["group"] for definition in definitions)
-    taken = await _find_conflicts(tools, [*sorted_.own, *objects], groups)
+    taken = await _find_conflicts(tools, [*sorted_.applied, *objects], groups)
     if taken and not force:
         raise ConflictsError(
             f"nothing was applied: {len(taken)} fields have other values (--force-conflicts takes them over): "
             + "; ".join(map(str, taken))
         )
-    for definition in sorted_.own:
+    for definition in sorted_.applied:
         await _apply(tools, definition, force=force)
     await wait_definitions(tools.client, tools.clock, definitions)
     applied = [await _apply(tools, manifest, force=force) for manifest in objects]

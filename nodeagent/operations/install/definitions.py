@@ -1,4 +1,4 @@
-"""Custom resource definitions: ours are applied, those of others stay as they are, and all of them are waited for."""
+"""Custom resource definitions: ours are applied, newer ones and those of others stay, all are waited for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from core.kube.client import KubeClient
 from core.kube.discovery import is_unserved
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, Resource
 from core.models.base import JsonDict
-from nodeagent.operations.install.objects import is_ours
+from nodeagent.operations.install.objects import helm_release, is_ours
 
 __all__ = ["DefinitionError", "Definitions", "find_lacking", "sort_definitions", "wait_definitions"]
 
@@ -27,37 +27,51 @@ class DefinitionError(AgentError):
 
 @dataclass(frozen=True)
 class Definitions:
-    """Which of our definitions are applied, and what those lack that are not ours, by their names."""
+    """Which of our definitions are applied; of those that stay as they are, by their names, why."""
 
-    own: tuple[JsonDict, ...]
-    foreign: dict[str, list[str]]
+    applied: tuple[JsonDict, ...]
+    kept: dict[str, str]
 
 
 async def sort_definitions(client: KubeClient, definitions: Sequence[JsonDict]) -> Definitions:
-    """Return which definitions do not exist yet or are ours, and what the others lack.
+    """Return which definitions do not exist yet or are ours and older, and why the others stay.
 
     Raises:
         DefinitionError: one is being deleted.
         KubeError: they cannot be read.
     """
-    own, foreign = [], {}
+    applied, kept = [], {}
     for definition in definitions:
         name = definition["metadata"]["name"]
         found = await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", name)
         if found is not None and found["metadata"].get("deletionTimestamp"):
             raise DefinitionError(f"CustomResourceDefinition {name} is being deleted, with all its objects: try again")
-        if found is None or is_ours(found):
-            own.append(definition)
+        if found is not None and (why := _explain_kept(definition, found)):
+            kept[name] = why
         else:
-            foreign[name] = find_lacking(definition, found)
-    return Definitions(tuple(own), foreign)
+            applied.append(definition)
+    return Definitions(tuple(applied), kept)
+
+
+def _explain_kept(ours: JsonDict, found: JsonDict) -> str:
+    """Return why the definition that exists stays as it is; empty: ours is applied."""
+    lacking = find_lacking(ours, found)
+    what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
+    if release := helm_release(found):
+        return f"belongs to the release {release} of Helm, and stays as it is: {what}"
+    if not is_ours(found):
+        return f"is not ours, and stays as it is: {what}"
+    # An older command would remove them, with their values, for the installations of all namespaces.
+    if newer := find_lacking(found, ours):
+        return f"is newer, and stays as it is: it also has {', '.join(newer)}; {what}"
+    return ""
 
 
 def find_lacking(ours: JsonDict, theirs: JsonDict) -> list[str]:
-    """Return the versions and fields of our definition that theirs does not have, such as `v1 .spec.uploaderType`."""
+    """Return the served versions and fields of our definition that theirs lacks, such as `v1 .spec.uploaderType`."""
     lacking = []
     known = {version["name"]: version for version in theirs["spec"]["versions"] if version.get("served")}
-    for version in ours["spec"]["versions"]:
+    for version in (version for version in ours["spec"]["versions"] if version.get("served")):
         name = version["name"]
         if name in known:
             missing = _missing_fields(_schema(version), _schema(known[name]), "")
