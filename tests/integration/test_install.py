@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -186,13 +186,14 @@ def test_a_configmap_must_exist_and_be_valid(
 
 
 def test_the_command_for_a_missing_configmap_creates_a_valid_one(installer: Installer) -> None:
-    installer.server.api.request("POST", NAMESPACES.path(), body={"metadata": {"name": installer.namespace}})
     flags = ("--node-agent-configmap=a", "--backup-repository-configmap=b", "--repo-maintenance-job-configmap=c")
-    kubectl = str(tool("kubernetes", "kubectl"))
-    for _ in flags:
-        command = shlex.split(installer.run(*ALONE, *flags).err.partition("to create it: ")[2])
-        argv = [kubectl, f"--kubeconfig={installer.server.kubeconfig}", *command[1:]]
-        subprocess.run(argv, check=True, capture_output=True)
+    folder = tool("kubernetes", "kubectl").parent
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "KUBECONFIG": str(installer.server.kubeconfig)}
+    for number, _ in enumerate(flags):
+        command = installer.run(*ALONE, *flags).err.partition("to create it: ")[2]
+        # The installation creates the namespace after its checks.
+        assert command.startswith("kubectl create namespace ") is (number == 0)
+        subprocess.run(["sh", "-c", command], env=environment, check=True, capture_output=True)
     done = installer.run(*ALONE, *flags)
     assert done.code == 0, done.err
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
-from core.kube.resources import CONFIG_MAPS, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
+from core.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
 from core.models.base import JsonDict
 from nodeagent.config.keys import Finding
 from nodeagent.config.maintenance import parse_maintenance
@@ -87,7 +87,7 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
         place = f"{flag.flag}: ConfigMap {options.namespace}/{flag.name}"
         found = await client.read(CONFIG_MAPS, options.namespace, flag.name)
         if found is None:
-            example = f"kubectl -n {options.namespace} create configmap {flag.name} --from-literal={flag.example}"
+            example = await _create_command(client, options.namespace, f"{flag.name} --from-literal={flag.example}")
             raise ConfigError(f"nothing was applied: {place} does not exist; to create it: {example}")
         try:
             errors, notes = flag.parse(found)
@@ -97,6 +97,13 @@ async def check_config_maps(client: KubeClient, options: InstallOptions, on_note
             raise ConfigError(f"nothing was applied: {place} is invalid: {text} (see nodeagent check-config)")
         for note in notes:
             on_note(f"{place}: {note}")
+
+
+async def _create_command(client: KubeClient, namespace: str, words: str) -> str:
+    """Return the command that creates a ConfigMap; the installation creates the namespace only later."""
+    command = f"kubectl -n {namespace} create configmap {words}"
+    is_missing = await client.read(NAMESPACES, "", namespace) is None
+    return f"kubectl create namespace {namespace} && {command}" if is_missing else command
 
 
 def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
