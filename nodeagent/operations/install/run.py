@@ -53,4 +53,4 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
         await check_named(client, options, tools.on_note)
     applied = await apply_installation(tools, request.definitions, objects, force=request.force_conflicts)
     if timeout is not None:
-        await wait_installation(WaitTools(client, tools.clock, on_progress), applied, timeout)
+        await wait_installation(WaitTools(client, tools.clock, on_progress, tools.on_note), applied, timeout)

@@ -10,6 +10,7 @@ from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, EVENTS, PODS
 from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET_WINDOWS
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from exposer.causes import CauseFinder
@@ -29,11 +30,15 @@ class WaitError(AgentError):
 
 @dataclass(frozen=True)
 class WaitTools:
-    """What is waited with; `on_progress` is called with what is missing whenever that changes."""
+    """What is waited with.
+
+    `on_progress` is called with what is missing whenever that changes, `on_note` with what the user should know.
+    """
 
     client: KubeClient
     clock: Clock
     on_progress: Callable[[str], None]
+    on_note: Callable[[str], None]
 
 
 async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeout: timedelta) -> None:  # noqa: ASYNC109 - shown
@@ -52,6 +57,9 @@ async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeou
         if deadline.expired:
             raise WaitError(f"the agents did not come up within {format_duration(timeout)}: {missing}")
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
+    for one in applied:
+        if _is_for_windows(one.stored) and _desired(await _read_daemonset(tools, one.stored)) == 0:
+            tools.on_note(f"{place_of(one.stored)}: the cluster has no Windows nodes for its pods yet")
 
 
 async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str:
@@ -70,23 +78,43 @@ async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence
 
 
 async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: JsonDict) -> str:
-    """Return why the agents of a DaemonSet are not all ready; empty: they are."""
-    meta = stored["metadata"]
-    current = await tools.client.read(DAEMON_SETS, meta["namespace"], meta["name"])
-    if current is None:
-        raise WaitError(f"{place_of(stored)} was deleted")
-    status = current.get("status") or {}
-    desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberAvailable", 0)
+    """Return why the agents of a DaemonSet are not all ready; empty: they are.
+
+    Raises:
+        WaitError: it was deleted, or no node is eligible.
+    """
+    current = await _read_daemonset(tools, stored)
+    status, desired = current.get("status") or {}, _desired(current)
     if status.get("observedGeneration", 0) < current["metadata"].get("generation", 1):
         return f"{place_of(stored)} is not observed yet"
     if desired == 0:
-        return f"{place_of(stored)}: no node is eligible for its pods (nodeSelector, operating system)"
+        if _is_for_windows(stored):
+            return ""
+        raise WaitError(f"{place_of(stored)}: no node is eligible for its pods (nodeSelector, operating system)")
+    ready = status.get("numberAvailable", 0)
     updated = status.get("updatedNumberScheduled", 0)
     if min(ready, updated) >= desired:
         return ""
     cause = await _find_cause(tools, causes, current)
     text = f"{place_of(stored)}: {min(ready, updated)} of {desired} agents are ready"
     return f"{text}: {cause}" if cause else text
+
+
+async def _read_daemonset(tools: WaitTools, stored: JsonDict) -> JsonDict:
+    meta = stored["metadata"]
+    current = await tools.client.read(DAEMON_SETS, meta["namespace"], meta["name"])
+    if current is None:
+        raise WaitError(f"{place_of(stored)} was deleted")
+    return current
+
+
+def _desired(daemonset: JsonDict) -> int:
+    """Return how many nodes should have a pod, as far as the controller knows."""
+    return int((daemonset.get("status") or {}).get("desiredNumberScheduled", 0))
+
+
+def _is_for_windows(obj: JsonDict) -> bool:
+    return bool(obj["kind"] == DAEMON_SETS.kind and obj["metadata"]["name"] == AGENT_DAEMONSET_WINDOWS)
 
 
 async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: JsonDict) -> str:
@@ -98,7 +126,7 @@ async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: JsonDict
     for pod in pods:
         if cause := await _explain_pod(tools, causes, pod):
             return cause
-    if len(pods) < (daemonset.get("status") or {}).get("desiredNumberScheduled", 0):
+    if len(pods) < _desired(daemonset):
         return await _last_warning(tools, meta)
     return ""
 
@@ -116,8 +144,9 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: JsonDict) -> 
     for container in status.get("containerStatuses") or []:
         for state in (container.get("state") or {}, container.get("lastState") or {}):
             if ended := state.get("terminated"):
-                message = " ".join(str(ended.get("message") or ended.get("reason") or "").split())
-                return f"{place} ended with exit code {ended.get('exitCode')}: {message}"
+                lines = str(ended.get("message") or "").strip().splitlines()
+                last = lines[-1].strip() if lines else ended.get("reason") or "no reason"
+                return f"{place} ended with exit code {ended.get('exitCode')}: {last}"
     try:
         pending = await causes.explain(pod)
     except ExposeError as e:

@@ -16,7 +16,8 @@ from tests.support.fakekube import FakeKube
 
 _LABELS = {"name": "node-agent"}
 _WAITING = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
-_ENDED = {"terminated": {"exitCode": 2, "message": "error: permissions missing:\n list nodes"}}
+_ENDED = {"terminated": {"exitCode": 2, "message": "INFO starting\nerror: permissions missing: list nodes\n\n"}}
+_KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 
 class _Clock(HandClock):
@@ -32,17 +33,18 @@ class _Scene:
 
     kube: FakeKube = field(default_factory=lambda: FakeKube(HandClock()))
     shown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def put(self, kind: str, version: str, name: str, **more: Any) -> JsonDict:
         meta = {"name": name, "namespace": "velero", **more.pop("metadata", {})}
         return self.kube.put({"apiVersion": version, "kind": kind, "metadata": meta, **more})
 
-    def put_daemonset(self, desired: int = 2, ready: int = 2, **status: Any) -> JsonDict:
+    def put_daemonset(self, desired: int = 2, ready: int = 2, name: str = "node-agent", **status: Any) -> JsonDict:
         state = {"desiredNumberScheduled": desired, "numberAvailable": ready, "updatedNumberScheduled": desired}
         return self.put(
             "DaemonSet",
             "apps/v1",
-            "node-agent",
+            name,
             metadata={"generation": 1},
             spec={"selector": {"matchLabels": _LABELS}, "template": {}},
             status=state | {"observedGeneration": 1} | status,
@@ -65,7 +67,7 @@ class _Scene:
 
     async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
         client = KubeClient(self.kube, Retry(HandClock(), attempts=1))
-        tools = WaitTools(client, _Clock(), self.shown.append)
+        tools = WaitTools(client, _Clock(), self.shown.append, self.notes.append)
         await wait_installation(tools, [Applied(one, result) for one in stored], timedelta(seconds=seconds))
 
 
@@ -93,11 +95,12 @@ async def test_a_daemonset_without_pods_shows_why_they_cannot_be_created(scene: 
 @pytest.mark.parametrize(
     ("state", "cause"),
     [
-        ({"state": _WAITING, "lastState": _ENDED}, "ended with exit code 2: error: permissions missing: list nodes"),
-        ({"state": _ENDED}, "ended with exit code 2: error: permissions missing: list nodes"),
+        ({"state": _WAITING, "lastState": _ENDED}, "b ended with exit code 2: error: permissions missing: list nodes"),
+        ({"state": _ENDED}, "b ended with exit code 2: error: permissions missing: list nodes"),
+        ({"state": _KILLED}, "b ended with exit code 137: OOMKilled"),
         ({"state": {"running": {}}}, "Unhealthy: Readiness probe failed: 503"),
     ],
-    ids=["restarting", "ended", "not ready"],
+    ids=["restarting", "ended", "killed", "not ready"],
 )
 async def test_an_agent_that_is_not_ready_shows_its_cause(scene: _Scene, state: JsonDict, cause: str) -> None:
     daemonset = scene.put_daemonset(ready=1)
@@ -120,14 +123,25 @@ async def test_an_image_that_can_never_be_pulled_ends_the_wait(scene: _Scene) ->
     ("status", "text"),
     [
         ({"observedGeneration": 0}, "is not observed yet"),
-        ({"desired": 0, "ready": 0}, "no node is eligible for its pods"),
         ({"updatedNumberScheduled": 1}, "1 of 2 agents are ready"),
     ],
-    ids=["not observed", "no node", "old pods"],
+    ids=["not observed", "old pods"],
 )
 async def test_a_rollout_that_is_not_finished_is_waited_for(scene: _Scene, status: JsonDict, text: str) -> None:
     with pytest.raises(WaitError, match=text):
         await scene.wait(scene.put_daemonset(**status))
+
+
+async def test_a_daemonset_without_an_eligible_node_ends_the_wait(scene: _Scene) -> None:
+    with pytest.raises(WaitError, match=r"^DaemonSet velero/node-agent: no node is eligible for its pods"):
+        await scene.wait(scene.put_daemonset(desired=0, ready=0), seconds=1e6)
+
+
+async def test_a_cluster_without_windows_nodes_is_not_waited_for_and_noted_once(scene: _Scene) -> None:
+    windows = scene.put_daemonset(desired=0, ready=0, name="node-agent-windows")
+    await scene.wait(scene.put_daemonset(), windows)
+    assert scene.shown == []
+    assert scene.notes == ["DaemonSet velero/node-agent-windows: the cluster has no Windows nodes for its pods yet"]
 
 
 async def test_a_location_that_is_not_reachable_shows_the_cause(scene: _Scene) -> None:
