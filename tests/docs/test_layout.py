@@ -76,7 +76,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/operations/volume_check_plan.py": "tests/nodeagent/operations/test_volume_check.py",
     "nodeagent/cli/uninstall.py": "tests/integration/test_uninstall.py",
     "nodeagent/cli/version.py": "tests/integration/test_uninstall.py",
-    "nodeagent/operations/install/uninstall.py": "tests/integration/test_uninstall.py",
+    "nodeagent/operations/install/others.py": "tests/nodeagent/operations/install/test_uninstall.py",
     "nodeagent/runtime/access_review.py": "tests/nodeagent/runtime/test_preflight.py",
     "nodeagent/runtime/connection.py": "tests/nodeagent/cli/test_repo.py",
     "nodeagent/runtime/http.py": "tests/nodeagent/runtime/test_transport.py",

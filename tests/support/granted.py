@@ -12,14 +12,15 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from nodeagent.operations.install.manifests import build_installation
-from nodeagent.operations.install.options import InstallOptions
+from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE
+from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     REPO_PERMISSIONS,
+    UNINSTALL_PERMISSIONS,
     VERSION_PERMISSIONS,
     VOLUME_CHECK_PERMISSIONS,
-    WAIT_PERMISSIONS,
-    install_permissions,
+    delete_permissions,
+    installer_permissions,
 )
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
@@ -30,12 +31,18 @@ __all__ = ["only_granted_requests"]
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "nodeagent.operations"
+_EVERYTHING = build_everything(_NAMESPACE)
+_SHARED = (
+    {"kind": "Lease", "metadata": {"name": DISPATCHER_LEASE}},
+    {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
+)
 _USERS = (
     *REPO_PERMISSIONS,
     *VERSION_PERMISSIONS,
     *VOLUME_CHECK_PERMISSIONS,
-    *WAIT_PERMISSIONS,
-    *install_permissions(build_installation(InstallOptions())),
+    *UNINSTALL_PERMISSIONS,
+    *installer_permissions([*read_definitions(), *_EVERYTHING]),
+    *delete_permissions([*_EVERYTHING, *_SHARED]),
 )
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: _USERS}
 """Of the product's packages; commands for users use others, for which they send requests."""

@@ -16,15 +16,15 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import NotServedError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE, REPO_CREDENTIALS_SECRET
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, DISPATCHER_LEASE, REPO_CREDENTIALS_SECRET
 from core.models.phases import FINAL_PHASES
 from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.install.objects import PART_OF_LABELS, helm_release, is_ours, place_of, resource_of
+from nodeagent.operations.install.others import find_other_agents
 from nodeagent.operations.permissions import delete_permissions
 from nodeagent.runtime.access_review import missing_permissions
-from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
 __all__ = ["RemovalPlan", "UninstallError", "plan_removal", "remove"]
 
@@ -42,6 +42,9 @@ _PODS_TIMEOUT: Final = timedelta(minutes=2)
 """Agents have 30 seconds to end; a node that does not answer needs longer than this."""
 
 _POLL_SECONDS: Final = 0.5
+
+_OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
+"""The pods of our DaemonSets; those of Velero's, such as its own for Windows, go on."""
 
 
 class UninstallError(AgentError):
@@ -75,6 +78,11 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
         if release := helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
     unfinished, kept = [], await _find_kept(client, namespace)
+    shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
+    if others:
+        kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]
+    else:
+        removed += shared
     for resource in _TRANSFERS:
         found = await _list(client, resource, namespace)
         phases = [((one.get("status") or {}).get("phase") or "New", one["metadata"]["name"]) for one in found]
@@ -103,9 +111,13 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
         stored = await client.read(resource, "", name)
         if stored is not None and is_ours(stored):
             found.append(stored)
+    return found
+
+
+async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
+    """Return what agents create and have in common, whoever installed them; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
-    found += [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
-    # Of the agents, who would create them again.
+    found = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in ((kube.LEASES, DISPATCHER_LEASE), (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP)):
         stored = await client.read(resource, namespace, name)
         if stored is not None:
@@ -151,8 +163,8 @@ async def remove(client: KubeClient, clock: Clock, plan: RemovalPlan, on_removed
     agents = [one for one in plan.removed if one["kind"] == kube.DAEMON_SETS.kind]
     for one in agents:
         await _delete(client, one, on_removed)
-    if agents:
-        await _wait_agents(client, clock, plan.namespace)
+    # Those of an earlier run that did not wait to the end, too.
+    await _wait_agents(client, clock, plan.namespace)
     for one in plan.removed:
         if one not in agents:
             await _delete(client, one, on_removed)
@@ -166,7 +178,7 @@ async def _delete(client: KubeClient, obj: JsonDict, on_removed: Callable[[str],
 
 async def _wait_agents(client: KubeClient, clock: Clock, namespace: str) -> None:
     deadline = Deadline.after(clock, _PODS_TIMEOUT)
-    while pods := await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR)):
+    while pods := await client.list(Selection(kube.PODS, namespace, _OUR_AGENTS)):
         if deadline.expired:
             names = ", ".join(sorted(pod["metadata"]["name"] for pod in pods))
             raise UninstallError(f"agents do not end, and what they need stays: {names}: run the command again")

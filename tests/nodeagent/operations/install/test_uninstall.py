@@ -1,0 +1,118 @@
+"""Removal of an installation beside agents, servers and transfers of others, in a cluster that is only in memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from core.kube import resources as kube
+from core.kube.client import KubeClient
+from core.kube.resources import Resource
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from nodeagent.operations.install.uninstall import RemovalPlan, UninstallError, plan_removal, remove
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.fakekube import FakeKube
+
+_OURS = {"app.kubernetes.io/part-of": "node-agent"}
+_AGENT = {"role": "node-agent"}
+_SPEC: JsonDict = {"selector": {}, "template": {"spec": {"containers": []}}}
+
+
+@dataclass
+class _World(HandClock):
+    """A cluster in which `while_asleep` happens whenever somebody sleeps."""
+
+    while_asleep: Callable[[], None] = lambda: None
+    removed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kube = FakeKube(self)
+        self.client = KubeClient(self.kube, Retry(self, attempts=1))
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.while_asleep()
+
+    def put(self, resource: Resource, name: str, labels: dict[str, str], **more: Any) -> JsonDict:
+        meta: JsonDict = {"name": name, "labels": labels}
+        if resource.namespaced:
+            meta["namespace"] = more.pop("namespace", "velero")
+        return self.kube.put({"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more})
+
+    def put_shared(self) -> None:
+        """What agents create."""
+        self.put(kube.LEASES, "node-agent-dispatcher", {}, spec={})
+        self.put(kube.CONFIG_MAPS, "node-agent-admissions", {})
+        labels = {"velero.io/repo-name": "a", "nodeagent.io/owner-uid": "u"}
+        self.put(kube.JOBS, "job", labels, spec={"template": {}})
+
+    async def plan(self) -> RemovalPlan:
+        return await plan_removal(self.client, "velero")
+
+    async def remove(self, plan: RemovalPlan) -> None:
+        await remove(self.client, self, plan, self.removed.append)
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> dict[object, str]:
+        return {}
+
+    monkeypatch.setattr("nodeagent.operations.install.uninstall.missing_permissions", nothing)
+
+
+_SHARED = ("Job velero/job", "Lease velero/node-agent-dispatcher", "ConfigMap velero/node-agent-admissions")
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "labels"),
+    [
+        (kube.DAEMON_SETS, "node-agent", {}),
+        (kube.DAEMON_SETS, "node-agent-windows", {}),
+        (kube.PODS, "node-agent-x", _AGENT),
+    ],
+    ids=["daemonset", "windows", "pod"],
+)
+async def test_what_agents_share_stays_while_agents_of_others_run(
+    resource: Resource, name: str, labels: dict[str, str]
+) -> None:
+    world = _World()
+    world.put_shared()
+    world.put(resource, name, labels, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.removed_names == []
+    reason = f"{resource.kind} velero/{name} is not ours and needs it"
+    assert [one for one in plan.kept if ": " in one] == [f"{place}: {reason}" for place in _SHARED]
+
+
+async def test_what_agents_shared_is_removed_once_none_is_left() -> None:
+    world = _World()
+    world.put_shared()
+    world.put(kube.DAEMON_SETS, "other", {}, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.removed_names == list(_SHARED)
+    await world.remove(plan)
+    assert world.removed == list(_SHARED)
+
+
+async def test_a_second_run_waits_for_agents_that_have_not_ended() -> None:
+    world = _World()
+    world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
+    world.put(kube.PODS, "node-agent-x", _AGENT | _OURS, spec=_SPEC)
+    plan = await world.plan()
+    with pytest.raises(UninstallError, match="agents do not end, and what they need stays: node-agent-x: run"):
+        await world.remove(plan)
+    assert world.removed == []
+    assert len(world.kube.objects(kube.SERVICE_ACCOUNTS)) == 1
+
+
+async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
+    world.put(kube.PODS, "node-agent-windows-x", _AGENT, spec=_SPEC)
+    await world.remove(await world.plan())
+    assert world.removed == ["DaemonSet velero/node-agent", "ServiceAccount velero/node-agent"]
+    assert world.seconds == 0
