@@ -9,13 +9,10 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from nodeagent.cli.options import UserCommand, installation_options
 from nodeagent.cli.output import HEADING, Printer, Styled
-from nodeagent.operations.install.uninstall import RemovalPlan, UninstallError, plan_removal, remove
+from nodeagent.operations.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
 from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["uninstall"]
-
-_SHOWN: Final = 5
-"""Unfinished transfers that an error names."""
 
 _EXAMPLES: Final = """\
 examples:
@@ -48,15 +45,14 @@ async def _run(access: ClusterAccess, *, ask: bool, force: bool) -> None:
         if not plan.removed:
             printer.note(f"there is no installation of ours in namespace {cluster.namespace}")
             return
-        if plan.unfinished and not force:
-            more = f" and {len(plan.unfinished) - _SHOWN} more" if len(plan.unfinished) > _SHOWN else ""
-            shown = ", ".join(plan.unfinished[:_SHOWN]) + more
-            raise UninstallError(f"transfers have not ended, and --force interrupts them: {shown}")
+        if not force:
+            refuse_interruption(plan.unfinished)
         _show(printer, plan)
         if ask and not _confirm():
             printer.note("nothing was removed")
             return
-        await remove(cluster.client, SystemClock(), plan, on_removed=lambda place: printer.line(f"{place}: deleted"))
+        clock = SystemClock()
+        await remove(cluster.client, clock, plan, lambda place: printer.line(f"{place}: deleted"), force=force)
     _show_rest(printer, plan)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -226,9 +227,20 @@ def test_without_the_permission_to_delete_nothing_is_removed(installer: Installe
     installing = installer_permissions([*read_definitions(), *build_everything(installer.namespace)])
     installer.become([*installing, *UNINSTALL_PERMISSIONS])
     assert installer.run(*ALONE).code == 0
-    done = installer.run("--yes", command="uninstall")
-    assert done.code == 2
-    assert "nothing was removed: permissions missing: delete daemonsets (only node-agent) in its namespace" in done.err
+    done = installer.run(command="uninstall")
+    assert (done.code, done.out) == (2, "")
+    missing = f"nothing was removed: permissions missing in namespace {installer.namespace}: "
+    assert f"{missing}delete daemonsets (only node-agent) in its namespace; " in done.err
+
+
+def test_all_that_is_read_is_permitted_or_named_in_one_line(installer: Installer) -> None:
+    installer.become([])
+    done = installer.run(command="uninstall")
+    assert (done.code, done.out) == (2, "")
+    missing = f"nothing was removed: permissions missing in namespace {installer.namespace}: list datauploads in its "
+    assert done.err.startswith(f"error: {missing}")
+    assert re.search(r" and \d+ more: SECURITY.md lists what uninstall needs", done.err), done.err
+    assert done.err.count("\n") == 1
 
 
 def test_versions_of_client_and_agents(installer: Installer) -> None:

@@ -4,7 +4,7 @@ Objects are recognized by their label; cluster-scoped ones have the name of the 
 installations stay.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
@@ -17,16 +17,17 @@ from core.kube.errors import NotServedError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, DISPATCHER_LEASE, REPO_CREDENTIALS_SECRET
-from core.models.phases import FINAL_PHASES
+from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.install.objects import PART_OF_LABELS, helm_release, is_ours, place_of, resource_of
 from nodeagent.operations.install.others import find_other_agents
-from nodeagent.operations.permissions import delete_permissions
+from nodeagent.operations.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from nodeagent.runtime.access_review import missing_permissions
+from nodeagent.runtime.permissions import Permission
 
-__all__ = ["RemovalPlan", "UninstallError", "plan_removal", "remove"]
+__all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption", "remove"]
 
 _KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})
 """Of what an installation creates: records and repositories depend on them."""
@@ -43,6 +44,9 @@ _PODS_TIMEOUT: Final = timedelta(minutes=2)
 
 _POLL_SECONDS: Final = 0.5
 
+_SHOWN: Final = 5
+"""Unfinished transfers, or missing permissions, that an error names."""
+
 _OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
 """The pods of our DaemonSets; those of Velero's, such as its own for Windows, go on."""
 
@@ -53,12 +57,16 @@ class UninstallError(AgentError):
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """What is removed, in order, as JSON dicts; what stays, as text; and the transfers that have not ended."""
+    """What is removed, in order, as JSON dicts; what stays, as text; and the transfers that have not ended.
+
+    `others` are agents that are not ours.
+    """
 
     namespace: str
     removed: Sequence[JsonDict]
     kept: Sequence[str]
     unfinished: Sequence[str]
+    others: Sequence[str]
 
     @property
     def removed_names(self) -> list[str]:
@@ -70,26 +78,64 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
     """Return what a removal would do; nothing is changed.
 
     Raises:
-        ConfigError: Helm manages the installation.
+        ConfigError: Helm manages the installation, or a permission is missing; the message names all that is missing.
         KubeError: the API server rejected a request.
     """
+    await _require(client, namespace, UNINSTALL_PERMISSIONS)
     removed = await _find_removed(client, namespace)
     for one in removed:
         if release := helm_release(one):
             raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
-    unfinished, kept = [], await _find_kept(client, namespace)
+    kept = await _find_kept(client, namespace)
     shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
     if others:
         kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]
     else:
         removed += shared
-    for resource in _TRANSFERS:
-        found = await _list(client, resource, namespace)
-        phases = [((one.get("status") or {}).get("phase") or "New", one["metadata"]["name"]) for one in found]
-        unfinished += [f"{resource.kind} {name} ({phase})" for phase, name in phases if phase not in FINAL_PHASES]
-        if found:
-            kept.append(f"{len(found)} {resource.kind}s")
-    return RemovalPlan(namespace, removed, kept, unfinished)
+    await _require(client, namespace, delete_permissions(removed))
+    transfers = await _list_transfers(client, namespace)
+    kept += [f"{len(found)} {resource.kind}s" for resource, found in transfers.items() if found]
+    return RemovalPlan(namespace, removed, kept, _find_unfinished(transfers), others)
+
+
+async def _require(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:
+    needed = [permission for permission in permissions if not permission.without]
+    if missing := list((await missing_permissions(client, namespace, needed)).values()):
+        raise ConfigError(
+            f"nothing was removed: permissions missing in namespace {namespace}: {_shorten(missing, '; ')}: "
+            "SECURITY.md lists what uninstall needs"
+        )
+
+
+def _shorten(texts: Sequence[str], separator: str = ", ") -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return separator.join(texts[:_SHOWN]) + more
+
+
+async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[JsonDict]]:
+    return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
+
+
+def _find_unfinished(transfers: dict[Resource, list[JsonDict]]) -> list[str]:
+    """Return the transfers that have not ended, as text with their phases."""
+    phases = [
+        (resource.kind, one["metadata"]["name"], (one.get("status") or {}).get("phase") or Phase.NEW)
+        for resource, found in transfers.items()
+        for one in found
+    ]
+    return [f"{kind} {name} ({phase})" for kind, name, phase in phases if phase not in FINAL_PHASES]
+
+
+def refuse_interruption(unfinished: Sequence[str]) -> None:
+    """Raise if there are transfers that have not ended.
+
+    Raises:
+        UninstallError: there are; the message names the first.
+    """
+    if unfinished:
+        raise UninstallError(
+            f"nothing was removed: transfers have not ended, and --force interrupts them: {_shorten(unfinished)}"
+        )
 
 
 async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
@@ -149,17 +195,21 @@ async def _list(client: KubeClient, resource: Resource, namespace: str, *, label
         return []
 
 
-async def remove(client: KubeClient, clock: Clock, plan: RemovalPlan, on_removed: Callable[[str], None]) -> None:
+async def remove(
+    client: KubeClient, clock: Clock, plan: RemovalPlan, on_removed: Callable[[str], None], *, force: bool
+) -> None:
     """Remove what the plan says; `on_removed` is called with each object as text.
 
     Raises:
-        ConfigError: a permission is missing; nothing was removed.
-        UninstallError: agents do not end in time; what they need stays.
+        UninstallError: nothing was removed, because agents of others have started since the plan was made, or transfers
+            without `force`; or agents do not end in time, and what they need stays.
         KubeError: the API server rejected a request.
     """
-    missing = await missing_permissions(client, plan.namespace, delete_permissions(plan.removed))
-    if missing:
-        raise ConfigError(f"nothing was removed: permissions missing: {'; '.join(missing.values())}")
+    # A question may wait for its answer for long.
+    if not force:
+        refuse_interruption(_find_unfinished(await _list_transfers(client, plan.namespace)))
+    if not plan.others and (others := await find_other_agents(client, plan.namespace)):
+        raise UninstallError(f"nothing was removed: {others[0]} is new and not ours: run the command again")
     agents = [one for one in plan.removed if one["kind"] == kube.DAEMON_SETS.kind]
     for one in agents:
         await _delete(client, one, on_removed)

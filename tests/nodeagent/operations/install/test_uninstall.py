@@ -51,8 +51,8 @@ class _World(HandClock):
     async def plan(self) -> RemovalPlan:
         return await plan_removal(self.client, "velero")
 
-    async def remove(self, plan: RemovalPlan) -> None:
-        await remove(self.client, self, plan, self.removed.append)
+    async def remove(self, plan: RemovalPlan, *, force: bool = False) -> None:
+        await remove(self.client, self, plan, self.removed.append, force=force)
 
 
 @pytest.fixture(autouse=True)
@@ -116,3 +116,26 @@ async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
     await world.remove(await world.plan())
     assert world.removed == ["DaemonSet velero/node-agent", "ServiceAccount velero/node-agent"]
     assert world.seconds == 0
+
+
+async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_force() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.unfinished == []
+    world.put(kube.DATA_UPLOADS, "late", {}, spec={}, status={"phase": "InProgress"})
+    with pytest.raises(UninstallError, match=r"^nothing was removed: transfers .* DataUpload late \(InProgress\)$"):
+        await world.remove(plan)
+    assert world.removed == []
+    await world.remove(plan, force=True)
+    assert world.removed == ["DaemonSet velero/node-agent"]
+
+
+async def test_agents_of_others_that_start_before_the_answer_keep_what_they_need() -> None:
+    world = _World()
+    world.put_shared()
+    plan = await world.plan()
+    world.put(kube.DAEMON_SETS, "node-agent", {}, spec=_SPEC)
+    with pytest.raises(UninstallError, match=r"^nothing was removed: DaemonSet velero/node-agent is new and not ours"):
+        await world.remove(plan, force=True)
+    assert world.removed == []
