@@ -7,8 +7,10 @@ import click
 
 from core.clock import SystemClock
 from core.errors import ConfigError
+from core.kube.client import select_labels
 from nodeagent.cli.options import UserCommand, installation_options
 from nodeagent.cli.output import HEADING, Printer, Styled
+from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
 from nodeagent.runtime.connection import ClusterAccess, connect
 
@@ -24,7 +26,12 @@ examples:
         without a question, and interrupt transfers
 
 Custom resource definitions, custom resources, Secrets, the namespace and all backups stay; the last lines
-of the output have the commands that delete them.
+of the output have the commands that delete them, unless others would lose something.
+
+exit codes:
+  0  done, or there was nothing to remove, or the answer was no
+  1  an error of the cluster, transfers that have not ended, or agents that do not end
+  2  invalid command line, a missing permission, a release of Helm, or the cluster is not reachable
 """
 
 
@@ -71,8 +78,20 @@ def _confirm() -> bool:
 
 
 def _show_rest(printer: Printer, plan: RemovalPlan) -> None:
-    printer.line(Styled("To delete the rest, with all records of backups (their data stays in the bucket):", HEADING))
-    printer.line(f"  kubectl delete namespace {plan.namespace}")
-    printer.line("  kubectl delete crd -l app.kubernetes.io/part-of=node-agent    # those of all namespaces")
+    """Show how the rest is deleted; no command that would delete what others use."""
+    commands, labels = [], select_labels(PART_OF_LABELS)
+    for what, command, lost in (
+        (f"namespace {plan.namespace}", f"namespace {plan.namespace}", plan.dependents.namespace),
+        ("custom resource definitions", f"crd -l {labels}", plan.dependents.definitions),
+    ):
+        if lost:
+            printer.note(f"deleting the {what} would also delete {', '.join(lost)}")
+        else:
+            commands.append(f"  kubectl delete {command}")
+    if commands:
+        title = "To delete the rest, with all records of backups (their data stays in the bucket):"
+        printer.line(Styled(title, HEADING))
+        for line in commands:
+            printer.line(line)
     if plan.unfinished:
         printer.note(f"{len(plan.unfinished)} transfers keep a finalizer: the namespace is not deleted before they are")

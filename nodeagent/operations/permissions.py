@@ -86,6 +86,7 @@ WAIT_PERMISSIONS: Final = (
 
 _KEPT: Final = "uninstall: what stays, and which transfers have not ended"
 _REMOVED: Final = "uninstall: what is removed"
+_OTHERS: Final = "uninstall: what others lose if the rest is deleted"
 
 UNINSTALL_PERMISSIONS: Final = (
     *(
@@ -115,6 +116,19 @@ UNINSTALL_PERMISSIONS: Final = (
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP,)),
     Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE,)),
     Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
+    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),
+    Permission(_OWN, kube.BACKUPS, ("list",), _OTHERS),
+    *(
+        Permission(Scope.CLUSTER, resource, ("list",), _OTHERS, without="it does not say how to delete definitions")
+        for resource in (
+            kube.DAEMON_SETS,
+            kube.BACKUP_REPOSITORIES,
+            kube.DATA_UPLOADS,
+            kube.DATA_DOWNLOADS,
+            kube.POD_VOLUME_BACKUPS,
+            kube.POD_VOLUME_RESTORES,
+        )
+    ),
 )
 """What `nodeagent uninstall` reads, beside what the person who installs may get."""
 

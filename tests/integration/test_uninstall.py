@@ -14,6 +14,7 @@ from core.kube.resources import (
     CONFIG_MAPS,
     DAEMON_SETS,
     DATA_UPLOADS,
+    DEPLOYMENTS,
     JOBS,
     LEASES,
     NAMESPACES,
@@ -221,6 +222,18 @@ def test_the_permissions_that_are_listed_are_enough(installer: Installer) -> Non
     assert installer.run(*ALL_FLAGS).code == 0
     done = installer.run("--yes", command="uninstall")
     assert done.code == 0, done.err
+
+
+def test_no_command_is_shown_that_deletes_what_a_server_needs(installer: Installer) -> None:
+    assert installer.run(*ALONE).code == 0
+    labels = {"app": "velero"}
+    template = {"metadata": {"labels": labels}, "spec": _POD}
+    _create(installer, DEPLOYMENTS, "velero", spec={"selector": {"matchLabels": labels}, "template": template})
+    done = installer.run("--yes", command="uninstall")
+    assert done.code == 0, done.err
+    assert "kubectl delete" not in done.out
+    assert f"note: deleting the namespace {installer.namespace} would also delete the Velero server\n" in done.err
+    assert "note: deleting the custom resource definitions would also delete the Velero server" in done.err
 
 
 def test_without_the_permission_to_delete_nothing_is_removed(installer: Installer) -> None:

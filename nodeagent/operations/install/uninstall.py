@@ -22,7 +22,7 @@ from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.install.objects import PART_OF_LABELS, helm_release, is_ours, place_of, resource_of
-from nodeagent.operations.install.others import find_other_agents
+from nodeagent.operations.install.others import Dependents, find_class_user, find_dependents, find_other_agents
 from nodeagent.operations.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission
@@ -59,7 +59,7 @@ class UninstallError(AgentError):
 class RemovalPlan:
     """What is removed, in order, as JSON dicts; what stays, as text; and the transfers that have not ended.
 
-    `others` are agents that are not ours.
+    `others` are agents that are not ours; `dependents` is what others lose if the rest is deleted.
     """
 
     namespace: str
@@ -67,6 +67,7 @@ class RemovalPlan:
     kept: Sequence[str]
     unfinished: Sequence[str]
     others: Sequence[str]
+    dependents: Dependents
 
     @property
     def removed_names(self) -> list[str]:
@@ -92,10 +93,15 @@ async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
         kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]
     else:
         removed += shared
+    for one in [one for one in removed if place_of(one) == f"PriorityClass {namespace}-server"]:
+        if user := await find_class_user(client, namespace, one["metadata"]["name"]):
+            removed.remove(one)
+            kept.append(f"{place_of(one)}: {user} names it")
     await _require(client, namespace, delete_permissions(removed))
     transfers = await _list_transfers(client, namespace)
     kept += [f"{len(found)} {resource.kind}s" for resource, found in transfers.items() if found]
-    return RemovalPlan(namespace, removed, kept, _find_unfinished(transfers), others)
+    dependents = await find_dependents(client, namespace)
+    return RemovalPlan(namespace, removed, kept, _find_unfinished(transfers), others, dependents)
 
 
 async def _require(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:

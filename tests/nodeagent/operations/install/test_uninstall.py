@@ -139,3 +139,65 @@ async def test_agents_of_others_that_start_before_the_answer_keep_what_they_need
     with pytest.raises(UninstallError, match=r"^nothing was removed: DaemonSet velero/node-agent is new and not ours"):
         await world.remove(plan, force=True)
     assert world.removed == []
+
+
+_USER: JsonDict = {"priorityClassName": "velero-server"}
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec"),
+    [(kube.DEPLOYMENTS, {"template": {"spec": _USER}}), (kube.PODS, _USER)],
+    ids=["deployment", "pod"],
+)
+async def test_the_class_of_the_server_stays_while_it_is_named(resource: Resource, spec: JsonDict) -> None:
+    world = _World()
+    for name in ("velero-server", "velero-node-agent"):
+        world.put(kube.PRIORITY_CLASSES, name, _OURS)
+    world.put(resource, "user", {}, spec=spec)
+    plan = await world.plan()
+    assert plan.removed_names == ["PriorityClass velero-node-agent"]
+    assert f"PriorityClass velero-server: {resource.kind} velero/user names it" in plan.kept
+
+
+async def test_the_class_of_the_server_is_removed_if_nothing_names_it() -> None:
+    world = _World()
+    world.put(kube.PRIORITY_CLASSES, "velero-server", _OURS)
+    world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
+    world.put(kube.PODS, "velero-x", {}, spec={})
+    assert (await world.plan()).removed_names == ["PriorityClass velero-server"]
+
+
+async def test_nobody_loses_anything_where_an_installation_is_alone() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    world.put(kube.DATA_UPLOADS, "done", {}, spec={}, status={"phase": "Completed"})
+    world.put(kube.DAEMON_SETS, "node-agent", {}, namespace="other", spec=_SPEC)
+    dependents = (await world.plan()).dependents
+    assert (dependents.namespace, dependents.definitions) == ([], [])
+
+
+async def test_what_others_in_the_namespace_lose_is_named() -> None:
+    world = _World()
+    world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
+    world.put(kube.BACKUPS, "nightly", {}, spec={})
+    world.put(kube.DAEMON_SETS, "node-agent-windows", {}, spec=_SPEC)
+    dependents = (await world.plan()).dependents
+    lost = ["DaemonSet velero/node-agent-windows", "the Velero server", "1 Backups of Velero"]
+    assert (dependents.namespace, dependents.definitions) == (lost, lost)
+
+
+async def test_what_other_namespaces_lose_with_the_definitions_is_named() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, namespace="other", spec=_SPEC)
+    world.put(kube.DATA_UPLOADS, "done", {}, namespace="other", spec={}, status={"phase": "Completed"})
+    dependents = (await world.plan()).dependents
+    assert dependents.namespace == []
+    assert dependents.definitions == ["DaemonSet other/node-agent", "1 DataUploads of other namespaces"]
+
+
+async def test_other_namespaces_that_may_not_be_read_count_as_losing_something() -> None:
+    world = _World()
+    world.kube.fail_next("GET", "/apis/apps/v1/daemonsets", 403)
+    dependents = (await world.plan()).dependents
+    assert dependents.namespace == []
+    assert dependents.definitions == ["unknown objects of other namespaces (no permission to list daemonsets in them)"]
