@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.errors import ConfigError
 from core.kube import resources as kube
@@ -13,6 +13,7 @@ from core.models.storage import BackupStorageLocation
 from nodeagent.operations.permissions import VOLUME_CHECK_PERMISSIONS
 from nodeagent.operations.volume_check_objects import DEFAULT_SPACE, CheckPlan
 from nodeagent.runtime.access_review import missing_permissions
+from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = ["CheckChoice", "plan_check"]
 
@@ -39,9 +40,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         ConfigError: a permission, the agents, the location or a class is missing; the message says which flag names it.
         KubeError: the API server rejected a request.
     """
-    missing = await missing_permissions(client, namespace, VOLUME_CHECK_PERMISSIONS)
-    if missing:
-        raise ConfigError(f"permissions missing: {'; '.join(missing.values())}: SECURITY.md has the list")
+    await _check_user(client, namespace, choice.space)
     image = await _find_image(client, namespace)
     await _check_location(client, namespace, choice.location)
     if choice.space and await client.read(kube.NAMESPACES, "", choice.space) is None:
@@ -59,6 +58,29 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         driver=driver,
         location=choice.location,
     )
+
+
+async def _check_user(client: KubeClient, namespace: str, space: str) -> None:
+    """Check the permissions; with `space`, those on its objects in it alone."""
+    moved = [one for one in VOLUME_CHECK_PERMISSIONS if space and _is_of_space(one)]
+    missing = [
+        *(
+            await missing_permissions(client, namespace, [one for one in VOLUME_CHECK_PERMISSIONS if one not in moved])
+        ).values()
+    ]
+    if moved:
+        # A Role may permit to get its own namespace.
+        there = [replace(one, scope=Scope.OWN_NAMESPACE) for one in moved if one.resource is not kube.NAMESPACES]
+        there.append(Permission(Scope.OWN_NAMESPACE, kube.NAMESPACES, ("get",), "whether it exists", names=(space,)))
+        found = (await missing_permissions(client, space, there)).values()
+        missing += [text.replace("in its namespace", f"in namespace {space}") for text in found]
+    if missing:
+        raise ConfigError(f"permissions missing: {'; '.join(missing)}: SECURITY.md has the list")
+
+
+def _is_of_space(permission: Permission) -> bool:
+    resource = permission.resource
+    return permission.scope is Scope.CLUSTER and (resource.namespaced or resource is kube.NAMESPACES)
 
 
 async def _find_image(client: KubeClient, namespace: str) -> str:

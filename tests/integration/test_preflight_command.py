@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,11 @@ import pytest
 
 from core.kube.resources import (
     DAEMON_SETS,
+    EVENTS,
     NAMESPACES,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
+    SERVICE_ACCOUNTS,
     STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CLASSES,
     VOLUME_SNAPSHOTS,
@@ -26,6 +29,7 @@ from core.kube.resources import (
 from core.kube.transport import MERGE_PATCH
 from nodeagent.operations.permissions import VOLUME_CHECK_PERMISSIONS
 from nodeagent.operations.volume_check_objects import CheckPlan
+from nodeagent.runtime.permissions import Scope
 from tests.integration.installer import Installer
 from tests.support.interrupts import run_interruptible
 
@@ -158,6 +162,18 @@ def test_a_missing_permission_is_named(installer: Installer) -> None:
     done = installer.run(f"--storage-class={agents}", command="preflight")
     assert done.code == 2
     assert "permissions missing: get,list,create,delete volumesnapshots in every namespace: SECURITY.md" in done.err
+
+
+def test_a_namespace_of_the_user_needs_permissions_in_it_alone(installer: Installer) -> None:
+    agents, space = installer.namespace, f"{installer.namespace}-user"
+    installer.namespace = space
+    moved = {NAMESPACES, SERVICE_ACCOUNTS, PERSISTENT_VOLUME_CLAIMS, PODS, VOLUME_SNAPSHOTS, EVENTS}
+    here = [one for one in VOLUME_CHECK_PERMISSIONS if one.resource in moved - {PODS}]
+    rest = [one for one in VOLUME_CHECK_PERMISSIONS if one.resource not in moved]
+    installer.become([*rest, *(replace(one, scope=Scope.OWN_NAMESPACE) for one in here)])
+    done = installer.run(f"--storage-class={agents}", f"--namespace-for-test={space}", command="preflight")
+    assert done.code == 2
+    assert f"permissions missing: get,list,create,delete pods in namespace {space}: SECURITY.md" in done.err
 
 
 @pytest.mark.parametrize("size", ["lots", "1Mi"])
