@@ -141,6 +141,8 @@ VERSION_PERMISSIONS: Final = (
 
 
 _TESTED: Final = ("get", "list", "create", "delete")
+_RETAINED: Final = "what stays by the policy Retain"
+_UNNAMED: Final = "it also names what does not stay"
 
 VOLUME_CHECK_PERMISSIONS: Final = (
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "the agents and their image", names=(AGENT_DAEMONSET,)),
@@ -155,6 +157,8 @@ VOLUME_CHECK_PERMISSIONS: Final = (
     Permission(Scope.CLUSTER, kube.EVENTS, ("list",), "why a pod is pending"),
     Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get", "list"), "the class of the volume"),
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), _RETAINED, without=_UNNAMED),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get",), _RETAINED, without=_UNNAMED),
 )
 """What `nodeagent preflight` needs."""
 

@@ -65,6 +65,8 @@ class CheckTools:
 
 async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -> CheckReport:  # noqa: ASYNC109 - of all steps
     """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation."""
+    for one in plan.retaining:
+        tools.on_note(f"{one}: what the test creates with it stays in the storage")
     run = _Run(tools, plan, Deadline.after(tools.clock, timeout), timeout)
     cleanup = CheckCleanup(tools.client, tools.clock, plan, tools.on_note)
     try:
@@ -114,6 +116,8 @@ class _Run:
         """Delete everything, as the last step."""
         async with self._timed("clean up"):
             await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
+            if self.plan.retaining and (left := await cleanup.find_retained()):
+                self.tools.on_note(f"kept by the policy Retain, to delete by: kubectl delete {' '.join(left)}")
 
     @asynccontextmanager
     async def _timed(self, name: str) -> AsyncIterator[None]:

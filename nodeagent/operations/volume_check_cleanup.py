@@ -1,13 +1,14 @@
 """What a check of a volume leaves behind: found by its label, deleted in an order in which agents can follow."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.errors import ForbiddenError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from nodeagent.operations.volume_check_objects import PREFLIGHT_LABELS, CheckPlan
@@ -21,6 +22,12 @@ _TRANSFERS: Final = (kube.DATA_DOWNLOADS, kube.DATA_UPLOADS)
 
 _VOLUMES: Final = (kube.PODS, kube.VOLUME_SNAPSHOTS, kube.PERSISTENT_VOLUME_CLAIMS)
 
+_BOUND: Final = {
+    "pv": (kube.PERSISTENT_VOLUMES, "persistentVolumeReclaimPolicy"),
+    "volumesnapshotcontent": (kube.VOLUME_SNAPSHOT_CONTENTS, "deletionPolicy"),
+}
+"""What claims and snapshots are bound to, by the name that kubectl takes, and the policy that may keep it."""
+
 
 class LeftoverError(AgentError):
     """Objects of a check are not deleted in time."""
@@ -28,12 +35,33 @@ class LeftoverError(AgentError):
 
 @dataclass(frozen=True)
 class CheckCleanup:
-    """Deletes what checks with the namespaces of `plan` have created."""
+    """Deletes what checks with the namespaces of `plan` have created.
+
+    `bound` gets what deleted claims and snapshots were bound to, as kubectl names it: a policy may keep it.
+    """
 
     client: KubeClient
     clock: Clock
     plan: CheckPlan
     on_note: Callable[[str], None]
+    bound: set[str] = field(default_factory=set)
+
+    async def find_retained(self) -> list[str]:
+        """Return what stays of `bound` by the policy Retain, or may, if nobody may look.
+
+        Raises:
+            KubeError: the API server rejected a request.
+        """
+        found = []
+        for kind, name in sorted(one.split("/") for one in self.bound):
+            resource, policy = _BOUND[kind]
+            try:
+                stored = await self.client.read(resource, "", name)
+            except ForbiddenError:
+                stored = {"spec": {policy: "Retain"}}
+            if stored is not None and stored["spec"].get(policy) == "Retain":
+                found.append(f"{kind}/{name}")
+        return found
 
     async def clean(self, deadline: Deadline) -> bool:
         """Delete everything, and return whether there was anything, once it is gone.
@@ -69,6 +97,11 @@ class CheckCleanup:
 
     async def _list(self, resource: Resource, namespace: str) -> list[tuple[Resource, JsonDict]]:
         found = await self.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
+        for one in found:
+            if volume := (one.get("spec") or {}).get("volumeName"):
+                self.bound.add(f"pv/{volume}")
+            if content := (one.get("status") or {}).get("boundVolumeSnapshotContentName"):
+                self.bound.add(f"volumesnapshotcontent/{content}")
         return [(resource, one["metadata"]) for one in found]
 
     async def _wait_namespace(self, deadline: Deadline) -> None:

@@ -47,7 +47,8 @@ data = open('/data/preflight', 'rb').read()
 class CheckPlan:
     """One check: `space` is the namespace of its volumes, `namespace` that of agents and transfers.
 
-    `image` has Python and is the agents'; `size` is a quantity.
+    `image` has Python and is the agents'; `size` is a quantity. `retaining` are the classes, as text, by whose policy
+    volumes or snapshots stay in the storage.
     """
 
     id: str
@@ -59,6 +60,7 @@ class CheckPlan:
     snapshot_class: str
     driver: str
     location: str
+    retaining: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

@@ -47,6 +47,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         raise ConfigError(f"--namespace-for-test: Namespace {choice.space} does not exist")
     storage_class = await _find_class(client, choice.storage_class)
     driver = str(storage_class.get("provisioner", ""))
+    snapshot_class = await _find_snapshot_class(client, choice.snapshot_class, driver)
     return CheckPlan(
         id=secrets.token_hex(3),
         namespace=namespace,
@@ -54,20 +55,25 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         image=image,
         size=choice.size,
         storage_class=storage_class["metadata"]["name"],
-        snapshot_class=await _find_snapshot_class(client, choice.snapshot_class, driver),
+        snapshot_class=_name(snapshot_class),
         driver=driver,
         location=choice.location,
+        retaining=(
+            *_retaining("StorageClass", storage_class, "reclaimPolicy"),
+            *_retaining("VolumeSnapshotClass", snapshot_class, "deletionPolicy"),
+        ),
     )
+
+
+def _retaining(kind: str, found: JsonDict, policy: str) -> list[str]:
+    return [f"{kind} {_name(found)} has {policy} Retain"] if found.get(policy) == "Retain" else []
 
 
 async def _check_user(client: KubeClient, namespace: str, space: str) -> None:
     """Check the permissions; with `space`, those on its objects in it alone."""
-    moved = [one for one in VOLUME_CHECK_PERMISSIONS if space and _is_of_space(one)]
-    missing = [
-        *(
-            await missing_permissions(client, namespace, [one for one in VOLUME_CHECK_PERMISSIONS if one not in moved])
-        ).values()
-    ]
+    needed = [one for one in VOLUME_CHECK_PERMISSIONS if not one.without]
+    moved = [one for one in needed if space and _is_of_space(one)]
+    missing = [*(await missing_permissions(client, namespace, [one for one in needed if one not in moved])).values()]
     if moved:
         # A Role may permit to get its own namespace.
         there = [replace(one, scope=Scope.OWN_NAMESPACE) for one in moved if one.resource is not kube.NAMESPACES]
@@ -122,7 +128,7 @@ async def _find_class(client: KubeClient, name: str) -> JsonDict:
     return default[0]
 
 
-async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> str:
+async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> JsonDict:
     classes = [
         one for one in await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES)) if not name or _name(one) == name
     ]
@@ -138,7 +144,7 @@ async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> st
         raise ConfigError(
             f"no single VolumeSnapshotClass of driver {driver}: --volume-snapshot-class names one of {known}"
         )
-    return _name(chosen[0])
+    return chosen[0]
 
 
 def _has(obj: JsonDict, annotation: str) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -81,9 +81,9 @@ class _World(HandClock):
         meta = {"name": name, **more.pop("metadata", {})} | ({"namespace": namespace} if namespace else {})
         return self.kube.put({"apiVersion": version, "kind": kind, "metadata": meta, **more})
 
-    async def check(self, timeout: timedelta = timedelta(minutes=1)) -> CheckReport:
+    async def check(self, timeout: timedelta = timedelta(minutes=1), plan: CheckPlan = _PLAN) -> CheckReport:
         tools = CheckTools(self.client, self, self.steps.append, lambda _: None, self.notes.append)
-        return await check_volume(tools, _PLAN, timeout)
+        return await check_volume(tools, plan, timeout)
 
     @property
     def left(self) -> list[str]:
@@ -147,6 +147,49 @@ async def test_a_step_that_fails_has_its_cause_and_everything_is_deleted(
     with pytest.raises(AgentError, match=cause):
         raise AgentError(report.error)
     assert world.left == []
+
+
+async def test_volumes_that_a_policy_keeps_are_announced_and_named() -> None:
+    world = _World()
+    labels = {"nodeagent.io/preflight": "true"}
+    meta: JsonDict = {"labels": labels}
+    world.put("Namespace", "v1", _SPACE, metadata=meta)
+    for name, policy in (("kept", "Retain"), ("deleted", "Delete")):
+        claim = {"volumeName": f"pv-{name}"}
+        world.put("PersistentVolumeClaim", "v1", name, namespace=_SPACE, metadata=meta, spec=claim)
+        world.put("PersistentVolume", "v1", f"pv-{name}", spec={"persistentVolumeReclaimPolicy": policy})
+    version, content = "snapshot.storage.k8s.io/v1", {"boundVolumeSnapshotContentName": "content"}
+    world.put("VolumeSnapshot", version, "s", namespace=_SPACE, metadata=meta, spec={}, status=content)
+    world.put("VolumeSnapshotContent", version, "content", spec={"deletionPolicy": "Retain"})
+    announced = "StorageClass fast has reclaimPolicy Retain"
+    report = await world.check(plan=replace(_PLAN, retaining=(announced,)))
+    assert report.error == ""
+    assert world.notes[0] == f"{announced}: what the test creates with it stays in the storage"
+    command = "kubectl delete pv/pv-kept volumesnapshotcontent/content"
+    assert world.notes[-1] == f"kept by the policy Retain, to delete by: {command}"
+
+
+async def test_volumes_that_nobody_may_look_at_are_named() -> None:
+    world = _World()
+    meta: JsonDict = {"labels": {"nodeagent.io/preflight": "true"}}
+    world.put("Namespace", "v1", _SPACE, metadata=meta)
+    world.put("PersistentVolumeClaim", "v1", "c", namespace=_SPACE, metadata=meta, spec={"volumeName": "hidden"})
+    world.kube.fail_next("GET", "/persistentvolumes/hidden", 403)
+    report = await world.check(plan=replace(_PLAN, retaining=("StorageClass fast has reclaimPolicy Retain",)))
+    assert report.error == ""
+    assert world.notes[-1] == "kept by the policy Retain, to delete by: kubectl delete pv/hidden"
+
+
+@pytest.mark.usefixtures("_allowed")
+async def test_classes_that_retain_are_in_the_plan() -> None:
+    world = _ready_cluster()
+    for resource, policy in ((kube.STORAGE_CLASSES, "reclaimPolicy"), (kube.VOLUME_SNAPSHOT_CLASSES, "deletionPolicy")):
+        world.kube.put(world.kube.objects(resource)[0] | {policy: "Retain"})
+    plan = await plan_check(world.client, "velero", CheckChoice(storage_class="fast"))
+    assert plan.retaining == (
+        "StorageClass fast has reclaimPolicy Retain",
+        "VolumeSnapshotClass snap has deletionPolicy Retain",
+    )
 
 
 async def test_an_interrupted_check_deletes_everything() -> None:
