@@ -28,9 +28,10 @@ examples:
   nodeagent preflight -o json
         {"steps": [{"name": ..., "seconds": ..., "error": ...}], "snapshotId": ...}
 
-Everything that it creates is deleted, also what an earlier run left, except volumes and snapshots of classes
-with the policy Retain: it names them, with the command that deletes them. The BackupRepository of its
-namespace stays, too, with 1 MiB of data: nodeagent repo report lists the kopia snapshot, and how to delete it.
+Everything that it creates is deleted, also what an earlier run left, except volumes and snapshots of
+classes with the policy Retain: it names them, with the command that deletes them. The BackupRepository
+of its namespace stays, too, with 1 MiB of data: nodeagent repo report lists the kopia snapshot, and
+how to delete it.
 
 exit codes:
   0  the volume came back as it was
