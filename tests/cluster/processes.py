@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
@@ -108,15 +109,16 @@ def of_pod(pod: Json) -> Callable[[Process], bool]:
 
 
 def is_agent(node: str) -> Callable[[Process], bool]:
-    """Whether a process is the node agent of a node."""
+    """Whether a process is a node's agent of the test bed: tests of other lanes install agents of their own."""
 
     def matches(process: Process) -> bool:
         if "nodeagent" not in process.argv or "serve" not in process.argv:
             return False
         try:
-            return process.environment().get("NODE_NAME") == node
+            environment = process.environment()
         except OSError:
             return False
+        return (environment.get("NODE_NAME"), environment.get("VELERO_NAMESPACE")) == (node, NAMESPACE)
 
     return matches
 
