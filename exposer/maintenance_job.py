@@ -15,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL, SNAPSHOT_REPORT_LABEL, label_value
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.model import Owner
-from exposer.placement import WINDOWS, Alternatives, Placement
+from exposer.placement import WINDOWS_TOLERATIONS, Alternatives, Placement
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
@@ -36,7 +36,7 @@ _REPORT_KEPT_SECONDS: Final = 3600
 _TEMPORARY_GIB: Final = 2
 """Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""
 
-_TOLERATIONS: Final = ({"key": "os", "operator": "Equal", "value": WINDOWS, "effect": "NoSchedule"},)
+_TOLERATIONS: Final = WINDOWS_TOLERATIONS[:1]
 """As in Velero's Jobs, though no Windows node is eligible."""
 
 _RESERVED_PREFIXES: Final = ("velero.io/", "nodeagent.io/", "batch.kubernetes.io/")

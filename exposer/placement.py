@@ -13,6 +13,7 @@ from core.models.base import JsonDict
 __all__ = [
     "LINUX",
     "WINDOWS",
+    "WINDOWS_TOLERATIONS",
     "Alternatives",
     "Placement",
     "PlacementRule",
@@ -23,6 +24,11 @@ __all__ = [
 
 LINUX: Final = "linux"
 WINDOWS: Final = "windows"
+
+WINDOWS_TOLERATIONS: Final[tuple[JsonDict, ...]] = tuple(
+    {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
+)
+"""Of pods on Windows nodes. Source: Velero v1.18, pkg/install/daemonset.go, pkg/exposer/csi_snapshot.go."""
 
 _OS_LABEL: Final = "kubernetes.io/os"
 

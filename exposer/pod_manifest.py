@@ -14,16 +14,13 @@ from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
-from exposer.placement import WINDOWS, Placement, build_node_affinity
+from exposer.placement import WINDOWS, WINDOWS_TOLERATIONS, Placement, build_node_affinity
 from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
 from exposer.settings import ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 
 __all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod"]
 
-_WINDOWS_TOLERATIONS: Final = tuple(
-    {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
-)
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
@@ -142,7 +139,7 @@ def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSet
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
         *settings.tolerations,
         *plan.tolerations,
-        *(_WINDOWS_TOLERATIONS if plan.for_windows else ()),
+        *(WINDOWS_TOLERATIONS if plan.for_windows else ()),
     )
     return [toleration for index, toleration in enumerate(tolerations) if toleration not in tolerations[:index]]
 

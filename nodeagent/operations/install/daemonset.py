@@ -8,7 +8,7 @@ from typing import Final
 
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, AGENT_LABELS
-from exposer.placement import WINDOWS
+from exposer.placement import LINUX, WINDOWS, WINDOWS_TOLERATIONS, Placement, build_node_affinity
 from nodeagent.operations.install.objects import PART_OF_LABELS, build_object
 from nodeagent.operations.install.options import AgentOptions, ContainerResources, InstallOptions
 from nodeagent.runtime.settings import Settings
@@ -36,10 +36,6 @@ _API_SERVER: Final = "$(KUBERNETES_SERVICE_HOST)"
 
 Source: Kubernetes v1.34, "Define Dependent Environment Variables"; pkg/kubelet/kubelet_pods.go.
 """
-
-_WINDOWS_TOLERATIONS: Final = tuple(
-    {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
-)
 
 
 def build_daemonsets(options: InstallOptions) -> list[JsonDict]:
@@ -82,9 +78,10 @@ def _build_pod(options: InstallOptions, name: str) -> JsonDict:
         # Enough to store outcomes and to release the leader's Lease.
         "terminationGracePeriodSeconds": 30,
         "enableServiceLinks": False,
-        "affinity": _build_affinity(for_windows=for_windows),
+        # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
+        "affinity": build_node_affinity(Placement(node_os=WINDOWS if for_windows else LINUX)),
     }
-    tolerations = [*(_WINDOWS_TOLERATIONS if for_windows else ()), *agent.tolerations]
+    tolerations = [*(WINDOWS_TOLERATIONS if for_windows else ()), *agent.tolerations]
     if for_windows:
         pod["os"] = {"name": WINDOWS}
     else:
@@ -102,13 +99,6 @@ def _build_pod(options: InstallOptions, name: str) -> JsonDict:
     pod["containers"] = [_build_container(options, name)]
     pod["volumes"] = _build_volumes(agent)
     return pod
-
-
-def _build_affinity(*, for_windows: bool) -> JsonDict:
-    # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
-    term = {"key": "kubernetes.io/os", "operator": "In" if for_windows else "NotIn", "values": [WINDOWS]}
-    terms = [{"matchExpressions": [term]}]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
 def _build_pod_security(agent: AgentOptions) -> JsonDict:
