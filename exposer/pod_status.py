@@ -26,6 +26,7 @@ __all__ = [
     "diagnose_pod",
     "diagnose_rejection",
     "explain_exit",
+    "is_ready",
     "memory_limit",
     "mover_status",
     "parse_pod_end",
@@ -131,6 +132,11 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
         # No status of its container: rejected by the kubelet, or evicted before its container started.
         return PodEnd(None, pod_message, pod_reason or str(status["phase"]))
     return None
+
+
+def is_ready(pod: JsonDict) -> bool:
+    """Return whether the kubelet reports the pod (a v1 Pod as JSON dict) as ready."""
+    return bool(_condition(pod.get("status") or {}, "Ready"))
 
 
 def memory_limit(pod: JsonDict) -> str:

@@ -5,6 +5,7 @@ recorded in tests/recordings/velero-1.18.2, and our own names.
 """
 
 import hashlib
+import re
 from typing import Final
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "MOVER_SERVICE_ACCOUNT",
     "NODE_LABEL",
     "NOT_PREPARED_ANNOTATION",
+    "OBJECT_NAME",
     "OUTCOME_ANNOTATION",
     "OWNER_KIND_ANNOTATION",
     "OWNER_UID_LABEL",
@@ -59,6 +61,7 @@ __all__ = [
     "SNAPSHOT_REQUESTERS",
     "SNAPSHOT_REQUESTER_TAG",
     "STORAGE_LOCATION_LABEL",
+    "SUBDOMAIN",
     "VOLUME_NAMESPACE_LABEL",
     "label_value",
     "repo_name_label",
@@ -164,6 +167,13 @@ CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
+
+SUBDOMAIN: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
+OBJECT_NAME: Final = re.compile(rf"(?!.{{254}}){SUBDOMAIN}")
+"""The name of an object, and what it is but for its length: a pattern of `re`.
+
+Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain.
+"""
 
 _LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57

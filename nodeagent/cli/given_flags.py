@@ -13,6 +13,7 @@ from typing import Final
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
+from core.models.names import OBJECT_NAME, SUBDOMAIN
 from core.models.units import parse_duration, parse_quantity
 from nodeagent.config.keys import guess
 
@@ -24,10 +25,8 @@ _SWITCHES: Final = dict.fromkeys(("1", "t", "T", "TRUE", "true", "True"), True) 
 """Source: Go, strconv.ParseBool."""
 
 _LABEL: Final = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
-_SUBDOMAIN: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
-_KEY: Final = re.compile(rf"(?:{_SUBDOMAIN}/)?{_LABEL}")
+_KEY: Final = re.compile(rf"(?:{SUBDOMAIN}/)?{_LABEL}")
 _LABEL_VALUE: Final = re.compile(rf"(?:{_LABEL})?")
-_NAME: Final = re.compile(rf"(?!.{{254}}){_SUBDOMAIN}")
 _NAMESPACE: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 """Source: Kubernetes v1.34, apimachinery pkg/util/validation."""
 
@@ -192,11 +191,11 @@ def _wrong(flag: str, value: str, allowed: str) -> ConfigError:
 
 
 def _is_key(key: str) -> bool:
-    return bool(_KEY.fullmatch(key)) and len(key.rpartition("/")[0]) <= 253  # noqa: PLR2004 - as in _NAME
+    return bool(_KEY.fullmatch(key)) and len(key.rpartition("/")[0]) <= 253  # noqa: PLR2004 - as in OBJECT_NAME
 
 
 def _check_name(flag: str, value: str) -> None:
-    if not _NAME.fullmatch(value):
+    if not OBJECT_NAME.fullmatch(value):
         raise _wrong(flag, value, "the name of an object: a-z, 0-9, - and ., a letter or digit first and last")
 
 

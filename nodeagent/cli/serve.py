@@ -8,13 +8,12 @@ import asyncio
 import logging
 import math
 import os
-import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
 from core.logs import LEVELS, LOG_FORMATS, set_up_logging
-from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS
+from core.models.names import BLOCK_DATA_MOVER, BUILT_IN_DATA_MOVERS, OBJECT_NAME
 from core.models.units import format_duration, parse_duration
 from nodeagent.cli.flags import CommandParser, add_kubeconfig, add_namespace
 from nodeagent.cli.velero_flags import IGNORED_FLAGS, add_velero_flags
@@ -54,10 +53,6 @@ exit codes:
   1  ended by an error
   2  cannot start: invalid flags or configuration, missing permissions or definitions
 """
-
-
-_NAME: Final = re.compile(r"(?!.{254})[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
-"""Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain."""
 
 
 def set_up_serve(parser: argparse.ArgumentParser) -> None:
@@ -303,7 +298,7 @@ def _duration(text: str) -> timedelta:
 
 def _object_name(text: str) -> str:
     """Return the name of an object; empty is the default."""
-    if text and not _NAME.fullmatch(text):
+    if text and not OBJECT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f'not a name of lower-case letters, digits, "-" and ".": "{text}"')
     return text
 

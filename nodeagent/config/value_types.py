@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from core.models.names import SUBDOMAIN
 from core.models.units import parse_duration, parse_quantity
 
 __all__ = [
@@ -39,7 +40,7 @@ _ANNOTATIONS_LIMIT_BYTES: Final = 256 * 1024
 """All annotations of an object together. Source: apimachinery pkg/api/validation."""
 
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_DOMAIN: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+_DOMAIN: Final = re.compile(SUBDOMAIN)
 _KEY_PREFIX: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_.]*(?:/[-A-Za-z0-9_.]*)?")
 _HOST: Final = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.:]*[A-Za-z0-9])?")
 _PATH: Final = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9_.@+-]*)+")

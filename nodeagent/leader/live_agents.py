@@ -15,6 +15,7 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION, label_value
 from core.models.phases import Phase
+from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.leader.node_backoff import NodeBackoff
 from nodeagent.runtime.informer import Informer
@@ -99,9 +100,7 @@ class LiveAgents:
 def _trim(pod: JsonDict) -> _LiveAgent:
     meta = pod["metadata"]
     node = (pod.get("spec") or {}).get("nodeName", "")
-    conditions = (pod.get("status") or {}).get("conditions") or []
-    ready = any(entry["type"] == "Ready" and entry["status"] == "True" for entry in conditions)
-    live = bool(node) and ready and not meta.get("deletionTimestamp")
+    live = bool(node) and is_ready(pod) and not meta.get("deletionTimestamp")
     config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
     return _LiveAgent(meta["name"], meta["uid"], node, live, config)
 

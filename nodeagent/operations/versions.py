@@ -8,6 +8,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict, WireModel
+from exposer.pod_status import is_ready
 from nodeagent.operations.installation import read_settings
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
@@ -74,11 +75,11 @@ def _sorted(pods: Sequence[JsonDict]) -> list[JsonDict]:
 
 
 def _agent(pod: JsonDict, version: str) -> AgentVersion:
-    spec, conditions = pod.get("spec") or {}, (pod.get("status") or {}).get("conditions") or []
+    spec = pod.get("spec") or {}
     return AgentVersion(
         node=spec.get("nodeName", ""),
         pod=pod["metadata"]["name"],
         version=version,
         image=next((one.get("image", "") for one in spec.get("containers") or []), ""),
-        ready=any(one["type"] == "Ready" and one["status"] == "True" for one in conditions),
+        ready=is_ready(pod),
     )

@@ -14,6 +14,7 @@ from core.models.names import AGENT_DAEMONSET_WINDOWS
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from exposer.causes import CauseFinder
+from exposer.pod_status import is_ready
 from nodeagent.operations.install.apply import Applied, ApplyResult
 from nodeagent.operations.install.objects import place_of
 
@@ -138,7 +139,7 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: JsonDict) -> 
         WaitError: it can never start.
     """
     status, meta = pod.get("status") or {}, pod["metadata"]
-    if any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions") or []):
+    if is_ready(pod):
         return ""
     place = f"Pod {meta['namespace']}/{meta['name']}"
     for container in status.get("containerStatuses") or []:
