@@ -136,7 +136,7 @@ class MoverArgs:
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
-    for; 0: there is none. `options` are flags of one verb only.
+    for; 0: there is none. `attempt` is the number of the transfer's attempt. `options` are flags of one verb only.
     """
 
     verb: MoverVerb
@@ -146,6 +146,7 @@ class MoverArgs:
     volume_mode: VolumeMode = VolumeMode.FILESYSTEM
     cache_volume_path: str = ""
     cache_limit_mib: int = 0
+    attempt: int = 1
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -160,6 +161,7 @@ class MoverArgs:
             "volume-mode": str(self.volume_mode) if self.volume_path else "",
             "cache-volume-path": self.cache_volume_path,
             "cache-limit-mib": str(self.cache_limit_mib) if self.cache_limit_mib else "",
+            "attempt": str(self.attempt) if self.attempt > 1 else "",
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
@@ -170,7 +172,8 @@ class MoverArgs:
 class ProgressMessage(WireModel, omit_defaults=True):
     """The message of a `Data-Path-Progress` Event; zero fields are omitted.
 
-    The last three fields are ours; Velero ignores unknown keys.
+    The fields after `bytes_per_second` are ours; Velero ignores unknown keys. `snapshot_started` is when kopia began
+    the snapshot of a backup, by the mover's clock.
     """
 
     total_bytes: Int64 = 0
@@ -178,6 +181,7 @@ class ProgressMessage(WireModel, omit_defaults=True):
     bytes_per_second: Int64 = 0
     sent_bytes: Int64 = 0
     deduped_bytes: Int64 = 0
+    snapshot_started: Time | None = None
 
 
 _Id = Annotated[str, Meta(min_length=1)]

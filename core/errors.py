@@ -13,9 +13,12 @@ __all__ = [
     "ContractError",
     "DataPathError",
     "ExposeError",
+    "FencedError",
+    "KopiaCrashError",
     "KopiaError",
     "RepositoryError",
     "ResultError",
+    "StorageOutageError",
 ]
 
 
@@ -61,6 +64,24 @@ class RepositoryError(DataPathError):
     """The backup repository cannot be opened, created or used."""
 
     exit_code = 12
+
+
+class KopiaCrashError(KopiaError):
+    """kopia was ended by a signal that this process did not send; another attempt may succeed."""
+
+    exit_code = 15
+
+
+class StorageOutageError(RepositoryError):
+    """The storage did not answer for the stall timeout; another attempt may succeed."""
+
+    exit_code = 16
+
+
+class FencedError(DataPathError):
+    """The data mover ended itself, because another one may write to its volume by now."""
+
+    exit_code = 17
 
 
 class ResultError(DataPathError):

@@ -49,6 +49,7 @@ class PodOptions:
     volume: Path
     mode: VolumeMode
     resource_timeout: timedelta
+    attempt: int = 1
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -201,6 +202,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         resource_timeout=parsed.resource_timeout,
         cache_volume=parsed.cache_volume_path,
         cache_limit_mib=parsed.cache_limit_mib,
+        attempt=parsed.attempt,
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )

@@ -231,6 +231,14 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         default=0,
         help="limit of kopia's cache in MiB, where that of the repository is larger (default: none)",
     )
+    group.add_argument(
+        "--attempt",
+        metavar="NUMBER",
+        type=int,
+        default=1,
+        help="number of the transfer's attempt; the data path starts only when the custom resource has the same one "
+        "(default: %(default)s)",
+    )
     _add_pod(group)
 
 

@@ -13,6 +13,7 @@ from core.errors import AgentError
 from core.kube.resources import Resource
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
+from core.models.transfers import Transfer
 from exposer.placement import LINUX
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
@@ -76,19 +77,21 @@ class Guard(Protocol):
 
 @dataclass(frozen=True)
 class Owner:
-    """The custom resource that the objects of one expose belong to."""
+    """The custom resource that the objects of one expose belong to, and the number of its attempt."""
 
     api_version: str
     kind: str
     namespace: str
     name: str
     uid: str
+    attempt: int = 1
 
     @classmethod
     def of(cls, cr: CustomResource) -> Self:
         """Return `cr` as an owner."""
         meta = cr.metadata
-        return cls(cr.api_version, cr.kind, meta.namespace, meta.name, meta.uid)
+        attempt = cr.attempts.number if isinstance(cr, Transfer) else 1
+        return cls(cr.api_version, cr.kind, meta.namespace, meta.name, meta.uid, attempt)
 
     @property
     def reference(self) -> JsonDict:

@@ -12,7 +12,7 @@ from typing import Final
 
 from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
-from core.models.names import EXPOSER_POD_GROUP_LABEL, label_value
+from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
 from exposer.placement import WINDOWS, WINDOWS_TOLERATIONS, Placement, build_node_affinity
 from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
@@ -76,6 +76,8 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
     labels = dict(configured.labels or template.labels) | plan.owner.labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
+    if plan.owner.attempt > 1:
+        labels[ATTEMPT_LABEL] = str(plan.owner.attempt)
     if plan.group:
         labels[EXPOSER_POD_GROUP_LABEL] = plan.group
     annotations = dict(configured.annotations or template.annotations)

@@ -154,6 +154,7 @@ def _build_args(
         kind_flag=kind_flag,
         resource_name=owner.name,
         cache_limit_mib=cache.limit_mib if cache else 0,
+        attempt=owner.attempt,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
         log_format=options.log_format,

@@ -15,6 +15,8 @@ __all__ = [
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
     "ASYNC_OPERATION_ID_LABEL",
+    "ATTEMPTS_ANNOTATION",
+    "ATTEMPT_LABEL",
     "BACKUP_UID_TAG",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
@@ -147,6 +149,10 @@ ACCEPT_FENCE_ANNOTATION: Final = "nodeagent.io/fence"
 """On a New custom resource: rewritten to make a late accept conflict."""
 CANCEL_REQUESTED_ANNOTATION: Final = "nodeagent.io/cancel-asked"
 """On a custom resource, of agents before 0.1.0: when its cancel was requested. It is removed, never read."""
+ATTEMPTS_ANNOTATION: Final = "nodeagent.io/attempts"
+"""On a custom resource that was interrupted: its attempts, as JSON (`core.models.attempts`)."""
+ATTEMPT_LABEL: Final = "nodeagent.io/attempt"
+"""On a mover pod, from the second attempt on: the attempt's number."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was lost before its data path started, and since when."""
 NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"

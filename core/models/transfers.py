@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from msgspec import field
 
+from core.errors import ContractError
+from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.names import PENDING_REASON_ANNOTATION
+from core.models.names import ATTEMPTS_ANNOTATION, PENDING_REASON_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -81,6 +83,19 @@ class Transfer(CustomResource):
     def phase(self) -> Phase:
         """`status.phase`; absent and empty read as New."""
         return self.status.phase or Phase.NEW
+
+    @property
+    def attempts(self) -> Attempts:
+        """Its attempts; the first one where the annotation is absent or invalid."""
+        try:
+            return Attempts.from_json(self.metadata.annotations.get(ATTEMPTS_ANNOTATION) or "{}")
+        except ContractError:
+            return Attempts()
+
+    @property
+    def stage(self) -> AttemptStage | None:
+        """How far its attempt is, while its phase is InProgress; None in any other phase."""
+        return self.attempts.stage if self.phase is Phase.IN_PROGRESS else None
 
     @property
     def accepted_at(self) -> datetime | None:

@@ -1,0 +1,113 @@
+"""The attempts of a transfer: which one runs or comes next, and what interrupted those before it.
+
+They are kept in the annotation `nodeagent.io/attempts` of the custom resource, which stays InProgress. Without it the
+transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final, Self
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from core.models.base import Time, WireModel
+
+__all__ = ["AttemptStage", "Attempts", "Interruption", "InterruptionCause"]
+
+_KEPT: Final = 10
+"""Interruptions and starts that the annotation has: its size is limited, however often a transfer is interrupted."""
+
+_MESSAGE_CHARACTERS: Final = 300
+
+
+class AttemptStage(StrEnum):
+    """How far the attempt is that `Attempts.number` names."""
+
+    RUNNING = "Running"
+    """Its data mover may move data."""
+    WAITING = "Waiting"
+    """The one before was interrupted: what is left of it is removed, and the next start is delayed."""
+    READY = "Ready"
+    """The leader may let it begin: it counts toward no limit yet."""
+    EXPOSING = "Exposing"
+    """It gets a data mover, which then waits for a slot; it counts as Prepared."""
+
+
+class InterruptionCause(StrEnum):
+    """Why an attempt ended although the transfer can continue."""
+
+    CRASHED = "Crashed"
+    """kopia or the data mover ended by a signal of its own, or the container without a message."""
+    DELETED = "Deleted"
+    """The pod was deleted, or no longer exists."""
+    EVICTED = "Evicted"
+    FENCED = "Fenced"
+    """The data mover ended itself: the API server did not answer for too long."""
+    KILLED = "Killed"
+    """SIGKILL, for an unknown reason."""
+    NODE_LOST = "NodeLost"
+    OUT_OF_MEMORY = "OOMKilled"
+    PREEMPTED = "Preempted"
+    REJECTED = "Rejected"
+    """The kubelet did not admit the pod."""
+    STOPPED = "Stopped"
+    """SIGTERM without a cancel request: a drain, or the node shuts down."""
+    STORAGE_UNAVAILABLE = "StorageUnavailable"
+
+
+class Interruption(WireModel, omit_defaults=True):
+    """The end of one attempt: when it was noticed, why, and on which node it ran.
+
+    `terminated`: the kubelet reported that its container had ended, so nothing of it runs any more. `at` is for people.
+    """
+
+    at: Time
+    cause: InterruptionCause
+    message: str = ""
+    node: str = ""
+    terminated: bool = False
+
+
+_Number = Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class Attempts(WireModel, omit_defaults=True):
+    """The attempts of one transfer.
+
+    `number` counts from 1. `uncounted` is how many of the interruptions do not count toward `maxRetries`.
+    `interruptions` are the last ones, oldest first. `starts` are the times at which kopia began the snapshots of the
+    last attempts, by the clock of their data movers: a checkpoint has no tags, and is known by its time.
+    """
+
+    number: _Number = 1
+    stage: AttemptStage = AttemptStage.RUNNING
+    uncounted: int = 0
+    interruptions: tuple[Interruption, ...] = ()
+    starts: tuple[Time, ...] = ()
+
+    @property
+    def retries(self) -> int:
+        """How many retries count toward `maxRetries`, with the one that comes next."""
+        return max(0, self.number - 1 - self.uncounted)
+
+    @property
+    def last(self) -> Interruption | None:
+        """The last interruption; None in the first attempt."""
+        return self.interruptions[-1] if self.interruptions else None
+
+    def interrupt(self, interruption: Interruption) -> Self:
+        """Return the attempts with this one interrupted and the next one waiting."""
+        short = replace(interruption, message=interruption.message[:_MESSAGE_CHARACTERS])
+        uncounted = self.uncounted + (interruption.cause is InterruptionCause.FENCED)
+        kept = (*self.interruptions, short)[-_KEPT:]
+        return replace(
+            self, number=self.number + 1, stage=AttemptStage.WAITING, uncounted=uncounted, interruptions=kept
+        )
+
+    def move(self, stage: AttemptStage) -> Self:
+        """Return the attempts with this one in `stage`."""
+        return replace(self, stage=stage)
+
+    def with_start(self, start: Time) -> Self:
+        """Return the attempts with a snapshot that kopia began at `start`; unchanged if it is known."""
+        return self if start in self.starts else replace(self, starts=(*self.starts, start)[-_KEPT:])
