@@ -54,6 +54,11 @@ class PendingReason(StrEnum):
     SNAPSHOT_HANDOVER = "SnapshotHandover"
     WAITING_FOR_SLOT = "WaitingForSlot"
 
+    # InProgress, between two attempts.
+    FENCING = "Fencing"
+    INTERRUPTED = "Interrupted"
+    RESUMING = "Resuming"
+
     # In any phase after New.
     AGENT_UNAVAILABLE = "AgentUnavailable"
     BINDING = "Binding"

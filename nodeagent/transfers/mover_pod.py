@@ -22,10 +22,12 @@ from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
 
 __all__ = [
+    "LOST_CONTAINER",
     "MoverLogs",
     "PodState",
     "add_log_end",
     "belongs_to",
+    "disruption_of",
     "explain_loss",
     "has_ended",
     "is_own",
@@ -57,7 +59,7 @@ class PodState(Enum):
     """The cluster ended it: evicted, preempted, rejected by the kubelet, deleted, or its node was lost."""
 
 
-_LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
+LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
 """The kubelet, or the container runtime, restarted and did not find the container.
 
 Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
@@ -131,7 +133,7 @@ def pod_node(pod: JsonDict) -> str:
 def explain_loss(pod: JsonDict) -> str:
     """Return why `pod` was lost, as far as its status shows; empty if it does not."""
     status = pod.get("status") or {}
-    disruption = _disruption(status)
+    disruption = disruption_of(status)
     reason = status.get("reason") or disruption.get("reason") or ""
     message = status.get("message") or disruption.get("message") or ""
     end = parse_pod_end(pod)
@@ -148,7 +150,7 @@ def rejection_reason(pod: JsonDict) -> str:
     """
     status, end = pod.get("status") or {}, parse_pod_end(pod)
     admitted = end is None or end.exit_code is not None or status.get("phase") != "Failed"
-    return "" if admitted or _disruption(status) else str(status.get("reason") or "")
+    return "" if admitted or disruption_of(status) else str(status.get("reason") or "")
 
 
 def was_killed(pod: JsonDict) -> bool:
@@ -179,12 +181,12 @@ def _is_lost(pod: JsonDict, end: PodEnd) -> bool:
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
     killed = signal_of(end) == signal.SIGKILL and end.reason != _OUT_OF_MEMORY
-    disrupted = bool(status.get("reason")) or bool(_disruption(status))
+    disrupted = bool(status.get("reason")) or bool(disruption_of(status))
     not_started = end.reason == _NOT_STARTED and any(text in end.message for text in _START_INTERRUPTED)
-    return rejected or killed or disrupted or not_started or end.reason in _LOST_CONTAINER
+    return rejected or killed or disrupted or not_started or end.reason in LOST_CONTAINER
 
 
-def _disruption(status: JsonDict) -> JsonDict:
+def disruption_of(status: JsonDict) -> JsonDict:
     """Return the condition that the pod is disrupted; empty if it is not.
 
     Source: Kubernetes v1.34, pkg/apis/core/types.go (DisruptionTarget).
