@@ -90,6 +90,13 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(
         _OWN,
+        kube.BACKUPS,
+        ("get",),
+        "whether the Backup of an interrupted transfer still waits for it",
+        without="a PodVolumeBackup is retried although its Backup is gone or final",
+    ),
+    Permission(
+        _OWN,
         kube.PODS,
         ("get", "list", "watch", "create", "patch", "delete"),
         "mover pods; live agents; an agent announces its active configuration on its own pod",
