@@ -11,6 +11,7 @@ import socket
 from collections.abc import Hashable
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from typing import Final
 
@@ -92,6 +93,8 @@ class Meter:
         self.hashed_bytes = 0
         self.cached_bytes = 0
         self._done_bytes = 0
+        self._snapshot_started: datetime | None = None
+        self._snapshot_known = asyncio.Event()
         self._last = _Readings()
         self._moved: tuple[float, ...] = ()
         self._counted: tuple[str | None, ...] = ()
@@ -114,6 +117,20 @@ class Meter:
     def activity(self) -> Hashable:
         """A value that changes whenever kopia has read, found, sent or written something."""
         return self._moved, self._counted
+
+    @property
+    def snapshot_started(self) -> datetime | None:
+        """When kopia began the snapshot of a backup; None until that is known, and for a restore."""
+        return self._snapshot_started
+
+    @snapshot_started.setter
+    def snapshot_started(self, at: datetime | None) -> None:
+        self._snapshot_started = at
+        self._snapshot_known.set()
+
+    async def wait_snapshot_started(self) -> None:
+        """Return once `snapshot_started` is known."""
+        await self._snapshot_known.wait()
 
     def take(self, line: str) -> str:
         """Parse the progress in a line of kopia's output; return the rest of the line.
@@ -171,6 +188,7 @@ class Meter:
             bytes_per_second=rate,
             sent_bytes=self._last.sent,
             deduped_bytes=self._last.deduplicated,
+            snapshot_started=self._snapshot_started,
         )
 
     def take_counters(self, text: str) -> None:

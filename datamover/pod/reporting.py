@@ -19,6 +19,7 @@ from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.redact import Redactor
 from datamover.kopia.progress import Meter
+from datamover.runtime.cancellation import run_beside
 
 __all__ = [
     "Reporter",
@@ -65,6 +66,14 @@ class Reporter:
     async def follow(self, meter: Meter) -> None:
         """Report the start of the data path, and then its progress, forever."""
         await self._record(DataPathReason.STARTED, f"Data path for {self._about.name} started")
+        await run_beside(lambda: self._follow_start(meter), self._follow_times(meter), name="snapshot-start")
+
+    async def _follow_start(self, meter: Meter) -> None:
+        """Report at once when kopia began its snapshot: by this time the checkpoints of the attempt are known."""
+        await meter.wait_snapshot_started()
+        await self.progress(await meter.read())
+
+    async def _follow_times(self, meter: Meter) -> None:
         for at in report_times():
             await self._clock.sleep(max(0.0, self._started + at - self._clock.monotonic()))
             await self.progress(await meter.read())
