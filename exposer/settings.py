@@ -7,9 +7,13 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import PurePosixPath
 
+from core.models.attempts import InterruptionCause, RetryRules
 from core.models.base import JsonDict
+from core.models.transfers import Transfer
+from core.models.units import parse_quantity
 from exposer.placement import PlacementRules
 from exposer.template import AgentTemplate
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
@@ -26,6 +30,9 @@ __all__ = [
 ]
 
 _MIB_IN_A_GIB = 1024
+
+_LARGEST_GROWTH = 4
+"""Of a memory limit without a configured maximum: more would keep the pod from being scheduled at last."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,7 @@ class ExposeSettings:
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
-    needs beside the PVC of a restore.
+    needs beside the PVC of a restore. `retries` are the rules of each kind, of which those for memory apply.
     """
 
     template: AgentTemplate
@@ -157,6 +164,15 @@ class ExposeSettings:
     restore_copies: tuple[str, ...] = ()
     cache: CacheRule | None = None
     repository_volumes: tuple[RepositoryVolume, ...] = ()
+    retries: Mapping[str, RetryRules] = field(default_factory=dict)
+
+    def for_attempt(self, cr: Transfer) -> "ExposeSettings":
+        """Return the settings for the current attempt of `cr`: more memory for each one that ran out of it."""
+        times = sum(one.cause is InterruptionCause.OUT_OF_MEMORY for one in cr.attempts.interruptions)
+        if not times:
+            return self
+        resources = _grow_memory(self.pod.resources, self.retries.get(cr.kind_name) or RetryRules(), times)
+        return replace(self, pod=replace(self.pod, resources=resources))
 
     def mover_options(self, operation_timeout: timedelta | None = None) -> MoverOptions:
         """Return the mover's options; the custom resource's own `operation_timeout` takes precedence.
@@ -178,3 +194,26 @@ class ExposeSettings:
         """Return the shared volume that holds `directory`; None: the directory is empty, or in no such volume."""
         holding = [volume for volume in self.repository_volumes if volume.holds(directory)]
         return max(holding, key=lambda volume: len(volume.mount_path), default=None)
+
+
+def _grow_memory(resources: JsonDict, rules: RetryRules, times: int) -> JsonDict:
+    """Return the `resources` of a container with a larger limit and request of memory; unchanged without a limit."""
+    limit = (resources.get("limits") or {}).get("memory")
+    if not limit:
+        return resources
+    before = parse_quantity(limit)
+    most = parse_quantity(rules.oom_memory_limit_max) if rules.oom_memory_limit_max else before * _LARGEST_GROWTH
+    factor = min(Decimal(str(rules.oom_memory_factor)) ** times, most / before)
+    if factor <= 1:
+        return resources
+    return resources | {
+        part: values | {"memory": _in_mib(parse_quantity(values["memory"]) * factor)}
+        for part, values in resources.items()
+        if "memory" in values
+    }
+
+
+def _in_mib(size_bytes: Decimal) -> str:
+    """Return a quantity of whole MiB that is not larger; a smaller one in bytes."""
+    whole = int(size_bytes) >> 20
+    return f"{whole}Mi" if whole else str(int(size_bytes))

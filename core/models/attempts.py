@@ -4,6 +4,8 @@ They are kept in the annotation `nodeagent.io/attempts` of the custom resource, 
 transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
 """
 
+from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Final, Self
 
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 
 from core.models.base import Time, WireModel
 
-__all__ = ["AttemptStage", "Attempts", "Interruption", "InterruptionCause"]
+__all__ = ["AttemptStage", "Attempts", "Interruption", "InterruptionCause", "RetryRules"]
 
 _KEPT: Final = 10
 """Interruptions and starts that the annotation has: its size is limited, however often a transfer is interrupted."""
@@ -111,3 +113,20 @@ class Attempts(WireModel, omit_defaults=True):
     def with_start(self, start: Time) -> Self:
         """Return the attempts with a snapshot that kopia began at `start`; unchanged if it is known."""
         return self if start in self.starts else replace(self, starts=(*self.starts, start)[-_KEPT:])
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """When a transfer of one kind gets another attempt; a `deadline` of None: at any age.
+
+    `oom_memory_factor` multiplies the memory limit of the next data mover after one that ran out of memory, up to
+    `oom_memory_limit_max`, a quantity; empty: up to four times the configured limit.
+    """
+
+    enabled: bool = True
+    max_retries: int = 3
+    initial_backoff: timedelta = timedelta(seconds=30)
+    max_backoff: timedelta = timedelta(minutes=10)
+    deadline: timedelta | None = timedelta(hours=4)
+    oom_memory_factor: float = 1.5
+    oom_memory_limit_max: str = ""

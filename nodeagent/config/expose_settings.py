@@ -10,6 +10,7 @@ from core.kube.resources import CONFIG_MAPS, SECRETS
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings, RepositoryVolume
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
+from nodeagent.config.retries import build_retry_rules
 from nodeagent.config.selectors import LabelSelector
 
 __all__ = ["build_expose_settings", "node_requirements"]
@@ -41,6 +42,8 @@ def build_expose_settings(
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class
         else None,
+        # The deadline, which depends on the server, means nothing to an exposer.
+        retries=build_retry_rules(config.own.retry, velero_server=True),
     )
 
 

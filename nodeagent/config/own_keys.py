@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from core.models.base import JsonDict
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from nodeagent.config.retries import Retry
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
 
@@ -84,6 +85,11 @@ class OwnKeys(Section):
         description="shared volumes with the repositories of locations with provider velero.io/fs, each mounted by "
         "the data movers of the locations in it (our own key)",
         examples=[[{"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"}]],
+    )
+    retry: Retry = Field(
+        default_factory=Retry,
+        description="when an interrupted transfer gets another attempt (our own key)",
+        examples=[{"maxRetries": 5}],
     )
 
     @field_validator("repository_volumes")

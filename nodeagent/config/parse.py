@@ -281,6 +281,7 @@ def _guess(kind: str, value: object, what: str) -> str:
 _TYPE_ERRORS: Final = frozenset(
     {
         "int_type",
+        "float_type",
         "bool_type",
         "string_type",
         "dict_type",
@@ -294,6 +295,8 @@ _CHOICE_ERRORS: Final = frozenset({"enum", "literal_error"})
 
 _EXPECTED: Final = {
     "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
     "bool_type": "true or false",

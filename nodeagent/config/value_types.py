@@ -20,6 +20,7 @@ __all__ = [
     "AbsolutePath",
     "AnnotationMap",
     "Duration",
+    "DurationText",
     "HostName",
     "KeyPrefix",
     "LabelKey",
@@ -27,6 +28,7 @@ __all__ = [
     "LabelValue",
     "MountPath",
     "ObjectName",
+    "OptionalDurationText",
     "OptionalLabelKey",
     "QuantityText",
     "expected",
@@ -53,6 +55,9 @@ _IMAGE_DIRECTORIES: Final = frozenset(
 
 _QUANTITY_PATTERN: Final = r"(?:[+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+|[numkMGTPE]|[KMGTPE]i)?)?"
 """For readers of the schema; `core.models.units` decides."""
+
+_DURATION_PATTERN: Final = r"[+]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+"
+"""As above."""
 
 
 def expected(what: str) -> PydanticCustomError:
@@ -170,6 +175,21 @@ def _parse_duration(value: object) -> timedelta:
     return duration
 
 
+def _check_duration(text: str) -> str:
+    _parse_duration(text)
+    return text
+
+
+def _check_optional_duration(text: str) -> str:
+    try:
+        negative = bool(text) and parse_duration(text) < timedelta()
+    except ValueError:
+        negative = True
+    if negative:
+        raise expected('a duration such as "30m" or "6h", or "0"')
+    return text
+
+
 def _schema(pattern: str, **more: object) -> WithJsonSchema:
     """Return the schema of a string: `pattern` as JSON Schema has it, anchored at both ends."""
     return WithJsonSchema({"type": "string", "pattern": f"^(?:{pattern})$", **more})
@@ -216,3 +236,11 @@ AnnotationMap = Annotated[
 
 QuantityText = Annotated[StrictStr, AfterValidator(_check_quantity), _schema(_QUANTITY_PATTERN)]
 """A Kubernetes quantity as it is written; empty: none."""
+
+DurationText = Annotated[StrictStr, AfterValidator(_check_duration), _schema(_DURATION_PATTERN)]
+"""A positive duration as it is written."""
+
+OptionalDurationText = Annotated[
+    StrictStr, AfterValidator(_check_optional_duration), _schema(f"(?:{_DURATION_PATTERN}|[-+]?0)?")
+]
+"""A duration as it is written, also 0; empty: none."""

@@ -6,12 +6,11 @@ what else has to be true before the next one begins.
 
 import signal
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 from core.contract import CANCELED_ENDING
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
-from core.models.attempts import Attempts, InterruptionCause
+from core.models.attempts import Attempts, InterruptionCause, RetryRules
 from core.models.base import JsonDict
 from core.models.units import format_duration
 from exposer.pod_status import PodEnd, explain_exit, mover_status, parse_pod_end, signal_of
@@ -60,23 +59,6 @@ Source: Kubernetes v1.34, pkg/apis/core/types.go and pkg/controller/{podgc,taint
 pkg/kubelet/preemption/preemption.go, pkg/kubelet/nodeshutdown (Terminated; in v1.21 Shutdown), pkg/util/node
 (NodeLost).
 """
-
-
-@dataclass(frozen=True)
-class RetryRules:
-    """When a transfer of one kind gets another attempt; a `deadline` of None: at any age.
-
-    `oom_memory_factor` multiplies the memory limit of the next data mover after one that ran out of memory, up to
-    `oom_memory_limit_max`, a quantity; empty: up to four times the configured limit.
-    """
-
-    enabled: bool = True
-    max_retries: int = 3
-    initial_backoff: timedelta = timedelta(seconds=30)
-    max_backoff: timedelta = timedelta(minutes=10)
-    deadline: timedelta | None = timedelta(hours=4)
-    oom_memory_factor: float = 1.5
-    oom_memory_limit_max: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         return await self.exposer.clean_up(request)
 
     def _request(self, cr: DataDownload) -> RestoreRequest:
-        settings, spec = self.expose_settings(), cr.spec
+        settings, spec = self.expose_settings().for_attempt(cr), cr.spec
         target = spec.target_volume
         return RestoreRequest(
             owner=Owner.of(cr),

@@ -128,7 +128,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             volume_snapshot=spec.csi_snapshot.volume_snapshot,
             storage_class=spec.csi_snapshot.storage_class,
             location=spec.backup_storage_location,
-            settings=self.expose_settings(),
+            settings=self.expose_settings().for_attempt(cr),
             operation_timeout=cr.operation_timeout,
             requested_at=cr.metadata.creation_timestamp,
             copied=read_copies(cr),

@@ -94,7 +94,7 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         return replace(admission, node=located.node)
 
     def _request(self, cr: P) -> PodVolumeRequest:
-        settings, pod = self.expose_settings(), cr.spec.pod
+        settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
         snapshot_bytes = self._cached_bytes(cr)
         return PodVolumeRequest(
             owner=Owner.of(cr),

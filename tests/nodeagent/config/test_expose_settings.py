@@ -10,6 +10,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
+from core.models.attempts import RetryRules
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
@@ -30,7 +31,9 @@ def build(priority_class: str = "", limit_mib: int = 5000, /, **document: Any) -
 
 
 def configured(**changes: Any) -> ExposeSettings:
-    return replace(DEFAULTS, pod=PodSettings(**({"labels": {}, "annotations": {}} | changes)))
+    kinds = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
+    pod = PodSettings(**({"labels": {}, "annotations": {}} | changes))
+    return replace(DEFAULTS, pod=pod, retries=dict.fromkeys(kinds, RetryRules()))
 
 
 def test_the_settings_are_the_defaults_without_configuration() -> None:

@@ -17,7 +17,14 @@ from pydantic import TypeAdapter, ValidationError
 from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.parse import parse_config
-from nodeagent.config.value_types import LabelKey, LabelValue, ObjectName, QuantityText
+from nodeagent.config.value_types import (
+    DurationText,
+    LabelKey,
+    LabelValue,
+    ObjectName,
+    OptionalDurationText,
+    QuantityText,
+)
 from tests.nodeagent.support.config_table import build_table, split_path
 
 _DOCS = Path(__file__).parents[3] / "docs"
@@ -66,11 +73,18 @@ _SAMPLES = st.text() | st.sampled_from(
         "100m",
         "2E6",
         "1e-3",
+        "1h30m",
+        "+.5s",
+        "10",
+        "-0",
     ]
 )
 
 
-@given(text=_SAMPLES, form=st.sampled_from([LabelKey, LabelValue, ObjectName, QuantityText]))
+@given(
+    text=_SAMPLES,
+    form=st.sampled_from([LabelKey, LabelValue, ObjectName, QuantityText, DurationText, OptionalDurationText]),
+)
 def test_the_schema_accepts_every_text_that_the_agent_accepts(text: str, form: Any) -> None:
     adapter: TypeAdapter[str] = TypeAdapter(form)
     try:
@@ -100,7 +114,7 @@ def test_every_example_of_a_key_is_valid(path: str, example: Any) -> None:
     document = example
     for part in reversed(split_path(path)):
         if part == "<name>":
-            document = {"fast": document}
+            document = {"DataUpload" if "perKind" in path else "fast": document}
         elif part.endswith("[]"):
             document = {part.removesuffix("[]"): [_needed(part, document) | document]}
         elif part == "nfs" and path.count("nfs."):

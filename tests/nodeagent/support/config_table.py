@@ -17,6 +17,7 @@ _IN_EFFECT = {
     "loadConcurrency.prepareQueueLength": "immediately; a lower value stops no transfer",
     "loadConcurrency.restoresFirst": "immediately",
     "loadConcurrency": _IMMEDIATELY,
+    "nodeagent.io.retry": "for the next attempt of every transfer",
 }
 _HEAD = ("key", "type", "default", "meaning", "example", "takes effect")
 
@@ -82,8 +83,8 @@ def _form(schema: JsonDict, node: JsonDict) -> str:
         return ", ".join(f"`{word}`" for word in inside["enum"] if word)
     if "const" in inside:
         return f"`{inside['const']}`"
-    if inside["type"] == "integer":
-        return f"whole number{_bounds(inside)}"
+    if inside["type"] in {"integer", "number"}:
+        return f"{'whole ' if inside['type'] == 'integer' else ''}number{_bounds(inside)}"
     kind: str = inside["type"]
     return {"boolean": "true or false", "array": "list"}.get(kind, kind)
 
