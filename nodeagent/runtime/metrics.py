@@ -80,6 +80,19 @@ class _MaintenanceMetrics:
             gauge.remove_by_labels(labels)
 
 
+class _RetryMetrics:
+    """The metrics of interrupted transfers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_kind = ["node", "kind"]
+        text = "Interruptions of transfers that were followed by another attempt, by cause"
+        self.retries = Counter("nodeagent_retries", text, [*by_kind, "cause"], registry=registry)
+        text = "Time from an interruption to the start of the next attempt's data path, in seconds"
+        self.lost = Counter("nodeagent_retry_lost_seconds", text, by_kind, registry=registry)
+        text = "Bytes that later attempts sent before they had read as much as an earlier attempt of the same transfer"
+        self.resent = Counter("nodeagent_retry_resent_bytes", text, by_kind, registry=registry)
+
+
 class Metrics:
     """The metrics of one agent, in a registry of their own.
 
@@ -125,6 +138,7 @@ class Metrics:
         self._repository = self._gauge("repository_ready", "1 if the backup repository is ready", "repository_name")
         self._location = self._velero_location()
         self._maintenance = _MaintenanceMetrics(self._registry)
+        self._retry = _RetryMetrics(self._registry)
         self._wait = self._wait_times()
         self._enqueued = self._bare_counter("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._bare_counter("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
@@ -187,6 +201,21 @@ class Metrics:
     def bytes_sent(self, kind: str, delta: int) -> None:
         """Add bytes sent to the bucket."""
         self._sent.labels(self._node, kind).inc(max(0, delta))
+
+    def retried(self, kind: str, cause: str) -> None:
+        """Count an interruption that another attempt follows; `cause` is an `InterruptionCause`."""
+        self._retry.retries.labels(self._node, kind, cause).inc()
+
+    def retry_lost(self, kind: str, seconds: float) -> None:
+        """Add the time between an interruption and the start of the next attempt's data path."""
+        self._retry.lost.labels(self._node, kind).inc(max(0.0, seconds))
+
+    def resent(self, kind: str, delta: int) -> None:
+        """Add bytes that an attempt sent while it had read less than an earlier attempt of the same transfer had.
+
+        What of it that one had sent already is not known: kopia finds and omits what its index has.
+        """
+        self._retry.resent.labels(self._node, kind).inc(max(0, delta))
 
     def rate(self, kind: str, uid: str, bytes_per_second: float) -> None:
         """Set the current rate of the transfer `uid`."""

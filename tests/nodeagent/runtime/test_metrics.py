@@ -65,6 +65,25 @@ def test_bytes_are_summed_by_kind_and_never_decrease(metrics: Metrics) -> None:
     assert samples['nodeagent_sent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
 
 
+def test_retries_are_counted_by_kind_and_cause(metrics: Metrics) -> None:
+    for kind, cause in (("DataUpload", "Evicted"), ("DataUpload", "Evicted"), ("PodVolumeRestore", "NodeLost")):
+        metrics.retried(kind, cause)
+    changed = {name: value for name, value in _samples(metrics).items() if "retries" in name}
+    assert changed == {
+        'nodeagent_retries_total{cause="Evicted",kind="DataUpload",node="node-a"}': 2,
+        'nodeagent_retries_total{cause="NodeLost",kind="PodVolumeRestore",node="node-a"}': 1,
+    }
+
+
+def test_what_interruptions_cost_is_summed_by_kind_and_never_decreases(metrics: Metrics) -> None:
+    for delta in (5, 7, -3):
+        metrics.retry_lost("DataUpload", delta + 0.5)
+        metrics.resent("DataUpload", delta)
+    samples = _samples(metrics)
+    assert samples['nodeagent_retry_lost_seconds_total{kind="DataUpload",node="node-a"}'] == 13
+    assert samples['nodeagent_retry_resent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
+
+
 def test_a_rate_exists_while_its_transfer_runs(metrics: Metrics) -> None:
     name = 'nodeagent_rate_bytes_per_second{kind="DataUpload",node="node-a",uid="u1"}'
     metrics.rate("DataUpload", "u1", 10.5)
