@@ -24,7 +24,7 @@ from core.models.storage import MaintenanceEntry
 from core.redact import Redactor
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
-from datamover.kopia.snapshots import find_latest
+from datamover.kopia.snapshots import list_source
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.aws import AwsKeys
@@ -164,7 +164,7 @@ class Bucket:
         with self._opened(kopia) as opened:
             repository = opened.repository
             began = time.monotonic()
-            found = await repository.open(lambda: find_latest(repository, f"{_IDENTITY}:{source}"))
+            found = (await repository.open(lambda: list_source(repository, f"{_IDENTITY}:{source}"))).latest
             seconds = time.monotonic() - began
         if found is None:
             raise BenchmarkError(f"{source} has no snapshot")

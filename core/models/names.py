@@ -17,6 +17,7 @@ __all__ = [
     "ASYNC_OPERATION_ID_LABEL",
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_LABEL",
+    "ATTEMPT_TAG",
     "BACKUP_UID_TAG",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
@@ -64,6 +65,7 @@ __all__ = [
     "SNAPSHOT_REQUESTER_TAG",
     "STORAGE_LOCATION_LABEL",
     "SUBDOMAIN",
+    "TRANSFER_UID_TAG",
     "VOLUME_NAMESPACE_LABEL",
     "label_value",
     "repo_name_label",
@@ -121,6 +123,10 @@ SNAPSHOT_REQUESTERS: Final = frozenset({DATA_UPLOAD_REQUESTER, POD_VOLUME_REQUES
 """The last one is that of pod volumes before Velero 1.17, in pkg/controller/pod_volume_backup_controller.go."""
 BACKUP_UID_TAG: Final = "backup-uid"
 """Also a key of `spec.tags` of a PodVolumeBackup. Velero 1.17 and 1.18 do not pass it on to the snapshot."""
+TRANSFER_UID_TAG: Final = "nodeagent.io/transfer-uid"
+"""Ours: the UID of the custom resource that a snapshot was made for."""
+ATTEMPT_TAG: Final = "nodeagent.io/attempt"
+"""Ours: the number of the attempt that made it. Of an overtaken attempt nothing refers to it."""
 
 # The repository's password, shared with Velero.
 REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name

@@ -1,8 +1,7 @@
 """Backup of a volume into a kopia snapshot.
 
-Knows the policy of the source, the arguments of `snapshot create`, and when a snapshot is
-complete.
-Source: kopia 0.23.1, cli/command_snapshot_create.go; tests/recordings/velero-1.18.2/kopia-policies.json.
+Knows the arguments of `snapshot create`, when a snapshot is complete, and what is deleted when it is not.
+Source: kopia 0.23.1, cli/command_snapshot_create.go.
 """
 
 import asyncio
@@ -19,27 +18,27 @@ from typing import Final
 from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode, VolumePath
-from core.errors import DataPathError, KopiaError
-from core.models.base import JsonDict
+from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from core.models.units import format_duration
+from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
+from datamover.data_path.increment import count_incremental
 from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
+from datamover.kopia.policy import ensure_policy
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
-from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
     CHECKPOINT_INTERVAL,
     PIN,
     Snapshot,
     delete_snapshot,
-    find_latest,
+    list_source,
     parse_snapshot,
     read_snapshot,
-    remove_incomplete,
     remove_own_incomplete,
 )
 from datamover.kopia.storage_calls import KopiaCaller
@@ -62,19 +61,17 @@ _DIRECTORY_ERROR: Final = "upload error:"
 
 _WaitForNames = Callable[[], Awaitable[NameReport]]
 
-_UNLIMITED: Final = 2**31 - 1
-_PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
-
 
 @dataclass(frozen=True)
 class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
-    `checkpoint_interval` is how often kopia saves an incomplete snapshot, at most every 45 minutes.
+    `checkpoint_interval` is how often kopia saves an incomplete snapshot.
     `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
+    `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
     """
 
     volume: Path
@@ -87,6 +84,7 @@ class BackupParameters:
     in_use: bool = False
     parent: str = AUTO_PARENT
     stop: GracefulStop | None = None
+    attempt: BackupAttempt | None = None
 
     @property
     def target(self) -> str:
@@ -97,7 +95,7 @@ class BackupParameters:
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
     """Take a snapshot of the volume and return its result.
 
-    An incomplete snapshot is deleted, unless it is the checkpoint after a signal. Cancellation kills kopia, which then
+    An incomplete snapshot is deleted, unless another attempt may continue from it. Cancellation kills kopia, which then
     saves none.
 
     Raises:
@@ -109,8 +107,9 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
     kopia, meter = repository.kopia, data_path.meter
     async with _open_volume(parameters, data_path) as (fd, device_bytes):
         meter.total_bytes = device_bytes or 0
-        if warning := await repository.open(partial(_prepare, repository, parameters)):
-            await data_path.warn(warning)
+        inheritance = await repository.open(partial(_prepare, repository, parameters))
+        if inheritance.warning:
+            await data_path.warn(inheritance.warning)
         if note := await _check_parent(repository, parameters):
             await data_path.warn(note)
         report = NameReport()
@@ -128,13 +127,17 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 snapshot = await _check_complete(kopia, answer, device_bytes)
             except KopiaError as e:
                 raise await _name_placeholders(e, wait_for_names) from e
-            await _check_names(kopia, snapshot, wait_for_names, data_path)
+            async with _delete_on_error(kopia, snapshot):
+                await _check_names(wait_for_names, data_path)
+                incremental_bytes = await count_incremental(repository, snapshot, inheritance, meter)
+                if parameters.attempt and parameters.attempt.number > 1:
+                    await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
-        incremental_bytes=_incremental(meter, snapshot),
+        incremental_bytes=incremental_bytes,
         note=note or UNSET,
     )
 
@@ -164,7 +167,7 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
         return ""
     try:
         found = await read_snapshot(kopia, wanted)
-        latest = await find_latest(kopia, parameters.target)
+        latest = (await list_source(kopia, parameters.target)).latest
     except KopiaError as e:
         cause = str(e)
     else:
@@ -179,38 +182,31 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
     return f"read everything, since spec.parentSnapshot is not usable: {cause}"
 
 
-async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> str:
-    """Ensure the policy and delete incomplete snapshots of earlier backups; in parallel if memory allows.
-
-    Returns:
-        A warning about the incomplete snapshots, if there were any.
-    """
+async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
+    """Ensure the policy and sort out incomplete snapshots of earlier backups; in parallel if memory allows."""
+    target, parallel, attempt = parameters.target, parameters.parallel, parameters.attempt
     if parameters.low_memory:
-        await _ensure_policy(kopia, parameters)
-        return await _remove_earlier_incomplete(kopia, parameters)
+        await ensure_policy(kopia, target, parallel=parallel)
+        return await inherit(kopia, target, attempt)
     try:
         async with asyncio.TaskGroup() as both:
-            both.create_task(_ensure_policy(kopia, parameters), name="policy")
-            warning = both.create_task(_remove_earlier_incomplete(kopia, parameters), name="incomplete")
+            both.create_task(ensure_policy(kopia, target, parallel=parallel), name="policy")
+            inheritance = both.create_task(inherit(kopia, target, attempt), name="incomplete")
     except ExceptionGroup as e:
         raise e.exceptions[0] from None
-    return warning.result()
+    return inheritance.result()
 
 
-async def _remove_earlier_incomplete(kopia: KopiaCaller, parameters: BackupParameters) -> str:
-    try:
-        count = await remove_incomplete(kopia, parameters.target)
-    except KopiaError as e:
-        # It only makes `incrementalBytes` of the next backups less precise.
-        return f"could not remove incomplete snapshots of earlier backups: {e}"
-    return f"removed {count} incomplete snapshots of earlier backups" if count else ""
+async def _remove_overtaken(repository: Repository, target: str, attempt: BackupAttempt, data_path: DataPath) -> None:
+    if warning := await remove_overtaken(repository, target, attempt):
+        await data_path.warn(warning)
 
 
 @asynccontextmanager
 async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_path: DataPath) -> AsyncIterator[None]:
     """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
 
-    They stay after a signal that gave kopia time for one.
+    They stay where another attempt may continue from them.
     """
     clock = data_path.clock
     started = clock.monotonic()
@@ -218,11 +214,18 @@ async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_pat
     try:
         yield
     except BaseException as e:
-        keep = parameters.stop is not None and parameters.stop.signaled
+        keep = _is_interruption(e, parameters)
         if not keep and clock.monotonic() - started >= parameters.checkpoint_interval.total_seconds():
             within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
             await remove_own_incomplete(kopia, parameters.target, since=since, within=within)
         raise
+
+
+def _is_interruption(error: BaseException, parameters: BackupParameters) -> bool:
+    """Return whether another attempt may follow."""
+    if parameters.stop is not None and parameters.stop.interrupted:
+        return True
+    return parameters.attempt is not None and isinstance(error, (KopiaCrashError, StorageOutageError))
 
 
 def _skip_names(_: ShouldStop) -> NameReport:
@@ -241,13 +244,23 @@ async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -
     )
 
 
-async def _check_names(kopia: Kopia, snapshot: Snapshot, wait_for_names: _WaitForNames, data_path: DataPath) -> None:
-    """Warn about names that kopia changed; delete the snapshot if it lost some, or on cancellation."""
+async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> None:
+    """Warn about names that kopia changed.
+
+    Raises:
+        DataPathError: it lost some.
+    """
+    report = await wait_for_names()
+    if report.warning:
+        await data_path.warn(report.warning)
+    report.check()
+
+
+@asynccontextmanager
+async def _delete_on_error(kopia: Kopia, snapshot: Snapshot) -> AsyncIterator[None]:
+    """Delete a complete snapshot if its backup fails or is canceled within the block: nothing will refer to it."""
     try:
-        report = await wait_for_names()
-        if report.warning:
-            await data_path.warn(report.warning)
-        report.check()
+        yield
     except asyncio.CancelledError:
         await _delete_snapshot(kopia, snapshot)
         raise
@@ -273,6 +286,7 @@ async def _open_volume(
 def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[str]:
     read_everything = parent_fault or parameters.parent == NO_PARENT
     device = parameters.mode is VolumeMode.BLOCK
+    tags = {**parameters.tags, **(parameters.attempt.tags if parameters.attempt else {})}
     return [
         "snapshot",
         "create",
@@ -280,7 +294,7 @@ def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[s
         *([f"--stdin-file={parameters.volume.name}"] if device else []),
         f"--override-source={parameters.target}",
         f"--pin={PIN}",
-        *(f"--tags={key}:{value}" for key, value in parameters.tags.items()),
+        *(f"--tags={key}:{value}" for key, value in tags.items()),
         f"--parallel={parameters.parallel}",
         *(["--force-hash=100"] if read_everything else []),
         f"--checkpoint-interval={format_duration(parameters.checkpoint_interval)}",
@@ -314,46 +328,3 @@ async def _delete_snapshot(kopia: Kopia, snapshot: Snapshot) -> str:
         _logger.warning("%s", e)
         return f"; {e}"
     return ""
-
-
-def _incremental(meter: Meter, snapshot: Snapshot) -> int:
-    """Return the size of the files that changed since the parent snapshot, within half a percent."""
-    if meter.cached_bytes == 0:
-        return snapshot.size_bytes
-    return min(meter.hashed_bytes, snapshot.size_bytes)
-
-
-async def _ensure_policy(kopia: KopiaCaller, parameters: BackupParameters) -> None:
-    """Set the policy that Velero sets, unless the source has it already.
-
-    Different from Velero's: directories marked as caches are kept, or their content would be missing.
-    """
-    attempted = f"policy of {parameters.source}"
-    shown = await kopia.call(attempted, "policy", "show", "--json", parameters.target)
-    if _policy_matches(shown.check().document()):
-        return
-    change = await kopia.call(
-        attempted,
-        "policy",
-        "set",
-        parameters.target,
-        *(f"--keep-{period.lower()}={_UNLIMITED}" for period in _PERIODS),
-        "--manual",
-        "--compression=none",
-        "--ignore-unknown-types=true",
-        "--ignore-cache-dirs=false",
-        f"--max-parallel-file-reads={parameters.parallel}",
-        "--parallel-upload-above-size-mib=2048",
-    )
-    change.check()
-
-
-def _policy_matches(policy: JsonDict) -> bool:
-    retention = policy.get("retention") or {}
-    return (
-        all(retention.get(f"keep{period}") == _UNLIMITED for period in _PERIODS)
-        and (policy.get("scheduling") or {}).get("manual") is True
-        and (policy.get("compression") or {}).get("compressorName") == "none"
-        and (policy.get("errorHandling") or {}).get("ignoreUnknownTypes") is True
-        and (policy.get("files") or {}).get("ignoreCacheDirs") is False
-    )

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import CANCELED_ENDING, MOVER_GRACE
-from core.errors import CanceledError, ConfigError, KopiaError
+from core.errors import CanceledError, ConfigError, FencedError, KopiaError
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.snapshots import unpin_snapshot
@@ -61,12 +61,18 @@ class GracefulStop:
         self._announce = announce
         self._running = False
         self._signaled = asyncio.Event()
+        self._interrupted = False
         self._stopped = ""
 
     @property
     def signaled(self) -> bool:
         """Whether a signal arrived while kopia could save a checkpoint."""
         return self._signaled.is_set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the transfer ends without a cancel request or a failure, so that another attempt may follow."""
+        return self._interrupted or isinstance(self._canceler.error, FencedError)
 
     def listen(self, stop: StopSignal) -> None:
         """Take the signals of this process; the first one counts."""
@@ -93,6 +99,7 @@ class GracefulStop:
     def _take(self, reason: str) -> None:
         if self.signaled or self._canceler.requested:
             return
+        self._interrupted = True
         if not self._running or not self._grace:
             self._canceler.cancel(reason)
             return

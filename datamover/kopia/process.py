@@ -58,6 +58,7 @@ def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mappi
         "KOPIA_CONFIG_PATH": str(work_dir.config_file),
         # The root file system may be read-only, and this user's own configuration must not be used.
         "HOME": str(work_dir.path),
+        "TMPDIR": str(work_dir.path),
         "KOPIA_LOG_DIR": str(work_dir.path / "logs"),
     }
     kept = {name: value for name, value in base.items() if not name.startswith("KOPIA_")}

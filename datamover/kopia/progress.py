@@ -29,6 +29,11 @@ _RESTORE_LINE: Final = re.compile(
     rf"(?P<count>Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\))(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
 )
 _COUNTERS_LINE: Final = "starting prometheus metrics on"
+_START_LINE: Final = "Snapshotting "
+"""kopia has opened the repository. What it reads before the snapshot's own time is in its cache already.
+
+Source: kopia 0.23.1, cli/command_snapshot_create.go (snapshotSingleSource).
+"""
 _UNITS: Final = "KMGTPE"
 
 _ACTIVITY_METRICS: Final = (
@@ -145,6 +150,9 @@ class Meter:
             if upload[6] and self._direction is Direction.BACKUP:
                 self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
             return line[upload.end() :]
+        if line.startswith(_START_LINE):
+            self.snapshot_started = self._clock.now()
+            return line
         if line.startswith(_COUNTERS_LINE):
             return ""
         restored = _RESTORE_LINE.search(line)

@@ -103,6 +103,11 @@ class Repository:
         """The name of the repository in messages."""
         return self._address.description
 
+    @property
+    def work_dir(self) -> WorkDir:
+        """Where kopia's configuration and temporary files are."""
+        return self._work_dir
+
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.
 

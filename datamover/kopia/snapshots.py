@@ -1,33 +1,40 @@
 """kopia snapshots: reading, listing and deleting them, and what makes one complete.
 
-An incomplete snapshot is what kopia saves of a long backup every 45 minutes, and when it gets SIGTERM; it remains if
-that backup fails, unless it is deleted here.
+An incomplete snapshot (a checkpoint) is what kopia saves of a long backup at an interval, and when it gets SIGTERM; it
+remains if that backup fails, unless it is deleted here.
 Source: kopia 0.23.1, snapshot/manifest.go, snapshot/upload/upload.go (checkpointRoot),
 snapshot/policy/retention_policy.go.
 """
 
 import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
-from core.errors import KopiaError
+from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
+from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.stalls import read_duration
 from datamover.kopia.storage_calls import KopiaCaller
 
 __all__ = [
     "CHECKPOINT_INTERVAL",
     "PIN",
+    "Checkpoint",
     "Snapshot",
+    "SourceSnapshots",
     "delete_snapshot",
-    "find_latest",
+    "delete_snapshots",
+    "find_tagged",
     "list_snapshots",
+    "list_source",
     "parse_snapshot",
+    "read_checkpoint_interval",
     "read_snapshot",
-    "remove_incomplete",
     "remove_own_incomplete",
     "unpin_snapshot",
 ]
@@ -36,14 +43,25 @@ _logger = logging.getLogger(__name__)
 
 _DELETE_TIMEOUT: Final = timedelta(seconds=20)
 
-CHECKPOINT_INTERVAL: Final = timedelta(minutes=45)
-"""kopia's default and maximum. A checkpoint protects the data of a backup that takes days from garbage collection."""
+CHECKPOINT_INTERVAL: Final = timedelta(minutes=10)
+"""The default: of what was sent, a crash loses at most what one interval sends. kopia writes its indexes every 10
+minutes anyway; a checkpoint adds the directories that are being read."""
+
+_INTERVAL_VARIABLE: Final = "DATA_MOVER_CHECKPOINT_INTERVAL"
+"""Inherited by mover pods from the node agent's DaemonSet."""
+
+_SHORTEST: Final = timedelta(seconds=10)
+"""Each checkpoint leaves some blobs in the storage until maintenance compacts them."""
+
+_LONGEST: Final = timedelta(minutes=45)
+"""kopia accepts no longer one. Source: kopia 0.23.1, snapshot/upload/upload.go (DefaultCheckpointInterval)."""
 
 PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
 
-_NEWEST: Final = "--max-results=100"
-"""Enough even if a source has thousands: kopia itself removes an incomplete snapshot once a newer one is complete."""
+_NEWEST: Final = "--max-results=1000"
+"""Enough even if a source has more: kopia itself removes an incomplete snapshot once a newer one is complete, and with
+the default interval a backup leaves 1000 in a week."""
 
 
 @dataclass(frozen=True)
@@ -120,16 +138,61 @@ async def list_snapshots(kopia: KopiaCaller) -> list[Snapshot]:
     return sorted((parse_snapshot(one) for one in found or []), key=lambda snapshot: snapshot.started)
 
 
-async def find_latest(kopia: KopiaCaller, target: str) -> Snapshot | None:
-    """Return the last complete snapshot of a source, in kopia's format `user@host:path`; None without one.
+@dataclass(frozen=True)
+class Checkpoint:
+    """An incomplete snapshot: when its backup began, and when it was saved."""
+
+    snapshot_id: str
+    started: datetime
+    saved: datetime
+
+
+@dataclass(frozen=True)
+class SourceSnapshots:
+    """The snapshots of one source: the last complete one, None without one, and the incomplete ones."""
+
+    latest: Snapshot | None
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+
+async def list_source(kopia: KopiaCaller, target: str) -> SourceSnapshots:
+    """Return the snapshots of a source, in kopia's format `user@host:path`.
 
     Raises:
         KopiaError: they could not be listed.
     """
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
     # kopia lists the oldest first.
-    found = [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
-    return parse_snapshot(found[-1]) if found else None
+    found = [one for one in listed.check().json() or [] if _is_of(one, target)]
+    complete = [one for one in found if not one.get("incomplete")]
+    checkpoints = tuple(
+        Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
+    )
+    return SourceSnapshots(parse_snapshot(complete[-1]) if complete else None, checkpoints)
+
+
+async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
+    """Return the complete snapshots of a source with these tags, as kopia lists them.
+
+    Raises:
+        KopiaError: they could not be listed.
+    """
+    wanted = [f"--tags={key}:{value}" for key, value in tags.items()]
+    listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", *wanted)
+    return [one for one in listed.check().json() or [] if _is_of(one, target) and not one.get("incomplete")]
+
+
+async def delete_snapshots(kopia: KopiaCaller, attempted: str, snapshot_ids: Collection[str]) -> None:
+    """Delete snapshots; another mover may delete one at the same time.
+
+    Raises:
+        KopiaError: one could not be deleted.
+    """
+    if not snapshot_ids:
+        return
+    removed = await kopia.call(attempted, "snapshot", "delete", *snapshot_ids, "--delete")
+    if not removed.mentions("no snapshots matched"):
+        removed.check()
 
 
 async def delete_snapshot(kopia: Kopia, snapshot_id: str) -> None:
@@ -165,35 +228,13 @@ async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
     (await kopia.call(attempted, "snapshot", "pin", snapshot_id, f"--remove={PIN}")).check()
 
 
-async def remove_incomplete(kopia: KopiaCaller, target: str, *, since: datetime | None = None) -> int:
-    """Delete the incomplete snapshots of a source; return how many.
-
-    kopia would use one as parent, and report less than what has changed since the last complete
-    one. If another backup of the same source is in progress, its next checkpoint replaces what
-    is deleted here.
-
-    Args:
-        target: the source in kopia's format: `user@host:path`.
-        since: delete only those whose backup started then or later.
-
-    Raises:
-        KopiaError: they could not be listed or deleted.
-    """
-    listed = await kopia.call(f"incomplete snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
-    found = [one["id"] for one in listed.check().json() or [] if _is_incomplete(one, target, since)]
-    if found:
-        # Two movers may delete the same snapshot; the second one fails.
-        removed = await kopia.call(f"delete incomplete snapshots of {target}", "snapshot", "delete", *found, "--delete")
-        if not removed.mentions("no snapshots matched"):
-            removed.check()
-    return len(found)
-
-
 async def remove_own_incomplete(kopia: Kopia, target: str, *, since: datetime, within: timedelta) -> None:
-    """Delete the incomplete snapshots of a failed backup; what remains, the next backup deletes."""
+    """Delete the incomplete snapshots of a failed backup that began at `since`; what remains, the next one deletes."""
 
-    async def remove() -> int:
-        return await remove_incomplete(kopia, target, since=since)
+    async def remove() -> None:
+        found = (await list_source(kopia, target)).checkpoints
+        own = [one.snapshot_id for one in found if one.started >= since]
+        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", own)
 
     try:
         await run_shielded(remove, name="incomplete", deadline=Deadline.after(SystemClock(), within))
@@ -203,9 +244,17 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, since: datetime, w
         _logger.warning("could not remove incomplete snapshots of this backup, the next backup will: %s", e)
 
 
-def _is_incomplete(one: JsonDict, target: str, since: datetime | None) -> bool:
-    """Return whether it is incomplete, of this source, and not older."""
-    return _is_of(one, target) and bool(one.get("incomplete")) and (since is None or _started(one) >= since)
+def read_checkpoint_interval(environment: Mapping[str, str]) -> timedelta:
+    """Return how often kopia saves a checkpoint, from `DATA_MOVER_CHECKPOINT_INTERVAL`, such as 5m.
+
+    Raises:
+        ConfigError: its value is not a duration, or kopia does not accept it.
+    """
+    interval = read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL)
+    if not _SHORTEST <= interval <= _LONGEST:
+        limits = f"must be from {format_duration(_SHORTEST)} to {format_duration(_LONGEST)}"
+        raise ConfigError(f'{_INTERVAL_VARIABLE}: {limits}: "{environment[_INTERVAL_VARIABLE]}"')
+    return interval
 
 
 def _is_of(one: JsonDict, target: str) -> bool:
@@ -214,7 +263,6 @@ def _is_of(one: JsonDict, target: str) -> bool:
     return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
-def _started(one: JsonDict) -> datetime:
-    # kopia writes nanoseconds, which Python cannot parse.
-    text = str(one.get("startTime", ""))[:19]
-    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+def _time(one: JsonDict, name: str) -> datetime:
+    found = datetime.fromisoformat(str(one.get(name) or "1970-01-01T00:00:00Z"))
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

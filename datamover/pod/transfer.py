@@ -17,6 +17,7 @@ from core.models.names import NODE_LABEL
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from datamover.arguments import PodOptions
+from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
 from datamover.data_path.run import DataPath
@@ -24,6 +25,7 @@ from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSet
 from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
@@ -37,6 +39,7 @@ from datamover.pod.reporting import (
     store_termination_message,
     write_termination_message,
 )
+from datamover.pod.same_source import backs_up_alone
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
@@ -138,7 +141,7 @@ class PodTransfer:
         self._check_mounted()
         match plan:
             case BackupPlan():
-                result = await back_up(repository, self._backup_parameters(plan, settings), data_path)
+                result = await back_up(repository, self._backup_parameters(cr, plan, settings), data_path)
                 self._check_mounted()
             case RestorePlan():
                 parameters = self._restore_parameters(plan, settings, workers)
@@ -186,17 +189,26 @@ class PodTransfer:
             await self._reporter.ready(f"BackupRepository {context.namespace}/{ready.name} is ready")
         return ready
 
-    def _backup_parameters(self, plan: BackupPlan, settings: UploaderSettings) -> BackupParameters:
+    def _backup_parameters(self, cr: Transfer, plan: BackupPlan, settings: UploaderSettings) -> BackupParameters:
+        context, kind = self._context, TRANSFER_KINDS[self._options.kind_flag]
+        attempt = BackupAttempt(
+            uid=cr.uid,
+            number=self._options.attempt,
+            is_alone=lambda: backs_up_alone(context.client, kind, cr, plan.source),
+            starts=cr.attempts.starts,
+        )
         return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
             source=plan.source,
-            parallel=settings.parallel_upload or self._context.limits.cpus,
+            parallel=settings.parallel_upload or context.limits.cpus,
             tags=plan.tags,
+            checkpoint_interval=read_checkpoint_interval(context.environment),
             parent=plan.parent,
-            low_memory=self._context.limits.low_memory,
-            in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
+            low_memory=context.limits.low_memory,
+            in_use=kind.in_use,
             stop=self._stop,
+            attempt=attempt,
         )
 
     def _restore_parameters(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreParameters:

@@ -43,6 +43,11 @@ class Canceler:
         """Whether the work is to end."""
         return self._requested.is_set()
 
+    @property
+    def error(self) -> AgentError | None:
+        """The error to end with; None while the work may go on."""
+        return self._error
+
     def cancel(self, reason: str) -> None:
         """Cancel the transfer, because of `reason`."""
         self.fail(CanceledError(f"{reason}: {CANCELED_ENDING}"))

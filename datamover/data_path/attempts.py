@@ -1,0 +1,117 @@
+"""What the attempts of one backup leave in its repository: checkpoints to continue from, and overtaken snapshots.
+
+kopia takes the files that a checkpoint has from it, as from the last complete snapshot, and removes checkpoints once a
+newer snapshot is complete. It gives checkpoints no tags, so an earlier attempt's is known by the time it began.
+Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests), snapshot/upload/upload.go (checkpointRoot).
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from core.errors import DataPathError, KopiaError
+from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
+from datamover.kopia.snapshots import (
+    Checkpoint,
+    Snapshot,
+    delete_snapshots,
+    find_tagged,
+    list_source,
+)
+from datamover.kopia.storage_calls import KopiaCaller
+
+__all__ = ["BackupAttempt", "Inheritance", "choose_checkpoints", "inherit", "remove_overtaken"]
+
+_logger = logging.getLogger(__name__)
+
+_TOLERANCE: Final = timedelta(seconds=10)
+"""The mover's reading of the start, and kopia's own, are some milliseconds apart by the same clock."""
+
+
+@dataclass(frozen=True)
+class BackupAttempt:
+    """One attempt of a transfer.
+
+    `uid` is the transfer's. `starts` are the times at which kopia began the snapshots of its earlier attempts, by the
+    clocks of their movers. `is_alone` returns whether no other transfer backs up the same source at present.
+    """
+
+    uid: str
+    number: int
+    is_alone: Callable[[], Awaitable[bool]]
+    starts: tuple[datetime, ...] = ()
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags by which a snapshot is known as this attempt's; the first attempt has them too."""
+        return {TRANSFER_UID_TAG: self.uid, ATTEMPT_TAG: str(self.number)}
+
+
+@dataclass(frozen=True)
+class Inheritance:
+    """What a backup finds of its source: the last complete snapshot, and whether it continues from checkpoints.
+
+    `warning` is about incomplete snapshots of other backups.
+    """
+
+    latest: Snapshot | None = None
+    continued: bool = False
+    warning: str = ""
+
+
+def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[datetime]) -> set[str]:
+    """Return the IDs of the checkpoints to continue from: the last one of each backup that began at one of `starts`.
+
+    It has all that the earlier ones of its attempt have, and kopia looks for each file in each of its parents.
+    """
+    own: dict[datetime, Checkpoint] = {}
+    for one in sorted(checkpoints, key=lambda checkpoint: checkpoint.saved):
+        if any(abs(one.started - start) <= _TOLERANCE for start in starts):
+            own[one.started] = one
+    return {one.snapshot_id for one in own.values()}
+
+
+async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None) -> Inheritance:
+    """Delete the incomplete snapshots of a source, in kopia's format, that `attempt` does not continue from.
+
+    kopia would take files from another backup's too, and the result would depend on what that backup has read. If that
+    one is in progress, its next checkpoint replaces what is deleted here.
+
+    Returns:
+        What remains; its warning says so if they could not be deleted.
+    """
+    try:
+        found = await list_source(kopia, target)
+        own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
+        if attempt and own and not await attempt.is_alone():
+            _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
+            own = set()
+        others = [one.snapshot_id for one in found.checkpoints if one.snapshot_id not in own]
+        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", others)
+    except KopiaError as e:
+        # It only makes `incrementalBytes` of the next backups less precise.
+        return Inheritance(warning=f"could not remove incomplete snapshots of earlier backups: {e}")
+    if own:
+        _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
+        return Inheritance(found.latest, continued=True)
+    warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others else ""
+    return Inheritance(found.latest, warning=warning)
+
+
+async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:
+    """Delete the complete snapshots of the transfer's other attempts, of which nothing will know; return a warning.
+
+    A mover that completes its snapshot even later leaves it: the snapshot report finds that it was overtaken.
+    """
+    tags = {TRANSFER_UID_TAG: attempt.uid}
+    try:
+        found = await find_tagged(kopia, target, tags)
+        others = [one["id"] for one in found if one["tags"].get(f"tag:{ATTEMPT_TAG}") != str(attempt.number)]
+        await delete_snapshots(kopia, f"delete snapshots of earlier attempts of {target}", others)
+    except DataPathError as e:
+        return f"could not remove the snapshots of overtaken attempts: {e}"
+    if others:
+        _logger.info("removed %d snapshots of overtaken attempts", len(others))
+    return ""
