@@ -47,19 +47,24 @@ _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 class HoleWriter:
     """Writes to an open device sequentially, from its start."""
 
-    def __init__(self, fd: int, *, holes: bool = True) -> None:
-        """Write to `fd`; without `holes`, zeros are written like other bytes."""
+    def __init__(self, fd: int, *, holes: bool = True, compare: bool = False) -> None:
+        """Write to `fd`.
+
+        Without `holes`, zeros are written like other bytes. With `compare`, what the device has already is not written.
+        """
         self._fd = fd
         self._holes = holes
+        self._compare = compare
         self._fallocate = ctypes.CDLL(None, use_errno=True).fallocate
         self._fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
         self._end = 0
         self._zeros = 0
         self.hole_bytes = 0
+        self.kept_bytes = 0
 
     @property
     def written_bytes(self) -> int:
-        """How many bytes are written so far; zeros that are still to be written are not among them."""
+        """How many bytes are written or kept so far; zeros that are still to be written are not among them."""
         return self._end
 
     def close(self) -> None:
@@ -90,6 +95,19 @@ class HoleWriter:
         return self._end
 
     def _put(self, data: memoryview) -> None:
+        if not self._compare:
+            self._write(data)
+            return
+        there = os.pread(self._fd, len(data), self._end)
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if bytes(piece) == there[at : at + len(piece)]:
+                self._end += len(piece)
+                self.kept_bytes += len(piece)
+            else:
+                self._write(piece)
+
+    def _write(self, data: memoryview) -> None:
         while data:
             count = os.pwrite(self._fd, data, self._end)
             self._end += count
@@ -174,22 +192,28 @@ def _device_size(fd: int) -> int:
     return size
 
 
-async def restore_device(repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> None:
+async def restore_device(
+    repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath, compare: bool = False
+) -> None:
     """Write the snapshot's device to `target` sequentially, and wait until it is on the disk.
+
+    With `compare`, what the device has already is not written: what an earlier attempt wrote.
 
     Raises:
         DataPathError: the target is smaller than the data: nothing was written.
         KopiaError: the snapshot is not one of a device, or the data path failed.
     """
     name, data = await _streamed_file(repository, snapshot)
-    async with open_device(target, os.O_WRONLY, data_path) as (fd, size):
+    async with open_device(target, os.O_RDWR if compare else os.O_WRONLY, data_path) as (fd, size):
         if size < snapshot.size_bytes:
             raise DataPathError(
                 f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
                 f"has {snapshot.size_bytes} (nothing was written)"
             )
+        if compare:
+            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
         ours, kopias = os.pipe()
-        writer = HoleWriter(os.dup(fd))
+        writer = HoleWriter(os.dup(fd), compare=compare)
         copy = partial(copy_stream, ours, writer)
         async with run_in_background(copy, name="device-writer") as copying:
             attempted = f"restore {name} of snapshot {snapshot.snapshot_id} to device {target}"
@@ -212,6 +236,15 @@ async def restore_device(repository: Repository, snapshot: Snapshot, target: Pat
         if written != snapshot.size_bytes:
             raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
         await data_path.wait_for(sync_device(target), WRITING)
+
+
+def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:
+    """Have the device itself read: after a failed write the kernel's cache differs from it."""
+    try:
+        os.fsync(fd)
+    except OSError as e:
+        raise DataPathError(f"cannot write restored data of {device} to the disk: {e.strerror}") from e
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 async def _streamed_file(kopia: KopiaCaller, snapshot: Snapshot) -> tuple[str, str]:

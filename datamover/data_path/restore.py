@@ -19,6 +19,7 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
+from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
 from datamover.kopia.private_run import VolumeAccess
@@ -42,7 +43,8 @@ _DONE_DIRECTORY: Final = ".velero"
 class RestoreParameters:
     """What to restore, where to, with how many workers, and whether zeros become holes.
 
-    `in_use`: a workload pod may change the target meanwhile.
+    `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
+    target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     """
 
     snapshot_id: str
@@ -51,6 +53,8 @@ class RestoreParameters:
     workers: int
     sparse: bool = False
     in_use: bool = False
+    resume: ResumeSettings | None = None
+    again: bool = False
 
 
 def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
@@ -80,7 +84,7 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
     if parameters.mode is VolumeMode.BLOCK:
-        await restore_device(repository, snapshot, parameters.target, data_path=data_path)
+        await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
         await _restore_files(repository, snapshot, parameters, data_path=data_path)
         await data_path.wait_for(sync_file_system(parameters.target), WRITING)
@@ -95,6 +99,9 @@ async def _restore_files(
 ) -> None:
     target = parameters.target
     await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
+    resumable = None
+    if parameters.resume:
+        resumable = await open_resumable(repository, snapshot, target, parameters.resume, data_path)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     run = partial(
         data_path.run,
@@ -107,10 +114,15 @@ async def _restore_files(
         "--mode=local",
         f"--parallel={parameters.workers}",
         *(["--write-sparse-files"] if parameters.sparse else []),
+        *(resumable.flags if resumable else []),
         files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
     )
-    (await repository.run(run)).check()
+    run_kopia = partial(repository.run, run)
+    answer = await (resumable.record_during(run_kopia) if resumable else run_kopia())
+    answer.check()
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
+    if resumable:
+        await resumable.end()
 
 
 def _make_target(target: Path, _: ShouldStop) -> None:

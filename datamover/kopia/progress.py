@@ -26,7 +26,8 @@ _UPLOAD_LINE: Final = re.compile(
     rf"(?:, estimating\.*|.*?, estimated {_SIZE}(?: \([\d.]+%\))?(?: [\dhms.]+ left)?)?"
 )
 _RESTORE_LINE: Final = re.compile(
-    rf"(?P<count>Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\))(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
+    rf"(?P<count>Processed \d+ \({_SIZE}\) of \d+ \({_SIZE}\))(?:, skipped \d+ \({_SIZE}\))?"
+    rf"(?: {_SIZE}/s \([\d.]+%\) remaining [\dhms]+)?\.?"
 )
 _COUNTERS_LINE: Final = "starting prometheus metrics on"
 _START_LINE: Final = "Snapshotting "
@@ -89,7 +90,10 @@ def sum_counters(text: str) -> dict[str, float]:
 
 
 class Meter:
-    """Measures one data path; `total_bytes` is 0 until it is known."""
+    """Measures one data path; `total_bytes` is 0 until it is known.
+
+    `cached_bytes` are done without being read: unchanged files of a backup, or what a restore need not write again.
+    """
 
     def __init__(self, clock: Clock, direction: Direction, *, total_bytes: int = 0) -> None:
         self._clock = clock
@@ -164,7 +168,7 @@ class Meter:
     async def read(self) -> ProgressMessage:
         """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = self._last.processed + (self.cached_bytes if self._direction is Direction.BACKUP else 0)
+        done = self._last.processed + self.cached_bytes
         if self.total_bytes:
             done = min(done, self.total_bytes)
         self._done_bytes = max(self._done_bytes, done)

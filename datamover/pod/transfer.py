@@ -20,6 +20,7 @@ from datamover.arguments import PodOptions
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
+from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
 from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
@@ -144,7 +145,7 @@ class PodTransfer:
                 result = await back_up(repository, self._backup_parameters(cr, plan, settings), data_path)
                 self._check_mounted()
             case RestorePlan():
-                parameters = self._restore_parameters(plan, settings, workers)
+                parameters = self._restore_parameters(cr, plan, settings, workers)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
                 if owner_uid := plan.done_owner_uid:
@@ -211,14 +212,21 @@ class PodTransfer:
             attempt=attempt,
         )
 
-    def _restore_parameters(self, plan: RestorePlan, settings: UploaderSettings, workers: int) -> RestoreParameters:
+    def _restore_parameters(
+        self, cr: Transfer, plan: RestorePlan, settings: UploaderSettings, workers: int
+    ) -> RestoreParameters:
+        in_use = TRANSFER_KINDS[self._options.kind_flag].in_use
+        interval = read_list_interval(self._context.environment)
         return RestoreParameters(
             snapshot_id=plan.snapshot_id,
             target=self._options.volume,
             mode=self._options.mode,
             workers=workers,
             sparse=settings.write_sparse_files,
-            in_use=TRANSFER_KINDS[self._options.kind_flag].in_use,
+            in_use=in_use,
+            # A tenant could write to a list in a volume that a pod uses.
+            resume=ResumeSettings(cr.uid, interval) if interval and not in_use else None,
+            again=self._options.attempt > 1,
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -46,30 +47,46 @@ def open_below(root: int, directory: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def walk_tree(root: Path, stop: Callable[[], bool]) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
+def walk_tree(
+    root: Path,
+    stop: Callable[[], bool],
+    *,
+    skip: Callable[["os.DirEntry[str]"], bool] = lambda _: False,
+    strict: bool = False,
+) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
     """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
 
-    Directories that cannot be read are left out; `stop` ends the walk early.
+    A directory is left out if `skip` returns True for it, or if it cannot be read, unless the walk is `strict`.
+    `stop` ends the walk early.
 
     Raises:
-        OSError: the root cannot be opened.
+        OSError: the root cannot be opened; in a strict walk, a directory cannot be read.
     """
+    ignored = () if strict else (OSError,)
     fd = os.open(root, DIRECTORY & ~os.O_NOFOLLOW)
     try:
         directories = [b""]
         while directories and not stop():
             directory = directories.pop()
-            with suppress(OSError), open_below(fd, directory) as opened, os.scandir(opened) as entries:
-                yield directory, _entries(entries, directory, directories)
+            with suppress(*ignored), open_below(fd, directory) as opened, os.scandir(opened) as entries:
+                yield directory, _entries(entries, partial(_add, directories, directory, skip), ignored)
     finally:
         os.close(fd)
 
 
 def _entries(
-    entries: Iterator["os.DirEntry[str]"], directory: bytes, directories: list[bytes]
+    entries: Iterator["os.DirEntry[str]"],
+    add: Callable[["os.DirEntry[str]"], None],
+    ignored: tuple[type[OSError], ...],
 ) -> Iterator["os.DirEntry[str]"]:
-    with suppress(OSError):
+    with suppress(*ignored):
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                directories.append(join(directory, entry.name))
+            add(entry)
             yield entry
+
+
+def _add(
+    directories: list[bytes], directory: bytes, skip: Callable[["os.DirEntry[str]"], bool], entry: "os.DirEntry[str]"
+) -> None:
+    if entry.is_dir(follow_symlinks=False) and not skip(entry):
+        directories.append(join(directory, entry.name))

@@ -1,0 +1,294 @@
+"""The list of files that a restore has finished, and that are on the disk: the next attempt skips no others.
+
+The list is a file in the root of the restored volume, for as long as no workload has the volume. Each file is listed as
+a fingerprint of its path, inode, size and times. Whatever is done to a file changes its ctime, which no program can
+set: a file with a listed fingerprint has the content, owner and mode that it was listed with. A batch of fingerprints
+is appended once the file system was synced after the files were found, and counts only if it is complete. So the list
+is never ahead of the data, not even after a power loss.
+
+kopia sets a file's times as the last step, which makes its mtime another than its ctime. Until then they are alike.
+Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttributes).
+"""
+
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
+
+from datamover.runtime.cancellation import ShouldStop
+from datamover.runtime.tree import join, open_below, walk_tree
+
+__all__ = ["FinishedList", "Progress", "find_finished", "find_unlisted", "open_list", "remove_files", "remove_list"]
+
+_FINGERPRINT: Final = struct.Struct("<QqqQ")
+"""Inode, mtime, ctime and size; the path follows."""
+
+_SET_NS: Final = 60 * 10**9
+"""A file whose mtime is further than this from its ctime has got its mtime from the snapshot.
+
+kopia sets owner, mode and times within moments after the last write. A younger file of the snapshot is not listed,
+and written again.
+"""
+
+_COUNT: Final = struct.Struct("<I")
+_DIGEST_BYTES: Final = 16
+_BATCH: Final = 1 << 16
+"""Fingerprints; half a MiB."""
+
+_SPARE_BYTES: Final = 16 << 20
+"""The list does not grow while the volume has less space left: the restore may need it."""
+
+
+class Progress:
+    """Counts the entries that a walk has read, and the bytes of the files that are listed."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self.listed_files = 0
+        self.listed_bytes = 0
+
+
+class _Fingerprints:
+    """A set of 64-bit numbers other than 0 in 16 to 32 bytes each: Python's own needs a hundred."""
+
+    def __init__(self, capacity: int) -> None:
+        self._mask = (1 << (2 * capacity).bit_length()) - 1
+        self._table = array("Q", [0]) * (self._mask + 1)
+
+    def add(self, number: int) -> None:
+        self._table[self._slot(number)] = number
+
+    def __contains__(self, number: int) -> bool:
+        return self._table[self._slot(number)] == number
+
+    def _slot(self, number: int) -> int:
+        slot = number & self._mask
+        while self._table[slot] not in {0, number}:
+            slot = (slot + 1) & self._mask
+        return slot
+
+
+class FinishedList:
+    """The list in a target's root: what it had when it was opened, and its growth.
+
+    Each method opens it: it may hang, and is called in threads that are abandoned then.
+    """
+
+    def __init__(self, target: Path, name: str, end: int, listed: _Fingerprints | None = None) -> None:
+        self.path = target / name
+        self._end = end
+        self._listed = listed
+
+    @property
+    def resumed(self) -> bool:
+        """Whether an earlier attempt began it."""
+        return self._listed is not None
+
+    def has(self, path: bytes, status: os.stat_result) -> bool:
+        """Return whether an earlier attempt listed the file, and it is unchanged since."""
+        return self._listed is not None and _fingerprint(path, status) in self._listed
+
+    def now_ns(self) -> int:
+        """Return the time by the clock that sets ctimes, which may be a file server's.
+
+        Raises:
+            OSError: the list does not exist any more.
+        """
+        with _opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
+            os.utime(fd)
+            return os.fstat(fd).st_ctime_ns
+
+    def append(self, fingerprints: "array[int]") -> None:
+        """Append files that were on the disk before this call, and wait until the list is.
+
+        Raises:
+            OSError: the list cannot be written.
+        """
+        with _opened(self.path, os.O_RDWR | os.O_NOFOLLOW) as fd:
+            space = os.fstatvfs(fd)
+            if space.f_bavail * space.f_frsize < _SPARE_BYTES + fingerprints.itemsize * len(fingerprints):
+                return
+            for start in range(0, len(fingerprints), _BATCH):
+                part = fingerprints[start : start + _BATCH]
+                content = _COUNT.pack(len(part)) + part.tobytes()
+                self._end = _write(fd, content + _digest(self._end, content), self._end)
+            os.fdatasync(fd)
+
+
+def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> FinishedList | None:
+    """Open the list of an earlier attempt, or begin one; None: there is none, and the target has files already.
+
+    Nothing could tell those apart from finished ones.
+
+    Args:
+        target: the root of the volume.
+        name: the name of the list.
+        owner: what the list belongs to; another one's is removed.
+        stop: ends the search for files early.
+
+    Raises:
+        OSError: the target cannot be read or written.
+    """
+    header = owner + b"\n"
+    with suppress(FileNotFoundError):
+        with _opened(target / name, os.O_RDWR | os.O_NOFOLLOW) as fd:
+            if (found := _read(fd, header)) is not None:
+                return FinishedList(target, name, *found)
+        (target / name).unlink()
+    if _has_files(target, stop) or stop():
+        return None
+    with _opened(target / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW) as fd:
+        _write(fd, header, 0)
+        os.fsync(fd)
+    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+        os.fsync(root)
+    return FinishedList(target, name, len(header))
+
+
+def remove_list(path: Path) -> None:
+    """Remove the list, and leave the times of the root as the restore has set them.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
+        status = os.fstat(root)
+        os.unlink(path.name, dir_fd=root)
+        os.utime(root, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progress) -> "array[int]":
+    """Return the fingerprints of the files that were finished at `since_ns` or later.
+
+    kopia finishes a directory, and sets its times, after everything in it: those finished before are not read again.
+
+    Raises:
+        OSError: the target cannot be opened.
+    """
+    found = array("Q")
+
+    def was_finished(directory: "os.DirEntry[str]") -> bool:
+        with suppress(OSError):
+            status = directory.stat(follow_symlinks=False)
+            return status.st_ctime_ns < since_ns and _is_set(status)
+        return True
+
+    for directory, entries in walk_tree(target, stop, skip=was_finished):
+        for entry in entries:
+            progress.entries += 1
+            with suppress(FileNotFoundError):
+                if entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_ctime_ns >= since_ns and _is_set(status):
+                        found.append(_fingerprint(join(directory, entry.name), status))
+    return found
+
+
+def find_unlisted(target: Path, finished: FinishedList, stop: ShouldStop, progress: Progress) -> Iterator[bytes]:
+    """Yield the path of each file that is not listed, and of each symbolic link, which is never listed.
+
+    Raises:
+        OSError: the target cannot be read.
+    """
+    for directory, entries in walk_tree(target, stop, strict=True):
+        for entry in entries:
+            progress.entries += 1
+            path = join(directory, entry.name)
+            if entry.is_symlink():
+                yield path
+            elif entry.is_file(follow_symlinks=False) and path != os.fsencode(finished.path.name):
+                status = entry.stat(follow_symlinks=False)
+                if finished.has(path, status):
+                    progress.listed_files += 1
+                    progress.listed_bytes += status.st_size
+                else:
+                    yield path
+
+
+def remove_files(target: Path, paths: Iterable[bytes]) -> None:
+    """Remove the files and links, and mark the directories on the way to them as unfinished.
+
+    Raises:
+        OSError: one of them cannot be removed.
+    """
+    above: set[bytes] = set()
+    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+        for path in paths:
+            directory, name = os.path.split(path)
+            with open_below(root, directory) as fd:
+                os.unlink(name, dir_fd=fd)
+            while directory and directory not in above:
+                above.add(directory)
+                directory = os.path.split(directory)[0]
+        for directory in above:
+            with open_below(root, directory) as fd:
+                os.utime(fd)
+
+
+def _has_files(target: Path, stop: ShouldStop) -> bool:
+    walk = walk_tree(target, stop, strict=True)
+    return any(not entry.is_dir(follow_symlinks=False) for _, entries in walk for entry in entries)
+
+
+def _is_set(status: os.stat_result) -> bool:
+    return abs(status.st_mtime_ns - status.st_ctime_ns) > _SET_NS
+
+
+def _fingerprint(path: bytes, status: os.stat_result) -> int:
+    known = _FINGERPRINT.pack(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
+    return int.from_bytes(blake2b(known + path, digest_size=8).digest()) or 1
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    fd = os.open(path, flags | os.O_CLOEXEC, mode=0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int, header: bytes) -> tuple[int, _Fingerprints] | None:
+    """Return the end of the list in the file and what it has, up to a batch that was not written completely.
+
+    None: it is no list with that header.
+    """
+    if os.pread(fd, len(header), 0) != header:
+        return None
+    listed = _Fingerprints(os.fstat(fd).st_size // array("Q").itemsize)
+    end = len(header)
+    while batch := _read_batch(fd, end):
+        for number in batch:
+            listed.add(number)
+        end += _COUNT.size + len(batch) * batch.itemsize + _DIGEST_BYTES
+    return end, listed
+
+
+def _read_batch(fd: int, at: int) -> "array[int]":
+    """Return the batch that begins there; empty: there is none, or not all of it was written."""
+    batch = array("Q")
+    head = os.pread(fd, _COUNT.size, at)
+    count = _COUNT.unpack(head)[0] if len(head) == _COUNT.size else 0
+    if count <= _BATCH:
+        length = _COUNT.size + count * batch.itemsize
+        content = os.pread(fd, length + _DIGEST_BYTES, at)
+        if content[length:] == _digest(at, content[:length]):
+            batch.frombytes(content[_COUNT.size : length])
+    return batch
+
+
+def _digest(at: int, content: bytes) -> bytes:
+    return blake2b(at.to_bytes(8) + content, digest_size=_DIGEST_BYTES).digest()
+
+
+def _write(fd: int, content: bytes, at: int) -> int:
+    """Write the content there, and return where it ends."""
+    while content:
+        count = os.pwrite(fd, content, at)
+        at += count
+        content = content[count:]
+    return at

@@ -1,0 +1,223 @@
+"""A restore that the next attempt of its transfer can continue: what is finished is recorded, and not written again.
+
+kopia skips a file if size and time are those of the snapshot, and any link. So before it continues, every file that is
+not listed as finished is removed if the snapshot has it, and every link: what is left to skip is as kopia left it.
+Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go (FileExists, SymlinkExists).
+"""
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from core.errors import DataPathError
+from datamover.data_path.finished import (
+    FinishedList,
+    Progress,
+    find_finished,
+    find_unlisted,
+    open_list,
+    remove_files,
+    remove_list,
+)
+from datamover.data_path.links import read_entries
+from datamover.data_path.run import DataPath
+from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.stalls import read_duration
+from datamover.kopia.storage_calls import KopiaCaller
+from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
+from datamover.runtime.child import sync_file_system
+
+__all__ = ["ResumableRestore", "ResumeSettings", "open_resumable", "read_list_interval"]
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_VARIABLE: Final = "DATA_MOVER_RESTORE_LIST_INTERVAL"
+"""Inherited by mover pods from the node agent's DaemonSet."""
+
+_DEFAULT: Final = timedelta(seconds=10)
+
+_NAME: Final = ".nodeagent-restore-"
+_NAMES: Final = 10
+"""The snapshot may have the first ones, if it is of a volume whose restore was not completed."""
+
+_LISTING: Final = "listing finished files in {}"
+
+_COST: Final = 20
+"""Recording takes at most one part of the time in so many."""
+
+_READ_TOGETHER: Final = 10_000
+"""Files that are not listed; they are looked up in the snapshot together."""
+
+
+@dataclass(frozen=True)
+class ResumeSettings:
+    """Which transfer the restore is of, and how long its mover waits before it records finished files again."""
+
+    transfer_uid: str
+    interval: timedelta
+
+
+def read_list_interval(environment: Mapping[str, str]) -> timedelta:
+    """Return how often finished files are recorded, from `DATA_MOVER_RESTORE_LIST_INTERVAL`, such as 30s; 0: never.
+
+    Raises:
+        ConfigError: its value is not a duration, or negative.
+    """
+    return read_duration(environment, _VARIABLE, _DEFAULT)
+
+
+class ResumableRestore:
+    """One restore of files into a volume that only data movers of this transfer have."""
+
+    def __init__(self, finished: FinishedList, since_ns: int, settings: ResumeSettings, data_path: DataPath) -> None:
+        self._target = finished.path.parent
+        self._finished = finished
+        self._since_ns = since_ns
+        self._interval = settings.interval.total_seconds()
+        self._data_path = data_path
+        self._syncing = asyncio.Lock()
+        self._failure: DataPathError | None = None
+
+    @property
+    def flags(self) -> list[str]:
+        """kopia's flags for the restore."""
+        return ["--skip-existing"] if self._finished.resumed else []
+
+    async def discard_unfinished(self, kopia: KopiaCaller, snapshot: Snapshot) -> None:
+        """Remove what the snapshot has, and an earlier attempt did not finish; what it finished counts as done.
+
+        Raises:
+            KopiaError: the snapshot cannot be read.
+            DataPathError: the target cannot be read or changed.
+        """
+        progress = Progress()
+        unlisted = find_unlisted(self._target, self._finished, lambda: False, progress)
+        removed = 0
+        with _named(self._target):
+            while paths := await self._in_thread(lambda _: list(islice(unlisted, _READ_TOGETHER)), progress):
+                entries = await read_entries(kopia, snapshot, paths)
+                await self._in_thread(partial(_remove, self._target, [*entries]), progress)
+                removed += len(entries)
+            self._since_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
+        self._data_path.meter.cached_bytes = progress.listed_bytes
+        _logger.info(
+            "an earlier attempt finished %d files with %d bytes; removed %d others and links",
+            progress.listed_files,
+            progress.listed_bytes,
+            removed,
+        )
+
+    async def record_during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `work` returns, and record meanwhile what is finished.
+
+        Raises:
+            DataPathError: the disk failed.
+        """
+        canceler = Canceler()
+
+        async def settle() -> _T:
+            result = await work()
+            # The kernel reports an error of the disk to one sync only.
+            async with self._syncing:
+                if self._failure:
+                    raise self._failure
+            return result
+
+        return await run_unless_canceled(
+            lambda: run_beside(partial(self._record, canceler), settle(), name="finished-files"), canceler
+        )
+
+    async def end(self) -> None:
+        """Remove the list: the restore is complete.
+
+        Raises:
+            DataPathError: it cannot be removed.
+        """
+        with _named(self._target):
+            await self._in_thread(lambda _: remove_list(self._finished.path), Progress())
+
+    async def _record(self, canceler: Canceler) -> None:
+        clock, seconds = self._data_path.clock, self._interval
+        while True:
+            await clock.sleep(seconds)
+            started = clock.monotonic()
+            try:
+                await self._record_once()
+            except OSError as e:
+                _logger.warning("cannot list finished files, so another attempt would write them again: %s", e.strerror)
+                return
+            except DataPathError as e:
+                canceler.fail(e)
+                return
+            seconds = max(self._interval, _COST * (clock.monotonic() - started))
+
+    async def _record_once(self) -> None:
+        progress = Progress()
+        now_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
+        find = partial(find_finished, self._target, self._since_ns, progress=progress)
+        found = await self._in_thread(find, progress)
+        if found:
+            async with self._syncing:
+                try:
+                    await sync_file_system(self._target)
+                except DataPathError as e:
+                    self._failure = e
+                    raise
+            await self._in_thread(lambda _: self._finished.append(found), progress)
+        self._since_ns = now_ns
+
+    async def _in_thread(self, work: Callable[[ShouldStop], _T], progress: Progress) -> _T:
+        return await self._data_path.run_in_thread(work, _LISTING.format(self._target), lambda: progress.entries)
+
+
+async def open_resumable(
+    kopia: KopiaCaller, snapshot: Snapshot, target: Path, settings: ResumeSettings, data_path: DataPath
+) -> ResumableRestore | None:
+    """Begin the restore, or continue that of an earlier attempt; None: there is no list, so everything is written.
+
+    Raises:
+        KopiaError: the snapshot cannot be read.
+        DataPathError: the target cannot be read or changed.
+    """
+    names = [f"{_NAME}{settings.transfer_uid}{suffix}" for suffix in ("", *map(str, range(1, _NAMES)))]
+    taken = await read_entries(kopia, snapshot, map(os.fsencode, names))
+    name = next(name for name in names if os.fsencode(name) not in taken)
+    owner = json.dumps({"version": 1, "transfer": settings.transfer_uid, "snapshot": snapshot.snapshot_id}).encode()
+
+    def begin(stop: ShouldStop) -> tuple[FinishedList, int] | None:
+        finished = open_list(target, name, owner, stop)
+        return (finished, finished.now_ns()) if finished else None
+
+    with _named(target):
+        begun = await data_path.run_in_thread(begin, _LISTING.format(target))
+    if begun is None:
+        _logger.info("target %s has files and no list of finished ones: everything is written", target)
+        return None
+    restore = ResumableRestore(*begun, settings, data_path)
+    if begun[0].resumed:
+        await restore.discard_unfinished(kopia, snapshot)
+    return restore
+
+
+def _remove(target: Path, paths: list[bytes], _: ShouldStop) -> None:
+    remove_files(target, paths)
+
+
+@contextmanager
+def _named(target: Path) -> Iterator[None]:
+    """Name the target in an error of the system."""
+    try:
+        yield
+    except OSError as e:
+        raise DataPathError(f"cannot continue the restore in target {target}: {e.strerror}") from e
