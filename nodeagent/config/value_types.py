@@ -158,7 +158,8 @@ def _check_quantity(text: str) -> str:
         number = parse_quantity(text)
     except (ValueError, ArithmeticError):
         number = None
-    if number is None or number < 0:
+    # Also "-0", which no number of things is.
+    if number is None or text.startswith("-"):
         raise expected('a quantity such as "500m", "2" or "4Gi"')
     return text
 
