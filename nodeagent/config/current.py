@@ -14,9 +14,12 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.watch import watch_one
+from core.models.attempts import RetryRules
 from core.models.base import JsonDict
+from core.models.transfers import Transfer
 from nodeagent.config.models import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig
+from nodeagent.config.retries import rules_of_kind
 from nodeagent.config.source import absent, parse_config_map
 from nodeagent.runtime.own_pod import AgentReport
 
@@ -56,6 +59,10 @@ class CurrentConfig:
     def load_concurrency(self) -> LoadConcurrency:
         """Return the active `loadConcurrency`."""
         return self.config.load_concurrency
+
+    def retry_rules(self, cr: Transfer) -> RetryRules:
+        """Return the active limits of retries of a transfer; a Velero server waits only for one with an owner."""
+        return rules_of_kind(self.config.own.retry, cr.kind_name, velero_server=bool(cr.metadata.owner_references))
 
     @property
     def digest(self) -> str:

@@ -4,7 +4,6 @@ Knows the keys, and the rules for each kind of transfer that follow from them. D
 interruption is (`nodeagent.transfers.retries`).
 """
 
-from datetime import timedelta
 from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator, Field, StrictBool, StrictInt
@@ -14,7 +13,7 @@ from core.models.units import parse_duration
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import DurationText, OptionalDurationText, QuantityText, expected, is_zero
 
-__all__ = ["Retry", "RetryOverrides", "build_retry_rules"]
+__all__ = ["Retry", "RetryOverrides", "build_retry_rules", "rules_of_kind"]
 
 _Kind = Literal["DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore"]
 
@@ -97,14 +96,15 @@ def build_retry_rules(retry: Retry, *, velero_server: bool) -> dict[str, RetryRu
 
     Args:
         retry: the active configuration.
-        velero_server: whether a Velero server is in the namespace, which waits no longer than its item timeout.
+        velero_server: whether a Velero server waits for the transfers, which is no longer than its item timeout.
     """
-    default = RetryRules.deadline if velero_server else None
-    return {kind: _build_rules(retry, retry.per_kind.get(kind), default) for kind in get_args(_Kind)}
+    return {kind: rules_of_kind(retry, kind, velero_server=velero_server) for kind in get_args(_Kind)}
 
 
-def _build_rules(retry: Retry, own: RetryOverrides | None, deadline: timedelta | None) -> RetryRules:
-    """Return the rules that follow from `retry` and the entry of a kind; `deadline` applies where none is set."""
+def rules_of_kind(retry: Retry, kind: str, *, velero_server: bool) -> RetryRules:
+    """Return the rules for one kind, such as `DataUpload`; arguments as for `build_retry_rules`."""
+    own: RetryOverrides | None = dict(retry.per_kind).get(kind)  # type: ignore[call-overload] # any kind may be asked for
+    deadline = RetryRules.deadline if velero_server else None
     chosen = retry if own is None else retry.model_copy(update=own.model_dump(exclude_none=True))
     return RetryRules(
         enabled=chosen.enabled,
