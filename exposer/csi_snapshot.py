@@ -15,6 +15,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
+from core.models.attempts import Interruption, InterruptionCause
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
@@ -40,7 +41,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_with_volume, is_provisioned
+from exposer.volumes import delete_claim, delete_with_volume, is_provisioned
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -100,6 +101,17 @@ class CSISnapshotExposer:
                 f"PersistentVolumeClaim {place} was bound to the existing PersistentVolume {name}, "
                 f"which was not created from VolumeSnapshot {place}"
             )
+
+    async def withdraw(self, request: SnapshotRequest, interruption: Interruption) -> Pending | None:
+        """Delete the mover pod and, unless only the mover ended, the backup PVC: the next one may be on another node.
+
+        On a lost node the pod would stay for as long as the node does; it only reads.
+        """
+        owner = request.owner
+        lost = interruption.cause is InterruptionCause.NODE_LOST
+        if pending := await delete_owned(self._client, owner, PODS, owner.name, forced=lost):
+            return pending
+        return None if interruption.in_place else await delete_claim(self._client, owner, owner.name)
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the expose objects and the source snapshot; None once nothing is left."""

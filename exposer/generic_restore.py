@@ -14,6 +14,7 @@ from core.kube.resources import (
     PODS,
     STORAGE_CLASSES,
 )
+from core.models.attempts import Interruption
 from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
@@ -103,6 +104,13 @@ class GenericRestoreExposer:
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted."""
         return await self._rebinder.drop_volume(request, kept)
+
+    async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
+        """Delete the mover pod and, unless only the mover ended, its cache."""
+        owner = request.owner
+        if pending := await delete_owned(self._client, owner, PODS, owner.name):
+            return pending
+        return None if interruption.in_place else await delete_claim(self._client, owner, cache_claim_name(owner))
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""

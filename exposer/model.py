@@ -11,6 +11,7 @@ from typing import Protocol, Self, TypeVar
 from core.contract import MoverVerb
 from core.errors import AgentError
 from core.kube.resources import Resource
+from core.models.attempts import Interruption
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
@@ -303,6 +304,14 @@ class Exposer(Protocol[_Request_contra]):
             NotOwnerError: from `guard`; where `ended`, the objects of the run were deleted.
             KubeError: the API server rejected a request; InvalidError and ForbiddenError: it
                 rejected one of the objects.
+        """
+        ...
+
+    async def withdraw(self, request: _Request_contra, interruption: Interruption) -> Pending | None:
+        """Delete what keeps another attempt from being exposed after `interruption`; None once it is gone.
+
+        That is the mover pod; and, unless only the mover ended, what its node alone may reach, if it can be created
+        again.
         """
         ...
 

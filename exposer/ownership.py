@@ -139,14 +139,14 @@ async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, 
 
 
 async def delete_object(
-    client: KubeClient, resource: Resource, obj: JsonDict, *, unchanged: bool = False
+    client: KubeClient, resource: Resource, obj: JsonDict, *, unchanged: bool = False, forced: bool = False
 ) -> Pending | None:
     """Delete `obj`, as it was just read, by its UID; None once it is deleted.
 
     `unchanged`: not if it was changed since; call again after another read.
 
-    Never by force: a pod may still run and write on a node that is unreachable. Its deletion ends when
-    its kubelet reports that it terminated, or when the Node is deleted or tainted as out of service.
+    `forced` only where nothing is written: a pod may still run on a node that is unreachable. Otherwise its deletion
+    ends when its kubelet reports that it terminated, or when the Node is deleted or tainted as out of service.
     Source: Kubernetes v1.34, pkg/controller/podgc/gc_controller.go.
     """
     meta = obj["metadata"]
@@ -155,11 +155,14 @@ async def delete_object(
     on_node = f" on node {node}" if node else ""
     message = f"{describe_object(resource, obj)} is being deleted{on_node}"
     pending = Pending(PendingReason.CLEANING_UP, message, operation=f"deletion of {uid}")
-    if meta.get("deletionTimestamp"):
+    if meta.get("deletionTimestamp") and not forced:
         finalizers = ", ".join(meta.get("finalizers") or [])
         return replace(pending, message=f"{message} (finalizers: {finalizers})") if finalizers else pending
     version = meta["resourceVersion"] if unchanged else ""
-    deletion = await client.delete(resource, namespace, name, uid=uid, resource_version=version)
+    if forced:
+        deletion = await client.force_delete(resource, namespace, name, uid=uid)
+    else:
+        deletion = await client.delete(resource, namespace, name, uid=uid, resource_version=version)
     if deletion is Deletion.CONFLICT:
         left = await client.read(resource, namespace, name)
         return pending if left is not None and left["metadata"]["uid"] == uid else None
@@ -169,10 +172,15 @@ async def delete_object(
     return pending if deletion is Deletion.STARTED else None
 
 
-async def delete_owned(client: KubeClient, owner: Owner, resource: Resource, name: str) -> Pending | None:
-    """Delete the owner's object of that name, also one of Velero; None once there is none."""
+async def delete_owned(
+    client: KubeClient, owner: Owner, resource: Resource, name: str, *, forced: bool = False
+) -> Pending | None:
+    """Delete the owner's object of that name, also one of Velero; None once there is none.
+
+    `forced`: as in `delete_object`.
+    """
     namespace = owner.namespace if resource.namespaced else ""
     obj = await client.read(resource, namespace, name)
     if obj is None or not (belongs(obj, owner) or created_by_velero(obj, owner)):
         return None
-    return await delete_object(client, resource, obj)
+    return await delete_object(client, resource, obj, forced=forced)

@@ -10,6 +10,7 @@ from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.models.attempts import Interruption
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
@@ -123,6 +124,13 @@ class PodVolumeExposer:
                 return located
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run, located)
             return await self._causes.inspect(pod)
+
+    async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:
+        """Delete the mover pod and, unless only the mover ended, its cache."""
+        owner = request.owner
+        if pending := await delete_owned(self._client, owner, PODS, owner.name):
+            return pending
+        return None if interruption.in_place else await delete_claim(self._client, owner, cache_claim_name(owner))
 
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""

@@ -323,20 +323,25 @@ class KubeClient:
 
         With a `uid`, an object recreated under the name stays; with both, one that was changed stays too.
         """
-        options: JsonDict = {"propagationPolicy": "Background"}
-        if uid:
-            options["preconditions"] = {"uid": uid}
-            if resource_version:
-                options["preconditions"]["resourceVersion"] = resource_version
+        preconditions = {"uid": uid, "resourceVersion": resource_version if uid else ""}
+        given = {key: value for key, value in preconditions.items() if value}
+        return await self._delete(resource, namespace, name, {"preconditions": given} if given else {})
+
+    async def force_delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> Deletion:
+        """Remove the object with that UID at once: a pod although it may still run on a node that is unreachable."""
+        return await self._delete(resource, namespace, name, {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}})
+
+    async def _delete(self, resource: Resource, namespace: str, name: str, options: JsonDict) -> Deletion:
         attempted = _attempted("delete", resource, namespace, name)
         try:
             path = object_path(resource, namespace, name, attempted=attempted)
-            request = Request("DELETE", path, body=json.dumps(options).encode())
+            body = json.dumps({"propagationPolicy": "Background", **options}).encode()
+            request = Request("DELETE", path, body=body)
             response = await self._send(resource, request, attempted, parse_object, again=True)
         except NotFoundError:
             return Deletion.NOT_FOUND
         except ConflictError:
-            if not uid:
+            if not options.get("preconditions"):
                 raise
             return Deletion.CONFLICT
         if response.get("kind") == "Status":

@@ -57,6 +57,17 @@ class InterruptionCause(StrEnum):
     STORAGE_UNAVAILABLE = "StorageUnavailable"
 
 
+_OF_THE_MOVER: Final = frozenset(
+    {
+        InterruptionCause.CRASHED,
+        InterruptionCause.FENCED,
+        InterruptionCause.KILLED,
+        InterruptionCause.OUT_OF_MEMORY,
+        InterruptionCause.STORAGE_UNAVAILABLE,
+    }
+)
+
+
 class Interruption(WireModel, omit_defaults=True):
     """The end of one attempt: when it was noticed, why, and on which node it ran.
 
@@ -68,6 +79,11 @@ class Interruption(WireModel, omit_defaults=True):
     message: str = ""
     node: str = ""
     terminated: bool = False
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the next attempt can use what was exposed for this one: its mover alone ended, and not its node."""
+        return self.terminated and self.cause in _OF_THE_MOVER
 
 
 _Number = Annotated[int, Meta(ge=1, le=2**31)]

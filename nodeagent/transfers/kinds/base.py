@@ -199,6 +199,10 @@ class Exposes(Adapter[C], Protocol[C]):
         """
         ...
 
+    async def withdraw(self, cr: C) -> Pending | None:
+        """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
+        ...
+
     async def confirm_volume(self, cr: C) -> None:
         """Check that the volume is still the one that `cr` names; reads only.
 

@@ -111,6 +111,11 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         """Rebind the restored volume to the target PVC."""
         return await self.exposer.rebind(self._request(cr), _kept_volume(outcome))
 
+    async def withdraw(self, cr: DataDownload) -> Pending | None:
+        """Delete what keeps another attempt of `cr` from being exposed."""
+        last = cr.attempts.last
+        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
+
     async def clean_up(self, cr: DataDownload) -> Pending | None:
         """Delete pod and PVCs, and the restored volume if it was never rebound."""
         request = self._request(cr)

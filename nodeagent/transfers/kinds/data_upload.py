@@ -110,6 +110,11 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         """Check that the volume of the mover was created from the source snapshot."""
         await self.exposer.confirm(self._request(cr))
 
+    async def withdraw(self, cr: DataUpload) -> Pending | None:
+        """Delete what keeps another attempt of `cr` from being exposed."""
+        last = cr.attempts.last
+        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
+
     async def clean_up(self, cr: DataUpload) -> Pending | None:
         """Delete pod, PVC and snapshot objects."""
         if cr.spec.csi_snapshot is None:

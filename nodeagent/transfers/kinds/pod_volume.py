@@ -53,6 +53,11 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
         """Return whether this agent is the built-in data mover: the kind has no `spec.datamover`."""
         return bool(self.datamovers & BUILT_IN_DATA_MOVERS)
 
+    async def withdraw(self, cr: P) -> Pending | None:
+        """Delete what keeps another attempt of `cr` from being exposed."""
+        last = cr.attempts.last
+        return None if last is None else await self.exposer.withdraw(self._request(cr), last)
+
     async def clean_up(self, cr: P) -> Pending | None:
         """Delete the mover pod and its cache."""
         return await self.exposer.clean_up(self._request(cr))

@@ -11,6 +11,7 @@ from core.errors import ExposeError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
 from core.kube.transport import Request, Response
+from core.models.attempts import Interruption
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
@@ -71,6 +72,9 @@ class FakeExposer:
     async def confirm(self, request: SnapshotRequest) -> None:
         if isinstance(self.found, Exception):
             raise self.found
+
+    async def withdraw(self, request: SnapshotRequest | RestoreRequest, interruption: Interruption) -> Pending | None:
+        raise NotImplementedError
 
     async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
         self.cleaned += 1
