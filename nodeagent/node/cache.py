@@ -14,6 +14,7 @@ from core.clock import Clock
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
@@ -21,7 +22,7 @@ from core.models.transfers import Transfer
 from nodeagent.node.lifecycle import Site, TransferKey
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import belongs_to, may_take_over, trim_pod
+from nodeagent.transfers.mover_pod import is_current, may_take_over, trim_pod
 
 __all__ = ["InvalidTransferError", "TransferCache", "TransferListener", "TransferRead"]
 
@@ -179,8 +180,9 @@ class TransferCache:
         if raw is None:
             return None
         cr = _parse(kind, raw)
-        # A cached pod of an earlier transfer of the same name does not hide the pod of this one.
-        pod_missing = cr.phase in _NEEDS_POD and (pod is None or not belongs_to(pod, cr))
+        # A cached pod of an earlier transfer of the same name, or of an earlier attempt, does not hide this one's.
+        needed = cr.phase in _NEEDS_POD and cr.stage is not AttemptStage.READY
+        pod_missing = needed and (pod is None or not is_current(pod, cr))
         if pod_missing:
             # The cache may be outdated, and does not have the pods of other nodes.
             pod = await self._client.read(PODS, key[1], key[2])

@@ -5,7 +5,6 @@ mover pod is created (`nodeagent.node.expose_steps`), nor what is deleted afterw
 (`nodeagent.transfers.cleanup`).
 """
 
-import math
 from dataclasses import replace
 
 from core.errors import ExposeError
@@ -82,7 +81,7 @@ class DataPathSteps(StepBase):
             return await self._end(case, Phase.CANCELED, f"{cancel_cause(case.cr)}; {mover} was lost")
         cause = explain_loss(case.departed) if case.departed is not None else ""
         message = f"{mover} was lost on node {self._site.node} without a result" + (f": {cause}" if cause else "")
-        return await self._end(case, Phase.FAILED, message)
+        return await self._end(case, Phase.FAILED, f"{message}{_not_retried(case)}")
 
     async def fail_unstarted(self, case: Case) -> Requeue | None:
         """Move to Failed: the mover ended by itself before its data path started."""
@@ -100,7 +99,8 @@ class DataPathSteps(StepBase):
             except ExposeError as e:
                 outcome = Outcome(phase=Phase.FAILED, message=str(e))
         elif outcome.phase is Phase.FAILED:
-            outcome = replace(outcome, message=await self._with_log_end(case, outcome.message))
+            message = f"{outcome.message}{_not_retried(case)}"
+            outcome = replace(outcome, message=await self._with_log_end(case, message))
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
         return None
@@ -138,20 +138,6 @@ class DataPathSteps(StepBase):
             self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
         return self._pending.paused_seconds(uid) > 0
 
-    def _next_slot_check(self, case: Case) -> Requeue | None:
-        """Return when to check a transfer that is pending for a slot; None for not before it gets one."""
-        seconds = self._pending.paused_seconds(case.cr.uid)
-        return None if math.isinf(seconds) else Requeue(seconds)
-
-    async def _await_slot(self, case: Case) -> Requeue | None:
-        uid, pending = case.cr.uid, self._slot_pending()
-        await self._report_pending(case, pending)
-        if self._pending.is_reported(uid, pending.reason):
-            self._pause_until_slot(case)
-        else:
-            self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
-        return self._next_slot_check(case)
-
     async def _await_completion(self, case: Case, pending: Pending) -> Requeue | None:
         """Report why the completion is pending, or move to Failed if it timed out."""
         timeout = self._operation_timeout(case)
@@ -179,6 +165,11 @@ class DataPathSteps(StepBase):
             reported = f"; the data mover reported: {outcome.message}" if outcome.message else ""
             return Outcome(phase=Phase.FAILED, message=f"{e}{reported}")
         return outcome
+
+
+def _not_retried(case: Case) -> str:
+    """Return what to append to the message about an end after which another attempt might have followed."""
+    return f"; not retried: {case.refused}" if case.ending is not None and case.refused else ""
 
 
 def _unreplaced(case: Case) -> MoverLoss | None:

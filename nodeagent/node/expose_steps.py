@@ -12,6 +12,7 @@ from typing import Final
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
 from core.models.phases import HOLDING_PHASES, Phase
@@ -62,7 +63,8 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
         if now is None:
             raise NotOwnerError(f"{place} no longer exists or is final", ended=True)
         owned = now.metadata.labels.get(NODE_LABEL) == site.label
-        if now.phase not in HOLDING_PHASES or not owned:
+        exposing = now.phase in HOLDING_PHASES or now.stage is AttemptStage.EXPOSING
+        if not exposing or not owned or now.attempts.number != cr.attempts.number:
             raise NotOwnerError(f"{place} has another owning agent or has started", ended=False)
 
     return guard
@@ -133,8 +135,8 @@ class ExposeSteps(StepBase):
         )
         message = f"data mover pod runs on node {self._site.node}"
         self._pending.forget(case.cr.uid)
-        if case.view.phase is Phase.PREPARED:
-            # The first pod was lost, and its replacement was scheduled to another node.
+        if case.view.phase is not Phase.ACCEPTED:
+            # The first pod was lost, and its replacement or that of another attempt was scheduled to another node.
             status = {**change.status, "message": None}
             stored = await self._tools.status.annotate(case.kind, case.cr, Change(status, change.labels))
             await self._tools.events.record(stored, "TakenOver", message)
@@ -161,6 +163,8 @@ class ExposeSteps(StepBase):
         cause = self._pending.message(case.cr.uid) or case.cr.status.message
         loss = read_loss(case.cr)
         what = "not prepared" if case.view.phase is Phase.ACCEPTED else "data mover pod was lost and not replaced"
+        if case.view.phase is Phase.IN_PROGRESS:
+            what = f"attempt {case.cr.attempts.number} not prepared"
         message = f"{what} within {timeout}" + (f": {cause}" if cause else "")
         if loss is not None:
             message += f"; lost data mover pods: {loss.times}, the last one because of {loss.why or 'its deletion'}"

@@ -11,14 +11,23 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
+from core.models.attempts import AttemptStage, RetryRules
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.durations import Measured
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import PodState, belongs_to, has_ended, pod_node, pod_state
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
+from nodeagent.transfers.retries import (
+    Ending,
+    backoff_seconds,
+    explain_deadline,
+    fence_seconds,
+    find_interruption,
+    refusal,
+)
 
 __all__ = [
     "Action",
@@ -66,6 +75,14 @@ class Action(Enum):
     SET_CANCELING = auto()
     FORCE_CANCEL = auto()
     """Canceled without the mover's answer."""
+    INTERRUPT = auto()
+    """Record that the attempt was interrupted, which announces the next one."""
+    AWAIT_ATTEMPT = auto()
+    """Remove what the interrupted attempt left; then, after a delay, ask the leader to let the next one begin."""
+    GIVE_UP = auto()
+    """Failed: the transfer was interrupted, and there is no time for another attempt."""
+    START_ATTEMPT = auto()
+    """Let the mover of another attempt start its data path."""
     END_WITHOUT_RESULT = auto()
     """Canceled or Failed: the mover pod no longer exists, and no outcome was recorded."""
     FAIL_UNSTARTED = auto()
@@ -83,7 +100,9 @@ class View:
 
     `owned`: its node label names this node. `has_slot`: it holds one of the node's slots, or may
     take one. `timed_out`: the prepare timeout is over, counted from Accepted or, after a mover pod
-    was lost while Prepared, from that loss.
+    was lost while Prepared, from that loss, or from the beginning of another attempt. `stage` is that of the attempt
+    while InProgress. `retryable`: how the mover ended allows another attempt, and so do the limits; between two
+    attempts, the limits alone.
     """
 
     phase: Phase
@@ -93,12 +112,23 @@ class View:
     outcome_recorded: bool
     has_slot: bool
     timed_out: bool
+    stage: AttemptStage = AttemptStage.RUNNING
+    retryable: bool = False
+
+    @property
+    def exposing(self) -> bool:
+        """Whether it is to get a mover pod, or its pod has not started its data path."""
+        another = self.phase is Phase.IN_PROGRESS and self.stage is AttemptStage.EXPOSING
+        return self.phase in HOLDING_PHASES or another
 
 
 _STARTED = frozenset({PodState.RUNNING, PodState.ENDED})
 
 
 _FINISHED = frozenset({PodState.ENDED, PodState.LOST})
+
+
+_GONE = _FINISHED | {PodState.ABSENT}
 
 
 def decide(view: View) -> Action:
@@ -110,6 +140,8 @@ def decide(view: View) -> Action:
     match view.phase:
         case Phase.ACCEPTED | Phase.PREPARED:
             return _decide_before_start(view)
+        case Phase.IN_PROGRESS if view.stage is not AttemptStage.RUNNING and not view.outcome_recorded:
+            return _decide_interrupted(view)
         case Phase.IN_PROGRESS | Phase.CANCELING:
             return _decide_running(view)
     # A New transfer has no node label: label and phase are written in one patch.
@@ -119,7 +151,7 @@ def decide(view: View) -> Action:
 def _decide_foreign(view: View) -> Action:
     """Return the step for a transfer that another agent owns, or none."""
     # A replaced mover pod may be scheduled to another node than the first one.
-    started_here = view.phase in HOLDING_PHASES and view.pod in _STARTED
+    started_here = view.exposing and view.pod in _STARTED
     # Only the owning agent cancels before the start: it knows the expose objects.
     return Action.TAKE_OVER if started_here and view.cancel is CancelState.NONE else Action.NOTHING
 
@@ -136,16 +168,34 @@ def _decide_before_start(view: View) -> Action:
 
 
 def _decide_prepared(view: View) -> Action:
-    """Return the step for an owned Prepared transfer whose mover has started."""
+    """Return the step for an owned transfer whose mover has started, but not its data path."""
     if view.pod is PodState.ENDED:
-        return Action.FAIL_UNSTARTED
-    return Action.START if view.has_slot else Action.REPORT_SLOT_PENDING
+        interrupted = view.phase is Phase.IN_PROGRESS and view.retryable
+        return Action.INTERRUPT if interrupted else Action.FAIL_UNSTARTED
+    if not view.has_slot:
+        return Action.REPORT_SLOT_PENDING
+    return Action.START if view.phase is Phase.PREPARED else Action.START_ATTEMPT
+
+
+def _decide_interrupted(view: View) -> Action:
+    """Return the step for an owned transfer whose attempt was interrupted, up to the start of the next one."""
+    if view.cancel is not CancelState.NONE:
+        return Action.CANCEL
+    if view.stage is AttemptStage.EXPOSING:
+        return _decide_before_start(view)
+    if not view.retryable:
+        return Action.GIVE_UP
+    # The leader lets it begin.
+    return Action.AWAIT_ATTEMPT if view.stage is AttemptStage.WAITING else Action.NOTHING
 
 
 def _decide_running(view: View) -> Action:
     """Return the step for an owned transfer that is InProgress or Canceling."""
     if view.outcome_recorded:
         return Action.FINISH
+    interrupted = view.retryable and view.cancel is CancelState.NONE and view.phase is Phase.IN_PROGRESS
+    if interrupted and view.pod in _GONE:
+        return Action.INTERRUPT
     if view.pod in _FINISHED:
         return Action.RECORD_OUTCOME
     if view.pod is PodState.ABSENT:
@@ -199,7 +249,8 @@ class Case:
 
     `pod` is its mover pod, a v1 Pod as JSON dict; if the API server no longer has it and it had
     ended, its last version. `departed` is the last version of the mover pod that disappeared last.
-    `outcome` is the recorded one.
+    `outcome` is the recorded one. `ending` is how its attempt was interrupted, if another one may follow such an end;
+    `refused` is why none does; `delay_seconds` is how long the next one has to wait.
     """
 
     kind: NodeKind[Any]
@@ -208,6 +259,9 @@ class Case:
     outcome: Outcome | None
     view: View
     departed: JsonDict | None = None
+    ending: Ending | None = None
+    refused: str = ""
+    delay_seconds: float = 0.0
 
     @property
     def key(self) -> TransferKey:
@@ -221,7 +275,8 @@ class Observation:
 
     `pod` is the pod of the transfer's name, `departed` the last version of one that disappeared
     from this node: v1 Pods as JSON dicts, which may belong to an earlier transfer of that name.
-    `has_slot`: the transfer holds one of the node's slots, or may take one.
+    `has_slot`: the transfer holds one of the node's slots, or may take one. `rules` are the limits of retries, and
+    `age_seconds` is how old the transfer is by the API server's clock.
     """
 
     cr: Transfer
@@ -229,6 +284,8 @@ class Observation:
     departed: JsonDict | None
     has_slot: bool = False
     measured: Measured = field(default_factory=Measured)
+    rules: RetryRules = field(default_factory=RetryRules)
+    age_seconds: float = 0.0
 
 
 def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeouts) -> Case:
@@ -239,7 +296,11 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
         pod = departed
     outcome = read_outcome(seen.cr)
     view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
-    return Case(kind, seen.cr, pod, outcome, view, departed)
+    ending = _find_ending(view, pod, departed)
+    refused = _refuse(seen, ending)
+    retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
+    case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
+    return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
 
 
 def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recorded: bool) -> View:
@@ -255,7 +316,34 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
         outcome_recorded=outcome_recorded,
         has_slot=seen.has_slot,
         timed_out=_exceeds(seen.measured.preparing_seconds, limits.prepare),
+        stage=cr.stage or AttemptStage.RUNNING,
     )
+
+
+def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) -> Ending | None:
+    """Return how the attempt was interrupted; None while it was not, or if no other one may follow such an end."""
+    if view.phase is not Phase.IN_PROGRESS or view.stage in {AttemptStage.WAITING, AttemptStage.READY}:
+        return None
+    # While it gets a mover pod, there is none at first.
+    ends = _FINISHED if view.stage is AttemptStage.EXPOSING else _GONE
+    return find_interruption(pod, departed) if view.pod in ends else None
+
+
+def _refuse(seen: Observation, ending: Ending | None) -> str:
+    """Return why there is no further attempt; empty: there may be one."""
+    if ending is not None:
+        return refusal(seen.rules, seen.cr.attempts, ending.cause, age_seconds=seen.age_seconds)
+    return explain_deadline(seen.rules, age_seconds=seen.age_seconds)
+
+
+def _delay_seconds(kind: NodeKind[Any], seen: Observation) -> float:
+    """Return how long the next attempt has to wait, besides the end of the old mover pod; 0.0 if none is to come."""
+    measured, attempts = seen.measured, seen.cr.attempts
+    if measured.waiting_seconds is None or measured.silent_seconds is None:
+        return 0.0
+    pause = backoff_seconds(seen.rules, attempts) - measured.waiting_seconds
+    fence = fence_seconds(attempts, kind.spec.restores) - measured.silent_seconds
+    return max(0.0, pause, fence)
 
 
 def _exceeds(seconds: float | None, limit: timedelta) -> bool:
@@ -268,10 +356,11 @@ def is_owned(cr: Transfer, site: Site) -> bool:
 
 
 def _own(pod: JsonDict | None, cr: Transfer) -> JsonDict | None:
-    return pod if pod is not None and belongs_to(pod, cr) else None
+    return pod if pod is not None and is_current(pod, cr) else None
 
 
 def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
     elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
-    return PodState.PENDING if elsewhere and cr.phase in HOLDING_PHASES else pod_state(pod)
+    exposing = cr.phase in HOLDING_PHASES or cr.stage is AttemptStage.EXPOSING
+    return PodState.PENDING if elsewhere and exposing else pod_state(pod)

@@ -12,6 +12,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage
 from core.kube.client import KubeClient, Selection, select_labels
@@ -19,7 +21,8 @@ from core.kube.errors import KubeError
 from core.kube.resources import EVENTS
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.logs import fields
-from core.models.names import NODE_LABEL
+from core.models.base import JsonDict
+from core.models.names import ATTEMPTS_ANNOTATION, NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
@@ -28,7 +31,7 @@ from nodeagent.node.mover_events import MoverPending, read_progress
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.status import StatusWriter
+from nodeagent.transfers.status import Change, StatusWriter
 
 __all__ = ["ProgressFollower"]
 
@@ -65,8 +68,10 @@ class _Followed:
 class _Reading:
     """The last progress of a transfer, and the part of it that is counted.
 
-    `followed` is None before the transfer is known to run here, and after it ran; `attempts` counts the
-    failed ones since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
+    `followed` is None before the transfer is known to run here, and after it ran; `failures` counts the
+    failed writes since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
+    `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done, and
+    `done_bytes` what this one has. `heard` counts the Events.
     """
 
     uid: str
@@ -76,9 +81,27 @@ class _Reading:
     counted_done_bytes: int = 0
     counted_sent_bytes: int = 0
     resumed: bool = False
-    attempts: int = 0
+    failures: int = 0
+    attempt: int = 1
+    base_bytes: int = 0
+    done_bytes: int = 0
+    heard: int = 0
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
+
+    def begin(self, attempt: int) -> None:
+        """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
+        self.attempt, self.done_bytes, self.counted_sent_bytes = attempt, 0, 0
+        self.base_bytes = self.message.done_bytes
+        self.message = replace(self.message, sent_bytes=0, bytes_per_second=0, snapshot_started=None)
+
+    def take(self, message: ProgressMessage) -> None:
+        """Take the progress that the mover of this attempt reports."""
+        self.done_bytes = message.done_bytes
+        started = message.snapshot_started or self.message.snapshot_started
+        done_bytes = max(message.done_bytes, self.base_bytes)
+        total_bytes = max(message.total_bytes, done_bytes)
+        self.message = replace(message, done_bytes=done_bytes, total_bytes=total_bytes, snapshot_started=started)
 
 
 class ProgressFollower:
@@ -119,12 +142,19 @@ class ProgressFollower:
         """
         reading = self._readings.setdefault(cr.uid, _Reading(cr.uid))
         if reading.followed is None:
-            reading.followed = _Followed(kind, read_transfer)
+            reading.followed, reading.ended = _Followed(kind, read_transfer), False
+            if reading.attempt != cr.attempts.number:
+                reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
             self._queue.add(cr.uid)
         if not labeled and cr.uid not in self._unlabeled:
             self._unlabeled.add(cr.uid)
             self._changed.set()
+
+    def heard(self, uid: str) -> int:
+        """Return how many Events of that transfer's movers have arrived: another number is a sign of life."""
+        reading = self._readings.get(uid)
+        return 0 if reading is None else reading.heard
 
     def leave(self, kind_name: str, uid: str) -> None:
         """Stop following that transfer; what its Events reported is kept until they expire."""
@@ -191,7 +221,7 @@ class ProgressFollower:
 
     def _enqueue(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            self._readings[uid].attempts = 0
+            self._readings[uid].failures = 0
             self._queue.add(uid)
 
     def _forget_expired(self, named: AbstractSet[str]) -> None:
@@ -213,15 +243,16 @@ class ProgressFollower:
         if reading is None:
             # Its mover was faster than the watch of the transfers.
             reading = self._readings[uid] = _Reading(uid)
+        reading.heard += 1
         if event["reason"] in _PENDING_REASONS:
             reading.pending.observe_event(event)
             return uid if reading.followed else ""
         message = read_progress(event)
-        if message is None or message.done_bytes < reading.message.done_bytes:
+        if message is None or message.done_bytes < reading.done_bytes:
             # A list has no order; an older Event changes nothing.
             return ""
         reading.pending.observe_progress(message)
-        reading.message = message
+        reading.take(message)
         if reading.followed is None:
             return ""
         self._count(reading.followed.kind.spec.name, reading)
@@ -229,6 +260,7 @@ class ProgressFollower:
 
     def _resume(self, kind_name: str, reading: _Reading, shown: Progress) -> None:
         """Continue from what the status shows: what an earlier agent process wrote there, it has counted as well."""
+        reading.base_bytes = max(reading.base_bytes, shown.bytes_done)
         if shown.bytes_done > reading.counted_done_bytes:
             reading.counted_done_bytes, reading.resumed = shown.bytes_done, True
         if shown.bytes_done > reading.message.done_bytes:
@@ -244,8 +276,8 @@ class ProgressFollower:
         async with reading.writing:
             if reading.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
                 return None
-        reading.attempts += 1
-        return Requeue(_ATTEMPT_PAUSE_SECONDS) if reading.attempts < _ATTEMPTS else None
+        reading.failures += 1
+        return Requeue(_ATTEMPT_PAUSE_SECONDS) if reading.failures < _ATTEMPTS else None
 
     def _count(self, kind_name: str, reading: _Reading) -> None:
         message = reading.message
@@ -254,6 +286,8 @@ class ProgressFollower:
             reading.counted_sent_bytes, reading.resumed = message.sent_bytes, False
         self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
         self._metrics.bytes_sent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
+        if reading.attempt > 1 and reading.done_bytes < reading.base_bytes:
+            self._metrics.resent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
         self._metrics.rate(kind_name, reading.uid, float(message.bytes_per_second))
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
@@ -268,17 +302,28 @@ class ProgressFollower:
             progress = None
         # A mover that stops is not pending any more; the move to Canceling removed the message.
         message = reading.pending.correct(cr.status.message) if cr.phase is Phase.IN_PROGRESS else None
-        if progress is None and message is None:
+        marks = _start_marks(cr, latest)
+        if progress is None and message is None and not marks:
             return True
+        status: JsonDict = {} if progress is None else {"progress": progress.to_wire()}
+        if message is not None:
+            status["message"] = message or None
+        reason = PendingReason.DATA_MOVER_WAITING if message else ""
         try:
-            reason = PendingReason.DATA_MOVER_WAITING if message else ""
-            await self._status.report(kind, cr, message=message, reason=reason, progress=progress)
+            await self._status.annotate(kind, cr, Change(status, annotations=marks, reason=reason))
         except KubeError as e:
             # The next Event updates it; the final status has the final numbers.
             identity = fields(kind=kind.spec.name, namespace=cr.metadata.namespace, name=cr.name)
             _log.debug("progress not written: %s", e, extra=identity)
             return message is None
         return True
+
+
+def _start_marks(cr: Transfer, message: ProgressMessage) -> dict[str, str | None]:
+    """Return the annotation with the start of the attempt's snapshot, if it is new: its checkpoints are found by it."""
+    if message.snapshot_started is None or message.snapshot_started in cr.attempts.starts:
+        return {}
+    return {ATTEMPTS_ANNOTATION: cr.attempts.with_start(message.snapshot_started).to_json()}
 
 
 def _owner_uid(change: WatchChange) -> str:

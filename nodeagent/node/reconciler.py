@@ -14,9 +14,11 @@ from typing import Any, Final
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
 from core.logs import fields
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
+from nodeagent.node.attempt_steps import AttemptSteps
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
 from nodeagent.node.data_path_steps import DataPathSteps
 from nodeagent.node.durations import Durations, Measured
@@ -40,7 +42,7 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import belongs_to, has_ended, is_own
+from nodeagent.transfers.mover_pod import has_ended, is_current, is_own
 from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
@@ -59,6 +61,11 @@ _ERROR_PAUSE_SECONDS: Final = 30.0
 _NOT_FOUND_PAUSE_SECONDS: Final = 5.0
 """Before a transfer is reconciled again after one of its objects was not found."""
 
+_DEADLINE_CHECK_SECONDS: Final = 60.0
+"""Between two looks at a transfer that waits for the leader to let its next attempt begin; they cost no request."""
+
+_WITHOUT_MOVER: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY})
+
 _POLL_SECONDS: Final = 5.0
 """Between two reads of a transfer or mover pod that no watch of this agent covers."""
 
@@ -72,6 +79,7 @@ class Steps:
         self._pending = PendingRecords(tools.clock)
         self._cleaner = CleanUp(tools.status, tools.events, self._pending, limits.resource)
         expose = ExposeSteps(tools, site, limits, pending=self._pending, current=current)
+        attempts = AttemptSteps(tools, site, limits, pending=self._pending)
         data_path = DataPathSteps(tools, site, limits, pending=self._pending)
         self._by_action: Mapping[Action, Callable[[Case], Awaitable[Requeue | None]]] = {
             Action.EXPOSE: expose.expose,
@@ -82,6 +90,10 @@ class Steps:
             Action.CANCEL: expose.cancel,
             Action.REPORT_SLOT_PENDING: data_path.report_slot_pending,
             Action.START: data_path.start,
+            Action.INTERRUPT: attempts.interrupt,
+            Action.AWAIT_ATTEMPT: attempts.await_attempt,
+            Action.GIVE_UP: attempts.give_up,
+            Action.START_ATTEMPT: attempts.start,
             Action.SET_CANCELING: data_path.set_canceling,
             Action.FORCE_CANCEL: data_path.force_cancel,
             Action.END_WITHOUT_RESULT: data_path.end_without_result,
@@ -230,6 +242,9 @@ class Reconciler:
         if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.
             self._observe(key, read.cr)
+            if read.cr.stage in _WITHOUT_MOVER:
+                # A write without an answer may have interrupted it.
+                self._tools.slots.release(read.cr.uid)
         case = self._build_case(key, read)
         action = decide(case.view)
         if action is not Action.NOTHING:
@@ -239,16 +254,16 @@ class Reconciler:
     async def _end_progress(self, key: TransferKey) -> None:
         """Wait for the last write of progress once the mover has ended: the next write is its outcome."""
         cr, pod = self._cache.transfer(key), self._cache.pod(key) or self._cache.departed(key)
-        if cr is not None and pod is not None and belongs_to(pod, cr) and has_ended(pod):
+        if cr is not None and pod is not None and is_current(pod, cr) and has_ended(pod):
             await self._tools.progress.end_writing(cr.uid)
 
     def _observe(self, key: TransferKey, cr: Transfer) -> None:
         """Update slots and durations by an observed transfer, and watch its progress while it runs."""
         owned = is_owned(cr, self._site)
         if owned:
-            self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), cr.phase)
-            self._durations.measure(cr)
-        if owned and cr.phase in RUNNING_PHASES:
+            self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), _slot_phase(cr))
+            self._measure(cr)
+        if owned and _slot_phase(cr) in RUNNING_PHASES:
             pod = self._cache.pod(key)
             labeled = pod is None or is_own(pod)
             self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key), labeled=labeled)
@@ -262,15 +277,27 @@ class Reconciler:
             read.pod,
             read.departed,
             has_slot=self._tools.slots.is_available_to(read.cr.uid),
-            measured=self._durations.measure(read.cr) if is_owned(read.cr, self._site) else Measured(),
+            measured=self._measure(read.cr) if is_owned(read.cr, self._site) else Measured(),
+            rules=self._tools.retry_rules(read.cr),
+            age_seconds=self._age_seconds(read.cr),
         )
         return build_case(self._kinds[key[0]], seen, self._site, self._limits)
+
+    def _measure(self, cr: Transfer) -> Measured:
+        return self._durations.measure(cr, mover_events=self._tools.progress.heard(cr.uid))
+
+    def _age_seconds(self, cr: Transfer) -> float:
+        """Return how old the transfer is by the API server's clock, which set its creation time."""
+        created = cr.metadata.creation_timestamp
+        return 0.0 if created is None else (self._tools.api_time() - created).total_seconds()
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""
         if case.view.owned and case.view.cancel is CancelState.REQUESTED and case.cr.phase is Phase.CANCELING:
-            observed_seconds = self._durations.measure(case.cr).canceling_seconds or 0.0
+            observed_seconds = self._measure(case.cr).canceling_seconds or 0.0
             return Requeue(max(0.0, self._limits.cancel.total_seconds() - observed_seconds))
+        if case.view.owned and case.cr.stage is AttemptStage.READY:
+            return Requeue(_DEADLINE_CHECK_SECONDS)
         return None
 
     def _wake_next(self) -> None:
@@ -290,6 +317,17 @@ class Reconciler:
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid)
         self._faults.forget(key, uid)
+
+
+def _slot_phase(cr: Transfer) -> Phase:
+    """Return the phase of a transfer as slots and progress see it: an attempt before its start has no data path."""
+    match cr.stage:
+        case AttemptStage.WAITING | AttemptStage.READY:
+            return Phase.ACCEPTED
+        case AttemptStage.EXPOSING:
+            return Phase.PREPARED
+        case _:
+            return cr.phase
 
 
 def _identity(key: TransferKey) -> dict[str, object]:

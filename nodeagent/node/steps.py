@@ -9,9 +9,9 @@ modules that have them), nor when one is due.
 import logging
 import math
 import re
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
 from core.clock import Clock
@@ -19,9 +19,11 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, MalformedObjectError, ServerError, UnreachableError
 from core.logs import BoundLogger, bind
+from core.models.attempts import RetryRules
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
+from core.models.transfers import Transfer
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
 from nodeagent.node.lifecycle import Case, Site, Timeouts
@@ -81,7 +83,11 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True)
 class Tools:
-    """The collaborators of all steps."""
+    """The collaborators of all steps.
+
+    `retry_rules` returns the active limits of retries of a transfer, `api_time` the API server's time, give or take
+    some seconds.
+    """
 
     client: KubeClient
     clock: Clock
@@ -91,6 +97,8 @@ class Tools:
     progress: ProgressFollower
     slots: Slots
     metrics: Metrics
+    retry_rules: Callable[[Transfer], RetryRules]
+    api_time: Callable[[], datetime]
 
 
 class StepBase:
@@ -175,6 +183,20 @@ class StepBase:
         A slot that becomes free wakes the next transfer; but a volume of a workload may disappear.
         """
         self._pending.pause_checks(case.cr.uid, _VOLUME_CHECK_SECONDS if case.kind.spec.bound_to_node else math.inf)
+
+    async def _await_slot(self, case: Case) -> Requeue | None:
+        uid, pending = case.cr.uid, self._slot_pending()
+        await self._report_pending(case, pending)
+        if self._pending.is_reported(uid, pending.reason):
+            self._pause_until_slot(case)
+        else:
+            self._pending.pause_checks(uid, self._pending.seconds_to_report(uid))
+        return self._next_slot_check(case)
+
+    def _next_slot_check(self, case: Case) -> Requeue | None:
+        """Return when to check a transfer that is pending for a slot; None for not before it gets one."""
+        seconds = self._pending.paused_seconds(case.cr.uid)
+        return None if math.isinf(seconds) else Requeue(seconds)
 
     async def _clear_pending(self, case: Case) -> None:
         """Remove the message about a cause that no longer applies."""

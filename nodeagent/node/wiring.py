@@ -72,6 +72,8 @@ def build_node(parts: AgentParts) -> Node:
             progress=ProgressFollower(client, clock, site, status=status, metrics=parts.metrics),
             slots=slots,
             metrics=parts.metrics,
+            retry_rules=current.retry_rules,
+            api_time=parts.skew.now,
         ),
         site,
         limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),

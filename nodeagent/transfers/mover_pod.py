@@ -16,8 +16,9 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.logs import bind
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, OWNER_UID_LABEL
 from core.models.transfers import Transfer
 from exposer.pod_status import PodEnd, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
 
@@ -30,6 +31,7 @@ __all__ = [
     "disruption_of",
     "explain_loss",
     "has_ended",
+    "is_current",
     "is_own",
     "may_take_over",
     "pod_node",
@@ -104,6 +106,17 @@ def belongs_to(pod: JsonDict, cr: Transfer) -> bool:
     meta = pod["metadata"]
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
+
+
+def is_current(pod: JsonDict, cr: Transfer) -> bool:
+    """Return whether `pod` was created for `cr`, and for the attempt that gets a mover or has one.
+
+    Between two attempts any pod of `cr` is: it must be gone before the next one.
+    """
+    text = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
+    attempt = int(text) if text.isdecimal() else 1
+    between = cr.stage in {AttemptStage.WAITING, AttemptStage.READY}
+    return belongs_to(pod, cr) and (between or attempt == cr.attempts.number)
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:

@@ -15,6 +15,7 @@ from core.kube.errors import ConflictError
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
+    ATTEMPTS_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     COPIES_ANNOTATION,
     EXPOSE_ON_GOING_LABEL,
@@ -34,6 +35,7 @@ __all__ = ["Change", "StatusWriter", "without_marks"]
 _MARKS: Final = (
     OUTCOME_ANNOTATION,
     ACCEPT_FENCE_ANNOTATION,
+    ATTEMPTS_ANNOTATION,
     CANCEL_REQUESTED_ANNOTATION,
     COPIES_ANNOTATION,
     MOVER_LOST_ANNOTATION,
@@ -132,13 +134,15 @@ class StatusWriter:
     async def release(self, kind: Adapter[Any], cr: Transfer) -> Transfer:
         """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
+        Its attempts stay, for people.
+
         Raises:
             ConflictError: another writer was first.
             NotFoundError: the transfer no longer exists; it was deleted with its finalizer.
         """
         change = Change(
             labels={NODE_LABEL: None},
-            annotations=without_marks(cr),
+            annotations={mark: None for mark in without_marks(cr) if mark != ATTEMPTS_ANNOTATION},
             finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.spec.finalizer],
         )
         return await self._write(kind, cr, change, again=True)

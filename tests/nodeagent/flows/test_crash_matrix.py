@@ -8,12 +8,14 @@ import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
 from core.kube.transport import Request
+from core.models.attempts import RetryRules
 from core.models.base import JsonDict
-from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
+from tests.nodeagent.support.harness import NO_RETRIES, Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS
 
@@ -43,11 +45,15 @@ class Scenario:
     end: str
     mover: Mover
     canceled: bool = False
+    retries: RetryRules = NO_RETRIES
 
 
 GOOD = Scenario("Completed", Mover(seconds=0.5))
 BROKEN = Scenario("Failed", Mover(seconds=0.5, exit_code=11, message="no space left"))
 LOST = Scenario("Completed", Mover(seconds=0.5, rejected="OutOfcpu", rejections=1))
+INTERRUPTED = Scenario(
+    "Completed", Mover(seconds=0.5, interrupted=1), retries=RetryRules(initial_backoff=timedelta(seconds=1))
+)
 CANCELED = Scenario("Canceled", Mover(seconds=1000), canceled=True)
 
 
@@ -63,14 +69,14 @@ def is_read(request: Request) -> bool:
     return request.method == "GET"
 
 
-async def run_agents(kind: str, fuse: Fuse, world: World) -> None:
+async def run_agents(kind: str, fuse: Fuse, world: World, retries: RetryRules) -> None:
     """Run agents until the transfer is done; a second one if the fuse has stopped the first."""
-    async with world.agent(fuse):
+    async with world.agent(fuse, retries=retries):
         await world.until(
             lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind),
             every=STEP_SECONDS,
         )
-    async with world.agent():
+    async with world.agent(retries=retries):
         await world.until(lambda: world.done(kind), every=STEP_SECONDS)
         # The provisioner reclaims the volume a little later.
         await asyncio.sleep(1)
@@ -85,6 +91,7 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
     """Return the results of a run with that fuse that must not differ from run to run."""
     async with open_world(accepted(TRANSFERS[kind]()), mover=scenario.mover) as world:
         world.cluster.tick_seconds = STEP_SECONDS
+        world.cluster.grants = scenario.retries.enabled
         fuse.inner = world.kube
         before = world.everything()
         with suppress(TimeoutError):
@@ -93,7 +100,7 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
                 if scenario.canceled:
                     canceler = asyncio.create_task(cancel_in_progress(kind, world), name="canceler")
                     stack.push_async_callback(asyncio.wait, {canceler})
-                await run_agents(kind, fuse, world)
+                await run_agents(kind, fuse, world, scenario.retries)
         return summary(kind, world) | changes(before, world.everything())
 
 
@@ -161,9 +168,13 @@ async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
-@pytest.mark.parametrize("scenario", [BROKEN, CANCELED, LOST], ids=["broken", "canceled", "first mover lost"])
+@pytest.mark.parametrize(
+    "scenario",
+    [BROKEN, CANCELED, LOST, INTERRUPTED],
+    ids=["broken", "canceled", "first mover lost", "first attempt interrupted"],
+)
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_the_agent_may_be_stopped_at_every_write_of_a_failed_run(
+async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:
     await check_matrix(kind, scenario, fault)

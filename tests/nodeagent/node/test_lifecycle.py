@@ -3,9 +3,11 @@
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import pytest
 
+from core.models.attempts import AttemptStage
 from core.models.phases import TRANSITIONS, Phase
 from nodeagent.node.lifecycle import Action, CancelState, View, decide
 from nodeagent.transfers.mover_pod import PodState
@@ -17,7 +19,7 @@ NOT_STARTED = ANY_POD - STARTED
 LOST = {PodState.LOST}
 FINISHED = {PodState.ENDED, PodState.LOST}
 REQUESTED = {CancelState.REQUESTED, CancelState.OVERDUE}
-RUNNING = {Phase.IN_PROGRESS, Phase.CANCELING}
+CANCELING = {Phase.CANCELING}
 FINAL = {Phase.COMPLETED, Phase.FAILED, Phase.CANCELED}
 BOTH = {True, False}
 
@@ -34,6 +36,8 @@ class Row:
     recorded: Collection[bool] = frozenset(BOTH)
     slot: Collection[bool] = frozenset(BOTH)
     timed_out: Collection[bool] = frozenset(BOTH)
+    stages: Collection[AttemptStage] = frozenset(AttemptStage)
+    retryable: Collection[bool] = frozenset(BOTH)
 
     def covers(self, view: View) -> bool:
         return (
@@ -44,18 +48,61 @@ class Row:
             and view.outcome_recorded in self.recorded
             and view.has_slot in self.slot
             and view.timed_out in self.timed_out
+            and view.stage in self.stages
+            and view.retryable in self.retryable
         )
 
 
 NO_CANCEL = {CancelState.NONE}
 ACCEPTED, PREPARED = {Phase.ACCEPTED}, {Phase.PREPARED}
 HOLDING = ACCEPTED | PREPARED
+IN_PROGRESS = {Phase.IN_PROGRESS}
+EXPOSING, NOT_EXPOSING = {AttemptStage.EXPOSING}, set(AttemptStage) - {AttemptStage.EXPOSING}
+BETWEEN = {AttemptStage.WAITING, AttemptStage.READY}
+MOVING = {AttemptStage.RUNNING}
+ANY_STAGE = set(AttemptStage)
+GONE = FINISHED | {PodState.ABSENT}
+
+
+def rows_of_another_attempt() -> list[Row]:
+    """The rows of a transfer that was interrupted, up to the start of its next attempt."""
+
+    def row(action: Action, stages: Collection[AttemptStage], **fields: Collection[Any]) -> Row:
+        chosen: dict[str, Any] = {"recorded": {False}, "cancels": NO_CANCEL} | fields
+        return Row(action, IN_PROGRESS, owned=True, stages=stages, **chosen)
+
+    return [
+        row(Action.FINISH, BETWEEN | EXPOSING, recorded={True}, cancels=ANY_CANCEL),
+        row(Action.CANCEL, BETWEEN | EXPOSING, cancels=REQUESTED),
+        row(Action.GIVE_UP, BETWEEN, retryable={False}),
+        row(Action.AWAIT_ATTEMPT, {AttemptStage.WAITING}, retryable={True}),
+        row(Action.NOTHING, {AttemptStage.READY}, retryable={True}),
+        row(Action.TIME_OUT, EXPOSING, pods=NOT_STARTED, timed_out={True}),
+        row(Action.RECREATE, EXPOSING, pods=LOST, timed_out={False}),
+        row(Action.EXPOSE, EXPOSING, pods=NOT_STARTED - LOST, timed_out={False}),
+        row(Action.INTERRUPT, EXPOSING, pods={PodState.ENDED}, retryable={True}),
+        row(Action.FAIL_UNSTARTED, EXPOSING, pods={PodState.ENDED}, retryable={False}),
+        row(Action.START_ATTEMPT, EXPOSING, pods={PodState.RUNNING}, slot={True}),
+        row(Action.REPORT_SLOT_PENDING, EXPOSING, pods={PodState.RUNNING}, slot={False}),
+        # Its data path runs.
+        row(Action.INTERRUPT, MOVING, pods=GONE, retryable={True}),
+        row(Action.RECORD_OUTCOME, MOVING, pods=FINISHED, retryable={False}),
+        row(Action.RECORD_OUTCOME, MOVING, pods=FINISHED, cancels=REQUESTED),
+        row(Action.END_WITHOUT_RESULT, MOVING, pods={PodState.ABSENT}, retryable={False}),
+        row(Action.END_WITHOUT_RESULT, MOVING, pods={PodState.ABSENT}, cancels=REQUESTED),
+    ]
+
+
 TABLE = [
     # Transfers of other agents: only one whose mover has started here is taken over.
+    Row(Action.TAKE_OVER, IN_PROGRESS, owned=False, cancels=NO_CANCEL, pods=STARTED, stages=EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=NO_CANCEL, pods=NOT_STARTED, stages=EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=REQUESTED, stages=EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, stages=NOT_EXPOSING),
     Row(Action.TAKE_OVER, HOLDING, owned=False, cancels=NO_CANCEL, pods=STARTED),
     Row(Action.NOTHING, HOLDING, owned=False, cancels=NO_CANCEL, pods=NOT_STARTED),
     Row(Action.NOTHING, HOLDING, owned=False, cancels=REQUESTED),
-    Row(Action.NOTHING, set(Phase) - HOLDING, owned=False),
+    Row(Action.NOTHING, set(Phase) - HOLDING - IN_PROGRESS, owned=False),
     # Owned transfers.
     Row(Action.NOTHING, {Phase.NEW}, owned=True),
     Row(Action.CANCEL, HOLDING, owned=True, cancels=REQUESTED),
@@ -66,18 +113,22 @@ TABLE = [
     Row(Action.FAIL_UNSTARTED, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.ENDED}),
     Row(Action.START, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.RUNNING}, slot={True}),
     Row(Action.REPORT_SLOT_PENDING, PREPARED, owned=True, cancels=NO_CANCEL, pods={PodState.RUNNING}, slot={False}),
-    Row(Action.FINISH, RUNNING, owned=True, recorded={True}),
-    Row(Action.RECORD_OUTCOME, RUNNING, owned=True, recorded={False}, pods=FINISHED),
-    Row(Action.END_WITHOUT_RESULT, RUNNING, owned=True, recorded={False}, pods={PodState.ABSENT}),
+    Row(Action.FINISH, IN_PROGRESS, owned=True, recorded={True}, stages=MOVING),
+    Row(Action.FINISH, CANCELING, owned=True, recorded={True}),
+    Row(Action.RECORD_OUTCOME, CANCELING, owned=True, recorded={False}, pods=FINISHED),
+    Row(Action.END_WITHOUT_RESULT, CANCELING, owned=True, recorded={False}, pods={PodState.ABSENT}),
     *(
-        Row(action, phases, owned=True, recorded={False}, pods=ANY_POD - FINISHED - {PodState.ABSENT}, cancels={cancel})
-        for action, phases, cancel in [
-            (Action.FORCE_CANCEL, RUNNING, CancelState.OVERDUE),
-            (Action.SET_CANCELING, {Phase.IN_PROGRESS}, CancelState.REQUESTED),
-            (Action.NOTHING, {Phase.CANCELING}, CancelState.REQUESTED),
-            (Action.NOTHING, RUNNING, CancelState.NONE),
+        Row(action, phases, owned=True, recorded={False}, pods=ANY_POD - GONE, cancels={cancel}, stages=stages)
+        for action, phases, stages, cancel in [
+            (Action.FORCE_CANCEL, IN_PROGRESS, MOVING, CancelState.OVERDUE),
+            (Action.SET_CANCELING, IN_PROGRESS, MOVING, CancelState.REQUESTED),
+            (Action.NOTHING, IN_PROGRESS, MOVING, CancelState.NONE),
+            (Action.FORCE_CANCEL, CANCELING, ANY_STAGE, CancelState.OVERDUE),
+            (Action.NOTHING, CANCELING, ANY_STAGE, CancelState.REQUESTED),
+            (Action.NOTHING, CANCELING, ANY_STAGE, CancelState.NONE),
         ]
     ),
+    *rows_of_another_attempt(),
     Row(Action.CLEAN_UP, FINAL, owned=True),
 ]
 
@@ -91,12 +142,17 @@ LEADS_TO = {
     Action.FORCE_CANCEL: {Phase.CANCELED},
     Action.END_WITHOUT_RESULT: {Phase.CANCELED, Phase.FAILED},
     Action.FAIL_UNSTARTED: {Phase.FAILED},
+    Action.GIVE_UP: {Phase.FAILED},
+    Action.INTERRUPT: {Phase.FAILED},
+    Action.AWAIT_ATTEMPT: {Phase.FAILED},
+    Action.START_ATTEMPT: {Phase.FAILED},
     Action.FINISH: {Phase.COMPLETED, Phase.CANCELED, Phase.FAILED},
 }
 
 
 def every_view() -> Iterator[View]:
-    for fields in product(Phase, (True, False), CancelState, PodState, (True, False), (True, False), (True, False)):
+    yes_no = (True, False)
+    for fields in product(Phase, yes_no, CancelState, PodState, yes_no, yes_no, yes_no, AttemptStage, yes_no):
         yield View(*fields)
 
 

@@ -28,6 +28,7 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
+from core.models.attempts import RetryRules
 from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.causes import CauseFinder
@@ -120,6 +121,9 @@ class Fuse(Transport):
         pass
 
 
+NO_RETRIES = RetryRules(enabled=False)
+
+
 def build_agent(
     transport: Transport,
     *,
@@ -131,8 +135,11 @@ def build_agent(
 ) -> Reconciler:
     """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does.
 
-    `settings` replace fields of `ExposeSettings`.
+    `settings` replace fields of `ExposeSettings`; `retries` are the limits of retries; without them
+    there are none.
     """
+    retries = settings.pop("retries", NO_RETRIES)
+    assert isinstance(retries, RetryRules)
     clock = LoopClock(skew)
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
@@ -150,6 +157,8 @@ def build_agent(
         progress=ProgressFollower(client, clock, site, status=status, metrics=metrics),
         slots=Slots(slots),
         metrics=metrics,
+        retry_rules=lambda _: retries,
+        api_time=lambda: clock.now() - skew,
     )
     return Reconciler(tools, site, limits=Timeouts(), kinds=kinds, cache=cache)
 

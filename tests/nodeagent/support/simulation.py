@@ -27,8 +27,9 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
+from core.models.attempts import Attempts, AttemptStage
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, NODE_LABEL, OWNER_UID_LABEL
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
@@ -55,6 +56,7 @@ class Mover:
 
     `stubborn`: it does not stop after a cancel request. `message` of None is the result of its kind.
     `rejected` is why the kubelet rejects the first `rejections` pods; `evicted`: it evicts each one instead.
+    The movers of the first `interrupted` attempts are killed instead of ending.
     """
 
     seconds: float = 3.0
@@ -66,6 +68,7 @@ class Mover:
     rejected: str = ""
     rejections: int = 1_000_000
     evicted: bool = False
+    interrupted: int = 0
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Controllers(ABC):
     """The controllers; `run` them beside the agent.
 
     `moved` has the data of the last completed mover by the UID of its transfer: the handle of a
-    snapshot, the name of a volume, or a folder.
+    snapshot, the name of a volume, or a folder. `grants`: another attempt may begin, as a leader would let it.
     """
 
     client: KubeClient
@@ -82,9 +85,11 @@ class Controllers(ABC):
     tick_seconds: float = 0.1
     binds: bool = True
     snapshots_become_ready: bool = True
+    grants: bool = False
     moved: dict[str, str] = field(default_factory=dict)
     _started_at: dict[str, float] = field(default_factory=dict)
     _rejected: int = 0
+    _events: int = 0
 
     async def run(self) -> None:
         while True:
@@ -97,6 +102,8 @@ class Controllers(ABC):
     def _rules(self) -> Iterator[Callable[[], Awaitable[None]]]:
         """Yield the rules in order."""
         yield from (self._snapshots, self._claims, self._volumes, self._pods)
+        if self.grants:
+            yield self._let_begin
 
     async def _snapshots(self) -> None:
         contents = {o["metadata"]["name"]: o for o in await self._all(VOLUME_SNAPSHOT_CONTENTS)}
@@ -157,6 +164,16 @@ class Controllers(ABC):
                     if (obj.get("status") or {}).get("phase") != "Bound":
                         await self._set_status(resource, obj, {"phase": "Bound"})
 
+    async def _let_begin(self) -> None:
+        for transfer in [o for resource in TRANSFER_RESOURCES.values() for o in await self._all(resource)]:
+            attempts, phase = _attempts_of(transfer), (transfer.get("status") or {}).get("phase")
+            if phase != "InProgress" or attempts.stage is not AttemptStage.READY:
+                continue
+            mark = {ATTEMPTS_ANNOTATION: attempts.move(AttemptStage.EXPOSING).to_json()}
+            version = {key: transfer["metadata"][key] for key in ("uid", "resourceVersion")}
+            patch: JsonDict = {"metadata": version | {"annotations": mark}}
+            await self._patch(TRANSFER_RESOURCES[transfer["kind"]], transfer, patch)
+
     async def _pods(self) -> None:
         for pod in await self._all(PODS):
             if not pod["metadata"].get("ownerReferences"):
@@ -177,11 +194,14 @@ class Controllers(ABC):
         now = asyncio.get_running_loop().time()
         if stop and status.get("phase") in {"InProgress", "Canceling"}:
             await self._end(pod, 14, CANCELED)
-        elif status.get("phase") == "InProgress":
+        elif status.get("phase") == "InProgress" and _may_move(pod, transfer):
             began = self._started_at.setdefault(pod["metadata"]["uid"], now)
             if now == began:
-                await self._record_progress(transfer, 400)
-            if now - began >= self.mover.seconds:
+                progress = {"totalBytes": 1000, "doneBytes": 400, "bytesPerSecond": 100, "sentBytes": 50}
+                await self.record(transfer, json.dumps(progress))
+            if now - began >= self.mover.seconds and _attempts_of(transfer).number <= self.mover.interrupted:
+                await self._end(pod, 137, "")
+            elif now - began >= self.mover.seconds:
                 done = BACKUP_DONE if transfer["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
                 message = done if self.mover.message is None else self.mover.message
                 self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
@@ -195,17 +215,18 @@ class Controllers(ABC):
         }
         await self._set_status(PODS, pod, status)
 
-    async def _record_progress(self, transfer: JsonDict, done_bytes: int) -> None:
+    async def record(self, transfer: JsonDict, message: str) -> None:
+        """Record an Event with the progress in `message`, as a mover does."""
         meta = transfer["metadata"]
-        message = {"totalBytes": 1000, "doneBytes": done_bytes, "bytesPerSecond": 100, "sentBytes": 50}
+        self._events += 1
         place = {"namespace": meta["namespace"]}
         event = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": place | {"name": f"{meta['name']}.{done_bytes}", "labels": {NODE_LABEL: self.node}},
+            "metadata": place | {"name": f"{meta['name']}.{self._events}", "labels": {NODE_LABEL: self.node}},
             "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
             "reason": "Data-Path-Progress",
-            "message": json.dumps(message),
+            "message": message,
         }
         await self._create(EVENTS, event)
 
@@ -252,6 +273,16 @@ class Controllers(ABC):
     async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
         meta = obj["metadata"]
         await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+
+
+def _attempts_of(transfer: JsonDict) -> Attempts:
+    return Attempts.from_json((transfer["metadata"].get("annotations") or {}).get(ATTEMPTS_ANNOTATION) or "{}")
+
+
+def _may_move(pod: JsonDict, transfer: JsonDict) -> bool:
+    """Return whether the mover in `pod` may move data, as it decides itself."""
+    attempts, own = _attempts_of(transfer), int(pod["metadata"]["labels"].get(ATTEMPT_LABEL, "1"))
+    return attempts.stage is AttemptStage.RUNNING and attempts.number == own
 
 
 @dataclass

@@ -1,0 +1,134 @@
+"""The steps from an interrupted attempt to the next one: interrupt, await, give up, start.
+
+Knows what is written of an interruption, and what must be gone before the next attempt may begin. Does not know which
+ends may be retried (`nodeagent.transfers.retries`), when a step is due, nor how a mover pod is created
+(`nodeagent.node.expose_steps`). Between two of these steps the leader lets the attempt begin.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from core.errors import ExposeError
+from core.models.attempts import Attempts, AttemptStage, Interruption
+from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION
+from core.models.phases import Phase
+from core.models.reasons import PendingReason
+from core.models.units import format_duration
+from exposer.model import Pending
+from nodeagent.node.lifecycle import Case
+from nodeagent.node.steps import StepBase
+from nodeagent.runtime.workqueue import Requeue
+from nodeagent.transfers.owners import read_owner_refusal
+from nodeagent.transfers.retries import backoff_seconds, fence_seconds
+from nodeagent.transfers.status import Change
+
+__all__ = ["AttemptSteps"]
+
+_CHECK_SECONDS: Final = 20.0
+"""The longest pause before a transfer between two attempts is checked: its volume may disappear, or its time end."""
+
+
+class AttemptSteps(StepBase):
+    """The steps from an interrupted attempt to the start of the next one."""
+
+    async def interrupt(self, case: Case) -> Requeue | None:
+        """Record the interruption; this write also announces the next attempt, and ends the old mover if it runs."""
+        kind, cr, ending = case.kind, case.cr, case.ending
+        if ending is None:
+            return None
+        if why := await self._find_obstacle(case):
+            return await self._end(case, Phase.FAILED, f"{ending.message}; not retried: {why}")
+        await self._tools.logs.copy(cr, case.pod)
+        now = self._tools.api_time()
+        interrupted = cr.attempts.interrupt(
+            Interruption(
+                at=now,
+                cause=ending.cause,
+                message=ending.message,
+                node=self._site.node,
+                terminated=ending.terminated,
+            )
+        )
+        message = self._describe(case, interrupted, ending.message)
+        change = _change(interrupted, {"message": message}, reason=PendingReason.INTERRUPTED)
+        if MOVER_LOST_ANNOTATION in cr.metadata.annotations:
+            change = Change(change.status, annotations={**change.annotations, MOVER_LOST_ANNOTATION: None})
+        stored = await self._tools.status.annotate(kind, cr, change)
+        self._tools.slots.release(stored.uid)
+        self._pending.forget(stored.uid)
+        self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, message))
+        self._tools.metrics.retried(kind.spec.name, ending.cause)
+        await self._tools.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
+        return None
+
+    async def await_attempt(self, case: Case) -> Requeue | None:
+        """Remove what the interrupted attempt left; once that is done and the delay is over, ask for the next one."""
+        cr = case.cr
+        if why := await self._find_lost_volume(case):
+            return await self._end(case, Phase.FAILED, f"{_last_message(cr.attempts)}; not retried: {why}")
+        await self._tools.logs.copy(cr, case.pod)
+        pending = await self._pending_if_rejected(case.kind.withdraw(cr))
+        if isinstance(pending, Pending):
+            await self._report_pending(case, Pending(PendingReason.FENCING, pending.message, pending.blocked))
+            return Requeue(min(self._pending.count_check(cr.uid), _CHECK_SECONDS))
+        if case.delay_seconds > 0:
+            return Requeue(min(case.delay_seconds, _CHECK_SECONDS))
+        await self._tools.status.annotate(case.kind, cr, _change(cr.attempts.move(AttemptStage.READY)))
+        return None
+
+    async def give_up(self, case: Case) -> Requeue | None:
+        """Move to Failed: the next attempt did not begin in time."""
+        attempts = case.cr.attempts
+        message = f"attempt {attempts.number} did not begin: {case.refused}; {_last_message(attempts)}"
+        return await self._end(case, Phase.FAILED, message)
+
+    async def start(self, case: Case) -> Requeue | None:
+        """Let the mover of the attempt start its data path."""
+        tools, cr, kind = self._tools, case.cr, case.kind
+        try:
+            await kind.confirm_volume(cr)
+        except ExposeError as e:
+            return await self._end(case, Phase.FAILED, str(e))
+        if not tools.slots.acquire(cr.uid):
+            return await self._await_slot(case)
+        status = {"node": self._site.node, "nodeOS": self._site.os, "message": None}
+        stored = await tools.status.annotate(kind, cr, _change(cr.attempts.move(AttemptStage.RUNNING), status))
+        self._pending.forget(cr.uid)
+        number, last = cr.attempts.number, cr.attempts.last
+        if last is not None:
+            tools.metrics.retry_lost(kind.spec.name, max(0.0, (tools.api_time() - last.at).total_seconds()))
+        message = f"data mover of attempt {number} may start its data path on node {self._site.node}"
+        await tools.events.record(stored, "Retried", message)
+        return None
+
+    async def _find_obstacle(self, case: Case) -> str:
+        """Return why another attempt would be of no use, whatever the limits are; empty: it may be."""
+        return await self._find_lost_volume(case) or await read_owner_refusal(self._tools.client, case.cr)
+
+    async def _find_lost_volume(self, case: Case) -> str:
+        """Return why the volume of a workload pod cannot be reached any more; empty: it can, or it is another kind."""
+        if not case.kind.spec.bound_to_node:
+            return ""
+        try:
+            await case.kind.confirm_volume(case.cr)
+        except ExposeError as e:
+            return str(e)
+        return ""
+
+    def _describe(self, case: Case, attempts: Attempts, why: str) -> str:
+        """Return the message about an interruption: the attempt, why it ended, when the next one begins."""
+        rules, restores = self._tools.retry_rules(case.cr), case.kind.spec.restores
+        seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
+        delay = format_duration(timedelta(seconds=round(seconds)))
+        number = attempts.number
+        return f"attempt {number - 1} was interrupted: {why}; attempt {number} begins in {delay}"
+
+
+def _change(attempts: Attempts, status: Mapping[str, object] | None = None, *, reason: str = "") -> Change:
+    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()}, reason=reason)
+
+
+def _last_message(attempts: Attempts) -> str:
+    message = attempts.last.message if attempts.last is not None else ""
+    return f"attempt {attempts.number - 1} was interrupted: {message}"

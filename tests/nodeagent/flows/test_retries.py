@@ -1,0 +1,229 @@
+"""A transfer whose mover is lost gets another attempt, and stays InProgress until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.models.attempts import Attempts, AttemptStage, InterruptionCause, RetryRules
+from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION
+from tests.nodeagent.support.harness import accepted, open_world, volumes_of
+from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from core.models.base import JsonDict
+    from tests.nodeagent.support.harness import World
+
+pytestmark = pytest.mark.looptime
+
+RULES = RetryRules(initial_backoff=timedelta(seconds=10), deadline=None)
+RESTORES = ["DataDownload", "PodVolumeRestore"]
+
+
+def ended(exit_code: int, message: str = "", reason: str = "Error") -> JsonDict:
+    terminated = {"exitCode": exit_code, "message": message, "reason": reason}
+    return {"phase": "Failed", "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}]}
+
+
+def disrupted(reason: str) -> JsonDict:
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "by the test"}
+    return ended(143, "SIGTERM: data path is canceled") | {"conditions": [condition]}
+
+
+def attempts_of(world: World, kind: str = "DataUpload") -> Attempts:
+    marks = world.transfer(kind).get("metadata", {}).get("annotations") or {}
+    return Attempts.from_json(marks.get(ATTEMPTS_ANNOTATION) or "{}")
+
+
+def mover_pod(world: World, kind: str = "DataUpload") -> JsonDict:
+    name = world.transfer(kind)["metadata"]["name"]
+    return next((pod for pod in world.kube.objects(PODS) if pod["metadata"]["name"] == name), {})
+
+
+async def set_pod_status(world: World, kind: str, status: JsonDict) -> None:
+    name = mover_pod(world, kind)["metadata"]["name"]
+    await world.cluster.client.patch(PODS, NAMESPACE, name, {"status": status})
+
+
+@asynccontextmanager
+async def interrupted_world(
+    kind: str, status: JsonDict, *, rules: RetryRules = RULES, grants: bool = True, **options: Any
+) -> AsyncIterator[World]:
+    """A world whose first mover has just ended with `status` while it moved data."""
+    async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=1000)) as world:
+        world.cluster.grants = grants
+        async with world.agent(retries=rules, **options):
+            await world.until(lambda: world.transfer(kind).get("status", {}).get("progress") is not None)
+            await set_pod_status(world, kind, status)
+            world.cluster.mover.seconds = 2
+            yield world
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_killed_mover_is_followed_by_another_attempt(kind: str) -> None:
+    seen: list[tuple[str, int]] = []
+    async with interrupted_world(kind, ended(137)) as world:
+
+        def watch() -> bool:
+            status = world.transfer(kind)["status"]
+            seen.append((status["phase"], status["progress"]["bytesDone"]))
+            return world.done(kind)
+
+        await world.until(lambda: "attempt 1 was interrupted" in world.transfer(kind)["status"].get("message", ""))
+        assert world.transfer(kind)["status"]["message"].endswith("attempt 2 begins in 10s")
+        await world.until(
+            lambda: mover_pod(world, kind).get("metadata", {}).get("labels", {}).get(ATTEMPT_LABEL) == "2"
+        )
+        assert "--attempt=2" in mover_pod(world, kind)["spec"]["containers"][0]["args"]
+        await world.until(watch)
+    phases = [phase for phase, _ in seen]
+    assert set(phases) == {"InProgress", "Completed"}
+    assert [done for _, done in seen] == sorted(done for _, done in seen)
+    assert world.transfer(kind)["status"].get("message") is None
+    (interruption,) = attempts_of(world, kind).interruptions
+    assert (interruption.cause, interruption.node, interruption.terminated) == (InterruptionCause.KILLED, NODE, True)
+    assert [reason for reason in world.reasons() if reason in {"Interrupted", "Retried", "Completed"}] == [
+        "Interrupted",
+        "Retried",
+        "Completed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (disrupted("EvictionByEvictionAPI"), InterruptionCause.EVICTED),
+        (disrupted("PreemptionByScheduler"), InterruptionCause.PREEMPTED),
+        (ended(137, reason="OOMKilled"), InterruptionCause.OUT_OF_MEMORY),
+        (ended(14, "SIGTERM: data path is canceled"), InterruptionCause.STOPPED),
+        (ended(15, "kopia was killed"), InterruptionCause.CRASHED),
+        (ended(16, "the storage does not answer"), InterruptionCause.STORAGE_UNAVAILABLE),
+        (ended(17, "no answer from the API server"), InterruptionCause.FENCED),
+    ],
+    ids=lambda value: str(value) if isinstance(value, InterruptionCause) else "",
+)
+async def test_an_attempt_is_interrupted_by(status: JsonDict, cause: InterruptionCause) -> None:
+    async with interrupted_world("DataUpload", status) as world:
+        await world.until(world.done)
+    assert world.phase() == "Completed"
+    assert [each.cause for each in attempts_of(world).interruptions] == [cause]
+
+
+async def test_a_failure_that_no_retry_helps_fails_the_transfer_at_once() -> None:
+    async with interrupted_world("DataUpload", ended(11, "wrong password")) as world:
+        await world.until(world.done, seconds=20)
+    assert (world.phase(), attempts_of(world)) == ("Failed", Attempts())
+
+
+async def test_retries_end_with_the_cause_and_the_limit() -> None:
+    async with interrupted_world("DataUpload", ended(137), rules=RetryRules(max_retries=2, deadline=None)) as world:
+        world.cluster.mover.interrupted = 10
+        await world.until(world.done, seconds=1000)
+    assert (world.phase(), attempts_of(world).number) == ("Failed", 3)
+    assert world.transfer()["status"]["message"].endswith("not retried: 2 retries (maxRetries)")
+
+
+@pytest.mark.parametrize("stage", [AttemptStage.WAITING, AttemptStage.READY, AttemptStage.EXPOSING])
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_cancel_between_two_attempts_ends_the_transfer_at_once(kind: str, stage: AttemptStage) -> None:
+    async with interrupted_world(kind, ended(137), grants=stage is AttemptStage.EXPOSING) as world:
+        world.cluster.mover.starts = False
+        await world.until(lambda: attempts_of(world, kind).stage is stage)
+        await world.stop(world.transfer(kind), "cancel")
+        await world.until(lambda: world.phase(kind) == "Canceled", seconds=5)
+        await world.until(lambda: world.done(kind))
+    assert mover_pod(world, kind) == {}
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_only_a_restore_waits_until_a_mover_without_a_known_end_has_fenced_itself(kind: str) -> None:
+    async with interrupted_world(kind, {"phase": "Running"}) as world:
+        began = asyncio.get_running_loop().time()
+        await world.cluster.client.delete(PODS, NAMESPACE, mover_pod(world, kind)["metadata"]["name"])
+        await world.until(lambda: attempts_of(world, kind).number == 2)
+        await world.until(lambda: attempts_of(world, kind).stage is not AttemptStage.WAITING, every=0.5)
+        waited = asyncio.get_running_loop().time() - began
+        await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == "Completed"
+    assert waited >= 180 if kind in RESTORES else waited < 30
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_another_attempt_begins_only_when_the_old_pod_is_gone(kind: str) -> None:
+    async with interrupted_world(kind, disrupted("EvictionByEvictionAPI")) as world:
+        pod = mover_pod(world, kind)
+        world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/hold"]}})
+        await world.until(lambda: "is being deleted" in world.transfer(kind)["status"].get("message", ""), seconds=60)
+        assert attempts_of(world, kind).stage is AttemptStage.WAITING
+        await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"metadata": {"finalizers": None}})
+        await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == "Completed"
+
+
+@pytest.mark.parametrize(
+    ("status", "same"),
+    [(ended(137), True), (disrupted("EvictionByEvictionAPI"), False)],
+    ids=["killed", "evicted"],
+)
+async def test_a_backup_gets_a_new_volume_unless_only_its_mover_ended(status: JsonDict, same: bool) -> None:
+    async with interrupted_world("DataUpload", {"phase": "Running"}) as world:
+        before = await world.cluster.client.get(PERSISTENT_VOLUME_CLAIMS, NAMESPACE, "du-1")
+        await set_pod_status(world, "DataUpload", status)
+        await world.until(lambda: attempts_of(world).number == 2 and attempts_of(world).stage is AttemptStage.RUNNING)
+        after = await world.cluster.client.get(PERSISTENT_VOLUME_CLAIMS, NAMESPACE, "du-1")
+        await world.until(world.done)
+    assert (before["metadata"]["uid"] == after["metadata"]["uid"]) is same
+
+
+async def test_the_slot_is_free_between_two_attempts() -> None:
+    other = accepted(data_upload("du-2"))
+    async with interrupted_world("DataUpload", ended(137), grants=False, slots=1) as world:
+        await world.until(lambda: attempts_of(world).stage is AttemptStage.READY)
+        for obj in volumes_of(other):
+            world.kube.put(obj)
+        world.kube.put(other)
+        await world.until(lambda: world.done(name="du-2"))
+        assert world.phase(name="du-2") == "Completed"
+
+
+async def test_the_start_of_a_snapshot_is_recorded_with_the_progress() -> None:
+    async with open_world(accepted(data_upload()), mover=Mover(seconds=5)) as world, world.agent():
+        await world.until(lambda: world.phase() == "InProgress")
+        message = {"totalBytes": 1000, "doneBytes": 500, "snapshotStarted": "2026-11-21T12:00:00.5Z"}
+        await world.cluster.record(world.transfer(), json.dumps(message))
+        await world.until(lambda: attempts_of(world).starts != ())
+        await world.until(world.done)
+    assert [start.isoformat() for start in attempts_of(world).starts] == ["2026-11-21T12:00:00.500000+00:00"]
+
+
+@pytest.mark.parametrize("kind", ["PodVolumeBackup", "PodVolumeRestore"])
+async def test_a_transfer_whose_workload_is_gone_gets_no_other_attempt(kind: str) -> None:
+    async with interrupted_world(kind, {"phase": "Running"}) as world:
+        workload = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))
+        await world.cluster.client.delete(PODS, workload["metadata"]["namespace"], workload["metadata"]["name"])
+        await set_pod_status(world, kind, ended(137))
+        await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == "Failed"
+    assert "not retried: " in world.transfer(kind)["status"]["message"]
+
+
+async def test_a_transfer_that_waits_too_long_for_its_next_attempt_fails() -> None:
+    rules = RetryRules(initial_backoff=timedelta(seconds=1), deadline=timedelta(hours=10_000))
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(seconds=1, interrupted=1)) as world, world.agent(retries=rules):
+        await world.until(lambda: attempts_of(world).stage is AttemptStage.READY)
+        old = world.transfer()["metadata"] | {"creationTimestamp": "1999-01-01T00:00:00Z"}
+        world.kube.put(world.transfer() | {"metadata": old})
+        await world.until(world.done, seconds=200)
+    status = world.transfer()["status"]
+    assert status["phase"] == "Failed"
+    assert "older than 10000h0m0s (deadline); attempt 1 was interrupted" in status["message"]
