@@ -296,7 +296,7 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
         pod = departed
     outcome = read_outcome(seen.cr)
     view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
-    ending = _find_ending(view, pod, departed)
+    ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
     refused = _refuse(seen, ending)
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
     case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)

@@ -42,7 +42,7 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import has_ended, is_current, is_own
+from nodeagent.transfers.mover_pod import has_ended, is_current, is_own, is_running
 from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
@@ -178,6 +178,8 @@ class Reconciler:
                     "namespace": cr.metadata.namespace,
                     "name": cr.name,
                     "phase": str(cr.phase),
+                    "attempt": cr.attempts.number,
+                    "attemptStage": str(cr.stage or ""),
                     "message": cr.status.message,
                     "pendingMessage": self._steps.pending_message(cr.uid),
                     "progress": cr.status.progress.to_wire(),
@@ -260,15 +262,25 @@ class Reconciler:
     def _observe(self, key: TransferKey, cr: Transfer) -> None:
         """Update slots and durations by an observed transfer, and watch its progress while it runs."""
         owned = is_owned(cr, self._site)
+        pod = self._cache.pod(key)
         if owned:
-            self._tools.slots.observe(SlotRequest.of(cr, now=self._tools.clock.now()), _slot_phase(cr))
+            self._observe_slot(cr, pod)
             self._measure(cr)
-        if owned and _slot_phase(cr) in RUNNING_PHASES:
-            pod = self._cache.pod(key)
+        if owned and cr.phase in RUNNING_PHASES and cr.stage in {None, AttemptStage.RUNNING}:
             labeled = pod is None or is_own(pod)
             self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key), labeled=labeled)
         else:
             self._tools.progress.leave(key[0], cr.uid)
+
+    def _observe_slot(self, cr: Transfer, pod: JsonDict | None) -> None:
+        """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""
+        slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
+        if cr.stage in {None, AttemptStage.RUNNING}:
+            slots.observe(request, cr.phase)
+        elif cr.stage is AttemptStage.EXPOSING and pod is not None and is_current(pod, cr) and is_running(pod):
+            slots.observe(request, Phase.PREPARED)
+        else:
+            slots.withdraw(cr.uid)
 
     def _build_case(self, key: TransferKey, read: TransferRead) -> Case:
         """Return the case of a transfer that was read and observed just now."""
@@ -317,17 +329,6 @@ class Reconciler:
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid)
         self._faults.forget(key, uid)
-
-
-def _slot_phase(cr: Transfer) -> Phase:
-    """Return the phase of a transfer as slots and progress see it: an attempt before its start has no data path."""
-    match cr.stage:
-        case AttemptStage.WAITING | AttemptStage.READY:
-            return Phase.ACCEPTED
-        case AttemptStage.EXPOSING:
-            return Phase.PREPARED
-        case _:
-            return cr.phase
 
 
 def _identity(key: TransferKey) -> dict[str, object]:

@@ -96,6 +96,10 @@ class Slots:
         self._pending.pop(uid, None)
         self._holders.discard(uid)
 
+    def withdraw(self, uid: str) -> None:
+        """Drop the request of a transfer: it has no mover that could start. A slot that it holds stays."""
+        self._pending.pop(uid, None)
+
     def is_available_to(self, uid: str) -> bool:
         """Return whether that transfer holds a slot, or is among the first for which one is free."""
         return uid in self._holders or (uid in self._pending and any(each.uid == uid for each in self.next_requests()))

@@ -33,6 +33,7 @@ __all__ = [
     "has_ended",
     "is_current",
     "is_own",
+    "is_running",
     "may_take_over",
     "pod_node",
     "pod_state",
@@ -128,6 +129,11 @@ async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
 def is_own(pod: JsonDict) -> bool:
     """Return whether an agent of this project created `pod`, and not Velero's."""
     return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
+
+
+def is_running(pod: JsonDict) -> bool:
+    """Return whether the mover in `pod` runs."""
+    return pod_state(pod) is PodState.RUNNING
 
 
 def may_take_over(pod: JsonDict) -> bool:

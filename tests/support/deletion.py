@@ -1,6 +1,6 @@
 """Deletion without a grace period, as a kubelet finishes the deletion of a pod.
 
-The product never forces a deletion: a pod may still run on a node that is out of reach.
+The product forces only that of a pod that reads: another may still write on a node that is out of reach.
 """
 
 import json

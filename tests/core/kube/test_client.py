@@ -1,6 +1,8 @@
 """The client with errors, lost responses and pages; other cases are in the contract."""
 
 import json
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from core.kube.errors import (
 )
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from core.kube.retry import Retry
-from core.kube.transport import Response
+from core.kube.transport import Request, Response, Transport
 from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -175,6 +177,28 @@ async def test_an_answer_to_a_deletion_needs_no_resource_version(kube: FakeKube,
     assert await client.delete(PODS, "a", "p") is Deletion.DONE
     kube.fail_next("DELETE", "/pods/p", b'{"metadata":[]}')
     assert await client.delete(PODS, "a", "p") is Deletion.STARTED
+
+
+async def test_a_forced_deletion_has_no_grace_period_and_spares_a_successor(kube: FakeKube) -> None:
+    sent: list[Request] = []
+
+    class Recorder(Transport):
+        async def request(self, request: Request) -> Response:
+            sent.append(request)
+            return await kube.request(request)
+
+        def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+            raise NotImplementedError
+
+        async def close(self) -> None:
+            pass
+
+    client = KubeClient(Recorder(), Retry(LoopClock()))
+    kube.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "a", "name": "p", "uid": "2"}})
+    assert await client.force_delete(PODS, "a", "p", uid="1") is Deletion.CONFLICT
+    assert await client.force_delete(PODS, "a", "p", uid="2") is Deletion.DONE
+    options = json.loads(sent[-1].body or b"")
+    assert (options["gracePeriodSeconds"], options["preconditions"]) == (0, {"uid": "2"})
 
 
 WRITERS = [{"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:data": {}}}]

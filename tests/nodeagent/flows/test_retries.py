@@ -13,6 +13,7 @@ import pytest
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.models.attempts import Attempts, AttemptStage, InterruptionCause, RetryRules
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION
+from nodeagent.runtime.metrics import Metrics
 from tests.nodeagent.support.harness import accepted, open_world, volumes_of
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
@@ -227,3 +228,36 @@ async def test_a_transfer_that_waits_too_long_for_its_next_attempt_fails() -> No
     status = world.transfer()["status"]
     assert status["phase"] == "Failed"
     assert "older than 10000h0m0s (deadline); attempt 1 was interrupted" in status["message"]
+
+
+async def test_progress_does_not_decrease_and_what_is_sent_before_it_grows_is_sent_again() -> None:
+    metrics = Metrics(NODE)
+    async with interrupted_world("DataUpload", ended(137), metrics=metrics) as world:
+        world.cluster.mover.stubborn = True
+        await world.until(lambda: attempts_of(world).number == 2 and attempts_of(world).stage is AttemptStage.RUNNING)
+        for done, sent in ((100, 10), (300, 30), (700, 70)):
+            message = {"totalBytes": 1000, "doneBytes": done, "sentBytes": sent, "bytesPerSecond": done}
+            await world.cluster.record(world.transfer(), json.dumps(message))
+            await asyncio.sleep(2)
+            assert world.transfer()["status"]["progress"] == {"totalBytes": 1000, "bytesDone": max(400, done)}
+    (resent,) = [line for line in metrics.render().decode().splitlines() if "retry_resent_bytes_total{" in line]
+    assert resent.endswith(" 30.0")
+
+
+async def test_a_mover_that_gets_no_pod_keeps_no_other_from_a_slot() -> None:
+    other = accepted(data_upload("du-2"))
+    async with interrupted_world("DataUpload", ended(137), slots=1) as world:
+        await world.until(lambda: attempts_of(world).number == 2)
+        world.cluster.mover.starts = False
+        await world.until(lambda: attempts_of(world).stage is AttemptStage.EXPOSING and mover_pod(world) != {})
+        # No rule of the simulated cluster starts it.
+        world.kube.put(mover_pod(world) | {"status": {"phase": "Unknown"}})
+        world.cluster.mover.starts = True
+        for obj in volumes_of(other):
+            world.kube.put(obj)
+        world.kube.put(other)
+        await world.until(lambda: world.done(name="du-2"))
+        assert (world.phase(name="du-2"), world.phase(name="du-1")) == ("Completed", "InProgress")
+        assert (
+            Attempts.from_json(world.transfer(name="du-1")["metadata"]["annotations"][ATTEMPTS_ANNOTATION]).number == 2
+        )
