@@ -34,11 +34,12 @@ _MOVE_SECONDS = 0.3
 class RealCluster(Controllers):
     """The controllers of all worlds of an API server; `run` them beside the agents.
 
-    In the namespaces `not_starting` no pod starts, in those `not_ending` no data mover ends.
+    In the namespaces `not_starting` no pod starts, in those `not_ending` no data mover ends. The data movers of the
+    first `interrupted` attempts are killed.
     """
 
-    def __init__(self, client: KubeClient) -> None:
-        super().__init__(client, Mover(seconds=_MOVE_SECONDS), tick_seconds=_TICK_SECONDS)
+    def __init__(self, client: KubeClient, *, interrupted: int = 0) -> None:
+        super().__init__(client, Mover(seconds=_MOVE_SECONDS, interrupted=interrupted), tick_seconds=_TICK_SECONDS)
         self.not_starting: set[str] = set()
         self.not_ending: set[str] = set()
         self._seen: dict[Resource, list[JsonDict]] = {}

@@ -135,9 +135,9 @@ async def summarize(world: World, cluster: RealCluster) -> JsonDict:
 
 
 @asynccontextmanager
-async def open_cluster(client: KubeClient) -> AsyncIterator[RealCluster]:
-    """Run the controllers of an API server."""
-    cluster = RealCluster(client)
+async def open_cluster(client: KubeClient, *, interrupted: int = 0) -> AsyncIterator[RealCluster]:
+    """Run the controllers of an API server; the first `interrupted` attempts of each transfer are interrupted."""
+    cluster = RealCluster(client, interrupted=interrupted)
     task = asyncio.create_task(cluster.run(), name="controllers")
     try:
         yield cluster
@@ -149,7 +149,7 @@ async def open_cluster(client: KubeClient) -> AsyncIterator[RealCluster]:
 
 
 @asynccontextmanager
-async def open_matrix(apiserver: ApiServer) -> AsyncIterator[Matrix]:
-    """Run the controllers of an API server, and a matrix on it."""
-    async with open_client(apiserver) as client, open_cluster(client) as cluster:
+async def open_matrix(apiserver: ApiServer, *, interrupted: int = 0) -> AsyncIterator[Matrix]:
+    """Run the controllers of an API server, and a matrix on it; `interrupted` as in `open_cluster`."""
+    async with open_client(apiserver) as client, open_cluster(client, interrupted=interrupted) as cluster:
         yield Matrix(apiserver, client, cluster)

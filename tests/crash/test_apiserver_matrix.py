@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.support.apiserver import ApiServer
 
 _LEAST_WRITES = 12
+_RETRY_WRITES = 6
+"""Interruption, its Event, the deletion of the pod, the request for the next attempt, its beginning, its pod."""
 _SPREAD = 4
 """By so many writes one good run differs from another: how often a pending reason is reported depends on time."""
 
@@ -76,6 +78,27 @@ async def test_every_kind_completes_with_the_definitions_of_each_version_of_vele
 async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver) as matrix:
         await _check(matrix, "DataDownload", [Fault.STOP_BEFORE, Fault.STOP_AFTER])
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(400)
+async def test_every_kind_completes_although_its_first_attempt_is_interrupted(apiserver: ApiServer) -> None:
+    async with open_matrix(apiserver, interrupted=1) as matrix:
+        for kind in TRANSFERS:
+            calm = Fuse(counts=is_write)
+            (found,) = await matrix.play(kind, [calm])
+            _expect_good(kind, found)
+            assert len(calm.counted) >= _LEAST_WRITES + _RETRY_WRITES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_every_write_of_an_interrupted_transfer_may_be_the_one_that_breaks(
+    apiserver: ApiServer, kind: str
+) -> None:
+    async with open_matrix(apiserver, interrupted=1) as matrix:
+        assert await _check(matrix, kind, list(Fault)) >= len(Fault) * (_LEAST_WRITES + _RETRY_WRITES)
 
 
 @pytest.mark.slow
