@@ -36,7 +36,6 @@ _TESTED_ELSEWHERE: Final = {
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",
     "exposer/pod_manifest.py": "tests/exposer/test_pods.py",
-    "exposer/settings.py": "tests/exposer/test_pods.py",
     "exposer/snapshots.py": "tests/exposer/test_claims.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
     "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",
