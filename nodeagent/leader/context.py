@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from core.clock import Clock
@@ -11,6 +11,7 @@ from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
+from nodeagent.transfers.retries import RetryRules
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["DispatchRules", "DispatchTools"]
@@ -20,7 +21,8 @@ __all__ = ["DispatchRules", "DispatchTools"]
 class DispatchTools:
     """The collaborators of the dispatcher.
 
-    `check_leading` is called before each write, and raises unless this agent is the leader.
+    `check_leading` is called before each write, and raises unless this agent is the leader. `now` returns the API
+    server's time.
     """
 
     client: KubeClient
@@ -29,6 +31,7 @@ class DispatchTools:
     events: EventLog
     metrics: Metrics
     check_leading: Callable[[], None]
+    now: Callable[[], datetime]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class DispatchRules:
 
     `concurrency` returns the active `loadConcurrency`. `resource_timeout` is how long a cleanup may
     last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
-    counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps.
+    counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps. `retry_rules` returns the active
+    rules of the kind of that name, `location_answers` whether the backup storage location of that name does.
     """
 
     namespace: str
@@ -47,6 +51,8 @@ class DispatchRules:
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
     has_copies: Callable[[], bool] = lambda: False
+    retry_rules: Callable[[str], RetryRules] = lambda _: RetryRules()
+    location_answers: Callable[[str], bool] = lambda _: True
 
     @property
     def queue_length(self) -> int | None:

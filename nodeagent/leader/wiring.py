@@ -22,6 +22,7 @@ from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
 from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import ValidationProcess
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.startup import AgentParts
@@ -88,8 +89,9 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
     )
     repositories = _build_repositories(parts, election)
     status = StatusWriter(parts.client, parts.clock, on_stored=on_stored)
+    probes = LocationProbes(parts.clock)
     dispatcher = Dispatcher(
-        DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check),
+        DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check, parts.skew.now),
         DispatchRules(
             namespace=parts.spec.namespace,
             kinds=parts.kinds,
@@ -98,12 +100,14 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
             prepare_timeout=settings.prepare_timeout,
             resource_timeout=settings.resource_timeout,
             node_gone_after=settings.node_gone_after,
+            location_answers=probes.answers,
         ),
         on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
     )
     live.current.subscribe(dispatcher.request_pass)
-    locations = _build_locations(parts, election)
+    probes.subscribe(dispatcher.request_pass)
+    locations = _build_locations(parts, election, probes)
     maintenance = _build_maintenance(parts, election, dispatcher)
     return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance)
 
@@ -127,7 +131,7 @@ def _build_repositories(parts: AgentParts, election: LeaderElection) -> Reposito
     )
 
 
-def _build_locations(parts: AgentParts, election: LeaderElection) -> LocationController:
+def _build_locations(parts: AgentParts, election: LeaderElection, probes: LocationProbes) -> LocationController:
     return LocationController(
         LocationTools(
             client=parts.client,
@@ -137,6 +141,7 @@ def _build_locations(parts: AgentParts, election: LeaderElection) -> LocationCon
             check_leading=election.check,
             causes=parts.causes,
             validate=ValidationProcess(parts.clock, os.environ).validate,
+            probes=probes,
         ),
         namespace=parts.spec.namespace,
         mode=parts.spec.settings.repository_controller,

@@ -52,7 +52,7 @@ async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[
     """Run what every node agent runs: an election, and the dispatcher while it leads."""
     election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
     events = EventLog(EventRecorder(client, CLOCK, component="node-agent", host=name))
-    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), events, Metrics(name), election.check)
+    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), events, Metrics(name), election.check, CLOCK.now)
     rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
     dispatcher = Dispatcher(tools, rules, on_accepted=lambda _: None)
     task = asyncio.create_task(election.run(dispatcher.run), name=name)

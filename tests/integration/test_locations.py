@@ -29,6 +29,7 @@ from exposer.pods import (
 from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -103,6 +104,7 @@ async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: Ap
         check_leading=lambda: None,
         causes=CauseFinder(client, clock),
         validate=validate,
+        probes=LocationProbes(clock),
     )
     controller = LocationController(tools, namespace=namespace, mode=RepositoryControllerMode.AUTO)
     spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "b"}, "validationFrequency": "5m"}

@@ -1,6 +1,7 @@
-"""The controller of BackupStorageLocations, for namespaces without a Velero server: it keeps their status current.
+"""The controller of BackupStorageLocations: validates them, and keeps their status current without a Velero server.
 
-It writes what a Velero server writes after a validation, and nothing else. How a location is validated is in
+It writes what a Velero server writes after a validation, and nothing else. Where a server does that, it validates only
+what transfers wait for (`nodeagent.leader.repositories.probes`), and writes nothing. How a location is validated is in
 `nodeagent.leader.repositories.validation`.
 Source: Velero v1.18, pkg/controller/backup_storage_location_controller.go, internal/storage/storagelocation.go.
 """
@@ -32,6 +33,7 @@ from exposer.pods import validation_pod_name
 from exposer.settings import ExposeSettings
 from exposer.storage_access import is_in_directory
 from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
+from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
@@ -68,7 +70,7 @@ class LocationTools:
     """What the controller works with.
 
     `validate` returns the verdict about a location by its name, or None if a pod has to find out.
-    `check_leading` raises unless it may write now.
+    `check_leading` raises unless it may write now. `probes` are what transfers wait for.
     """
 
     client: KubeClient
@@ -78,6 +80,7 @@ class LocationTools:
     check_leading: Callable[[], None]
     causes: CauseFinder
     validate: Callable[[str], Awaitable[Verdict | None]]
+    probes: LocationProbes
 
 
 @dataclass
@@ -95,21 +98,19 @@ class _Known:
 
 
 class LocationController:
-    """Validates BackupStorageLocations while this agent is the leader and there is no Velero server."""
+    """Validates BackupStorageLocations while this agent is the leader; with a Velero server only on demand."""
 
     def __init__(self, tools: LocationTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
-        """Control the locations in `namespace`, unless `mode` is OFF."""
+        """Control the locations in `namespace`; only on demand if `mode` is OFF."""
         self._tools = tools
         self._namespace = namespace
-        self._mode = mode
+        self._off = mode is RepositoryControllerMode.OFF
         self._known: dict[str, _Known] = {}
         self._pod_ages = Timers(tools.clock)
         self._faults = Faults(_log)
 
     async def run(self) -> None:
-        """Control the locations until canceled, unless the mode is OFF."""
-        if self._mode is RepositoryControllerMode.OFF:
-            await asyncio.Event().wait()
+        """Control the locations until canceled."""
         await run_restarting(self._run_once, self._tools.clock, name="location controller")
 
     async def _run_once(self) -> None:
@@ -130,7 +131,9 @@ class LocationController:
             on_change=queue.add,
         )
         async with asyncio.TaskGroup() as group:
-            group.create_task(locations.run(), name="locations")
+            if not self._off:
+                group.create_task(locations.run(), name="locations")
+            tools.probes.serve(queue.add)
             await queue.run(self._handle)
 
     async def _handle(self, name: str) -> Requeue | None:
@@ -147,6 +150,7 @@ class LocationController:
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             # Its pod is deleted with it.
             self._forget(name)
+            self._tools.probes.end(name, Verdict("it does not exist"))
             return None
         return await self._reconcile(raw, BackupStorageLocation.parse(raw))
 
@@ -156,16 +160,16 @@ class LocationController:
         self._tools.metrics.remove_location(name)
 
     async def _reconcile(self, raw: JsonDict, location: BackupStorageLocation) -> Requeue | None:
-        """Validate the location if that is due."""
-        if await has_velero_server(self._tools.client, self._namespace):
-            await self._leave_to_server(location)
-            return Requeue(_SERVER_SECONDS)
+        """Validate the location if that is due, or asked for."""
+        wanted = self._tools.probes.is_wanted(location.name)
+        if not wanted and await self._leave_to_server(location):
+            return self._after_server
         known = self._known.get(location.name)
         if known is None or known.uid != location.uid:
             known = self._known[location.name] = _Known(location.uid)
-        self._show(location)
         spec: JsonDict = raw["spec"]
-        if known.pod_spec is None:
+        if known.pod_spec is None and not wanted:
+            self._show(location)
             seconds = self._seconds_until_due(location, spec, known)
             if seconds is None or seconds > 0:
                 return None if seconds is None else Requeue(seconds)
@@ -173,9 +177,10 @@ class LocationController:
         found = await self._validate(location, spec, known)
         if isinstance(found, Requeue):
             return found
-        # A server may have been installed meanwhile.
-        if await has_velero_server(self._tools.client, self._namespace):
-            return Requeue(_SERVER_SECONDS)
+        self._tools.probes.end(location.name, found)
+        # A server may also have been installed meanwhile.
+        if await self._leave_to_server(location):
+            return self._after_server
         await self._write(location, found)
         # What a pod found is about the spec that it was started for.
         known.spec, known.at_seconds = known.pod_spec or spec, self._tools.clock.monotonic()
@@ -219,7 +224,7 @@ class LocationController:
             await start_validation_pod(self._tools.client, location, settings)
         except (ForbiddenError, InvalidError, ExposeError) as e:
             # Its movers would be rejected too.
-            return Verdict(str(e))
+            return Verdict(str(e), carried_out=False)
         return Requeue(_WORKING_SECONDS)
 
     async def _follow(
@@ -242,13 +247,13 @@ class LocationController:
         if report.state is InitState.SUCCEEDED:
             return Verdict()
         if report.state is InitState.FAILED:
-            return Verdict(report.message)
+            return Verdict(report.message, carried_out=report.by_mover)
         if report.state is InitState.UNSCHEDULABLE:
             await tolerate_any_node(self._tools.client, pod)
         if report.state is InitState.WORKING and age >= _POD_LIMIT:
             meta = pod["metadata"]
             if pending is not None:
-                return Verdict(pending.message)
+                return Verdict(pending.message, carried_out=False)
             return Verdict(f"pod {meta['namespace']}/{meta['name']} did not end: the storage may not answer")
         return Requeue(_WORKING_SECONDS)
 
@@ -276,12 +281,20 @@ class LocationController:
         if location.status.phase:
             self._tools.metrics.location(location.name, ok=location.available)
 
-    async def _leave_to_server(self, location: BackupStorageLocation) -> None:
-        """Remove what this process has of the location: a Velero server validates it."""
+    @property
+    def _after_server(self) -> Requeue | None:
+        """When a location that is left to a server is looked at again."""
+        return None if self._off else Requeue(_SERVER_SECONDS)
+
+    async def _leave_to_server(self, location: BackupStorageLocation) -> bool:
+        """If it is not for this process to write the status, remove what it has of the location and return True."""
+        if not self._off and not await has_velero_server(self._tools.client, self._namespace):
+            return False
         known = self._known.get(location.name)
         if known is not None and known.pod_spec is not None:
             await self._delete_pod(location)
         self._forget(location.name)
+        return True
 
     async def _read_pod(self, location: BackupStorageLocation) -> JsonDict | None:
         return await self._tools.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))

@@ -42,9 +42,13 @@ _STOP_TIMEOUT: Final = timedelta(seconds=5)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a validation found: why the location is unavailable; empty: it is available."""
+    """What a validation found: why the location is unavailable; empty: it is available.
+
+    `carried_out`: the storage was asked. Otherwise `cause` is why that was not possible.
+    """
 
     cause: str = ""
+    carried_out: bool = True
 
 
 class ValidationProcess:

@@ -7,8 +7,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder
 from core.kube.resources import (
@@ -22,8 +24,15 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
+from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, DATA_MOVER_FINALIZER, PENDING_REASON_ANNOTATION
+from core.models.names import (
+    AGENT_LABELS,
+    ATTEMPTS_ANNOTATION,
+    DATA_MOVER_FINALIZER,
+    NODE_LABEL,
+    PENDING_REASON_ANNOTATION,
+)
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.models import LoadConcurrency, NodeRule
@@ -33,6 +42,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
+from nodeagent.transfers.retries import RetryRules
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.transfers import (
     NAMESPACE,
@@ -44,7 +54,17 @@ from tests.nodeagent.support.transfers import (
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["RESOURCES", "Gate", "Scene", "ScriptedKind", "agent_pod", "cluster_node", "most_held", "open_scene"]
+__all__ = [
+    "RESOURCES",
+    "Gate",
+    "Scene",
+    "ScriptedKind",
+    "agent_pod",
+    "cluster_node",
+    "interrupted",
+    "most_held",
+    "open_scene",
+]
 
 
 RESOURCES: Mapping[type[Transfer], Resource] = {
@@ -66,7 +86,7 @@ class ScriptedKind:
     """One kind whose admission a test decides, by name; READY by default.
 
     `checked` and `cleaned` are the names that were checked and cleaned up, in order. `nodes` are the
-    nodes that transfers are bound to, `held` what their cleanup is pending for.
+    nodes that transfers are bound to, `held` what their cleanup is pending for, `gone` those without their volume.
     """
 
     model: type[Transfer] = DataUpload
@@ -75,6 +95,7 @@ class ScriptedKind:
     cleaned: list[str] = field(default_factory=list)
     held: dict[str, Pending] = field(default_factory=dict)
     nodes: dict[str, str] = field(default_factory=dict)
+    gone: set[str] = field(default_factory=set)
     bound_to_node: bool = False
     datamovers: frozenset[str] = frozenset({"", "velero"})
 
@@ -115,7 +136,8 @@ class ScriptedKind:
         return self.nodes.get(cr.name, "")
 
     async def confirm_volume(self, cr: Transfer) -> None:
-        pass
+        if cr.name in self.gone:
+            raise ExposeError("workload pod app/db no longer exists")
 
     async def ensure_exposed(self, cr: Transfer, guard: Guard) -> Exposed | Pending:
         raise NotImplementedError
@@ -171,6 +193,9 @@ class Scene:
     per_node: tuple[NodeRule, ...] = ()
     skew: timedelta = timedelta()
     has_copies: bool = False
+    retry: RetryRules = field(default_factory=RetryRules)
+    silent: set[str] = field(default_factory=set)
+    """The backup storage locations that do not answer."""
 
     def add(self, name: str, *, queue: str = "app", status: JsonDict | None = None, **meta: object) -> JsonDict:
         """Store a DataUpload; `queue` is the namespace of its volume."""
@@ -221,6 +246,28 @@ class Scene:
         cr = self.transfer(name)
         self.kube.put(cr | {"status": cr.get("status", {}) | status})
 
+    def attempts(self, name: str) -> Attempts:
+        """Return the attempts of a transfer."""
+        annotations = self.transfer(name)["metadata"].get("annotations") or {}
+        return Attempts.from_json(annotations.get(ATTEMPTS_ANNOTATION, "{}"))
+
+    def set_attempts(self, name: str, attempts: Attempts) -> None:
+        """Write the attempts of a transfer, as the owning agent would."""
+        cr = self.transfer(name)
+        annotations = (cr["metadata"].get("annotations") or {}) | {ATTEMPTS_ANNOTATION: attempts.to_json()}
+        self.kube.put(cr | {"metadata": cr["metadata"] | {"annotations": annotations}})
+
+    def set_stage(self, name: str, stage: AttemptStage) -> None:
+        """Write the stage of a transfer's attempt."""
+        self.set_attempts(name, self.attempts(name).move(stage))
+
+    def add_interrupted(
+        self, name: str, *, stage: AttemptStage = AttemptStage.READY, node: str = "node-a", **meta: Any
+    ) -> None:
+        """Store a DataUpload of `node` whose first attempt was lost with the storage, and the second is in `stage`."""
+        self.add(name, status={"phase": "InProgress"}, labels={NODE_LABEL: node}, **meta)
+        self.set_attempts(name, interrupted(stage=stage))
+
     def ledger(self) -> set[str]:
         """Return the UIDs in the admission ledger."""
         maps = self.kube.objects(CONFIG_MAPS)
@@ -243,6 +290,7 @@ class Scene:
             events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
             metrics=Metrics("node-a"),
             check_leading=check_leading,
+            now=clock.now,
         )
         rules = DispatchRules(
             NAMESPACE,
@@ -250,6 +298,8 @@ class Scene:
             self._concurrency,
             timedelta(minutes=30),
             has_copies=lambda: self.has_copies,
+            retry_rules=lambda _: self.retry,
+            location_answers=lambda name: name not in self.silent,
         )
         return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
 
@@ -275,6 +325,14 @@ class Scene:
         async with asyncio.timeout(seconds):
             while not condition():
                 await asyncio.sleep(pause_seconds)
+
+
+def interrupted(
+    cause: InterruptionCause = InterruptionCause.STORAGE_UNAVAILABLE, stage: AttemptStage = AttemptStage.READY
+) -> Attempts:
+    """Return the attempts of a transfer that was interrupted once."""
+    at = datetime(2026, 11, 21, 11, 30, tzinfo=UTC)
+    return Attempts().interrupt(Interruption(at=at, cause=cause, message="it ended")).move(stage)
 
 
 def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
@@ -310,14 +368,20 @@ def open_scene(*nodes: str, limit: int | None = 2) -> Scene:
     return Scene(kube, limit=limit)
 
 
+def _holds(transfer: JsonDict) -> bool:
+    phase, annotations = transfer.get("status", {}).get("phase", ""), transfer["metadata"].get("annotations") or {}
+    exposing = '"stage":"Exposing"' in annotations.get(ATTEMPTS_ANNOTATION, "").replace(" ", "")
+    return phase in {"Accepted", "Prepared"} or (phase == "InProgress" and exposing)
+
+
 def most_held(kube: FakeKube) -> int:
-    """Return the maximum number of Accepted and Prepared transfers over all resourceVersions."""
+    """Return the maximum number of transfers that use the quota over all resourceVersions."""
     holding: set[str] = set()
     most = 0
     for happening in kube._store.history:
         if happening.resource in RESOURCES.values():
             obj = happening.after or happening.before or {}
-            phase = (happening.after or {}).get("status", {}).get("phase", "")
-            (holding.add if phase in {"Accepted", "Prepared"} else holding.discard)(obj["metadata"]["uid"])
+            holds = happening.after is not None and _holds(happening.after)
+            (holding.add if holds else holding.discard)(obj["metadata"]["uid"])
             most = max(most, len(holding))
     return most

@@ -14,6 +14,7 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryVolume
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -37,6 +38,7 @@ class LocationScene(PodScene):
     kube: FakeKube = field(default_factory=FakeKube)
     metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
     validated_at: list[float] = field(default_factory=list)
+    probes: LocationProbes = field(default_factory=lambda: LocationProbes(LoopClock()))
     seconds: float = 0.0
     """How long a validation takes."""
 
@@ -106,5 +108,6 @@ class LocationScene(PodScene):
             check_leading=lambda: None,
             causes=CauseFinder(client, clock),
             validate=validate,
+            probes=self.probes,
         )
         return LocationController(tools, namespace="velero", mode=self.mode)
