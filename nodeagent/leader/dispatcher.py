@@ -1,4 +1,4 @@
-"""The dispatcher: the leader's part that admits New transfers.
+"""The dispatcher: the leader's part that admits New transfers and the next attempts of interrupted ones.
 
 Wires what one term of leadership needs, from the first full read to the loss of the ledger, and runs
 pass after pass (`nodeagent.leader.admission.stages`) as transfers and agents change.
@@ -258,8 +258,9 @@ class _Term:
             known = self._pending.get(entry.uid).queued or not self._pending.is_due(entry.uid)
             matters = entry.stop or not known
         else:
-            holds = entry.phase in HOLDING_PHASES
+            holds = entry.admission_phase in HOLDING_PHASES
             reserved = entry.uid in self._ledger.reservations.uids
-            matters = holds != reserved or self._pending.get(entry.uid).unanswered is not None
+            ready = entry.admission_phase is Phase.NEW
+            matters = ready or holds != reserved or self._pending.get(entry.uid).unanswered is not None
         if matters:
             self._changed.set()

@@ -16,6 +16,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.logs import fields
+from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
@@ -42,7 +43,8 @@ class Entry:
     `not_prepared` is why it failed before Prepared, if that may be a fault of its node. `fault`
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
-    its backup storage location.
+    its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
+    ended the one before, None in the first.
     """
 
     kind: str
@@ -61,6 +63,19 @@ class Entry:
     not_prepared: NotPrepared | None = None
     copies: tuple[str, ...] = ()
     location: str = ""
+    stage: AttemptStage | None = None
+    interrupted_by: InterruptionCause | None = None
+
+    @property
+    def admission_phase(self) -> Phase:
+        """The phase by which quota and node shares are counted: each attempt is admitted again.
+
+        An interrupted transfer whose next attempt may begin counts as New: with a reservation, that may be under way.
+        Once it is exposed again it counts as Prepared.
+        """
+        if self.stage is AttemptStage.READY:
+            return Phase.NEW
+        return Phase.PREPARED if self.stage is AttemptStage.EXPOSING else self.phase
 
     @property
     def log_fields(self) -> dict[str, Any]:
@@ -77,12 +92,16 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = location = ""
     copies: tuple[str, ...] = ()
+    stage, interrupted_by = None, None
     try:
         cr = kind.parse(raw)
         copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
         location = sys.intern(cr.spec.backup_storage_location)
+        if cr.phase is Phase.IN_PROGRESS:
+            attempts = cr.attempts
+            stage, interrupted_by = attempts.stage, attempts.last and attempts.last.cause
     except ContractError as e:
         meta = raw["metadata"]
         identity = fields(kind=kind.spec.name, namespace=meta["namespace"], name=meta["name"], uid=meta["uid"])
@@ -109,6 +128,8 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         not_prepared=_parse_not_prepared(meta),
         copies=copies,
         location=location,
+        stage=stage,
+        interrupted_by=interrupted_by,
     )
 
 

@@ -46,6 +46,15 @@ class AdmissionChecks:
         results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="admission check")
         return [checked for checked in results if checked is not None]
 
+    async def run_interrupted(self, entries: Sequence[Entry]) -> list[Checked]:
+        """Read `entries`, which are interrupted; return those whose next attempt has not begun, in order."""
+
+        async def check(entry: Entry) -> Checked | None:
+            return await attempt(entry.log_fields, self._examiner.check_interrupted(entry))
+
+        results = await work_in_parallel(entries, check, at_a_time=_AT_A_TIME, name="resumption check")
+        return [checked for checked in results if checked is not None]
+
     async def _check(self, entry: Entry) -> Checked | None:
         self._pending.postpone_check(entry.uid)
         checked = await self._examiner.check(entry)

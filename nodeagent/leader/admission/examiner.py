@@ -1,4 +1,4 @@
-"""The check of one New transfer: ready, pending, failed or canceled.
+"""The check of one New or interrupted transfer: ready, pending, failed or canceled.
 
 Reads the custom resource and what its kind checks, and writes nothing. What follows from the answer is
 done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, and
@@ -11,7 +11,8 @@ from enum import Enum
 from typing import Any
 
 from core.kube.errors import ForbiddenError, MalformedObjectError
-from core.models.names import label_value
+from core.models.attempts import AttemptStage
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
@@ -44,7 +45,7 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Checked:
-    """A New transfer as it was just read, with the result of its check.
+    """A New or interrupted transfer as it was just read, with the result of its check.
 
     `admission` holds the reason and message, and the only node that can carry the transfer out, if any.
     """
@@ -62,13 +63,13 @@ class Checked:
 
 
 class Examiner:
-    """Checks New transfers."""
+    """Checks New and interrupted transfers."""
 
     def __init__(self, tools: DispatchTools, rules: DispatchRules, *, agents: Callable[[], Mapping[str, str]]) -> None:
         """Check transfers of the kinds in `rules`; `agents` returns the live agents' nodes by node label."""
         self._tools = tools
         self._rules = rules
-        self._agents = agents
+        self.agents = agents
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(tools.client, tools.clock)
@@ -93,12 +94,8 @@ class Examiner:
         Raises:
             AgentError: it could not be read or checked.
         """
-        kind = self._kinds[entry.kind]
-        raw = await self._tools.client.read(kind.spec.resource, entry.namespace, entry.name)
-        if raw is None:
-            return None
-        cr = kind.parse(raw)
-        if cr.uid != entry.uid or cr.phase is not Phase.NEW or not kind.managed(cr):
+        kind, cr = self._kinds[entry.kind], await self._read(entry)
+        if cr is None or cr.phase is not Phase.NEW:
             return None
         self._copies.release(entry.uid)
         if cr.cancel_requested:
@@ -109,6 +106,26 @@ class Examiner:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
         return Checked(entry, kind, cr, _STATES[admission.decision], admission)
+
+    async def check_interrupted(self, entry: Entry) -> Checked | None:
+        """Read an interrupted transfer; None unless its next attempt may begin, as far as it alone shows.
+
+        Raises:
+            AgentError: it could not be read.
+        """
+        cr = await self._read(entry)
+        if cr is None or cr.stage is not AttemptStage.READY:
+            return None
+        node = self.agents().get(cr.metadata.labels.get(NODE_LABEL, ""), "")
+        state = CheckState.READY if node and not cr.cancel_requested else CheckState.PENDING
+        return Checked(entry, self._kinds[entry.kind], cr, state, Admission(AdmissionState.READY, node=node))
+
+    async def _read(self, entry: Entry) -> Transfer | None:
+        """Return the transfer; None where it no longer exists, or is not ours any more."""
+        kind = self._kinds[entry.kind]
+        raw = await self._tools.client.read(kind.spec.resource, entry.namespace, entry.name)
+        cr: Transfer | None = None if raw is None else kind.parse(raw)
+        return cr if cr is not None and cr.uid == entry.uid and kind.managed(cr) else None
 
     async def _check_kind(self, kind: Admits[Any], cr: Transfer) -> Admission:
         try:
@@ -121,7 +138,7 @@ class Examiner:
     def _check_agents(self, admission: Admission) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
-        agents = self._agents()
+        agents = self.agents()
         if admission.node and label_value(admission.node) not in agents:
             return _blocked(PendingReason.NO_NODE_AGENT, f"no node agent is ready on node {admission.node}")
         if not agents:

@@ -48,7 +48,7 @@ class NodeShares:
             The uids of those in `held` that are due: the oldest for each free share, and those to be canceled.
         """
         bound = [entry for entry in entries if entry.kind in self._bound]
-        self._in_preparation = Counter(entry.node_label for entry in bound if entry.phase in HOLDING_PHASES)
+        self._in_preparation = Counter(entry.node_label for entry in bound if entry.admission_phase in HOLDING_PHASES)
         self._chosen.clear()
         pending = [entry for entry in bound if entry.phase is Phase.NEW and entry.uid in held]
         free = {label: self._free(label) for label in held.values()}

@@ -1,21 +1,24 @@
 """One pass of the dispatcher over all transfers, as a list of named stages.
 
 The order of the stages is the contract: what accepted transfers use of the quota is known before
-another is admitted, reservations are written before an accept, and reports come last. Each stage takes
+another is admitted, interrupted ones come before New ones, reservations are written before an accept or a resumption,
+and reports come last. Each stage takes
 a frozen `Pass` and returns the next one.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
 from core.models.phases import Phase
+from exposer.model import Pending
 from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.queue import QueueReports, in_order
+from nodeagent.leader.admission.resumptions import awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
@@ -36,7 +39,7 @@ _PAUSE_SECONDS: Final = 0.1
 
 _BUSY_SECONDS: Final = 5.0
 _IDLE_SECONDS: Final = 60.0
-"""The longest pause between passes, with and without New transfers."""
+"""The longest pause between passes, with and without transfers to be admitted."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Pass:
 
     `new` are the New transfers to be admitted. `reserved` are the uids that use the quota. `ready` are
     those to be accepted in this pass: first the ones with a reservation from before, then `picked`.
+    `resuming` are the interrupted ones that begin their next attempt, with uids among `reserved`; `waiting` is what the
+    other interrupted ones wait for, by uid.
     `checks_left` and `reports_left` say how much more may be done; at 0 another pass follows at once.
     """
 
@@ -53,6 +58,8 @@ class Pass:
     reserved: frozenset[str] = frozenset()
     ready: Sequence[Checked] = ()
     picked: Sequence[Checked] = ()
+    resuming: Sequence[Checked] = ()
+    waiting: Mapping[str, Pending] = field(default_factory=dict)
     checks_left: int = _CHECKS_PER_PASS
     reports_left: int = _REPORTS_PER_PASS
 
@@ -89,10 +96,13 @@ class AdmissionPass:
             self.cancel,
             self.settle,
             self.check_reserved,
+            self.check_interrupted,
             self.pick,
             self.reserve,
+            self.resume,
             self.accept,
             self.report_queued,
+            self.report_waiting,
         )
 
     async def run(self, entries: Sequence[Entry]) -> float:
@@ -106,21 +116,22 @@ class AdmissionPass:
             current = await stage(current)
         if current.checks_left <= 0 or current.reports_left <= 0:
             return 0.0
-        latest_seconds = _BUSY_SECONDS if current.new else _IDLE_SECONDS
+        busy = current.new or current.resuming or current.waiting
+        latest_seconds = _BUSY_SECONDS if busy else _IDLE_SECONDS
         return max(_PAUSE_SECONDS, min(latest_seconds, self._pending.seconds_to_next()))
 
     async def resolve_accepts(self, current: Pass) -> Pass:
-        """Find out about accepts that were not answered."""
+        """Find out about accepts and resumptions that were not answered."""
         await self._writer.resolve_accepts(current.entries)
         return current
 
     async def wake(self, current: Pass) -> Pass:
-        """Forget transfers that are not New any more; make those due whose reason may be over."""
-        new = [entry for entry in current.entries if entry.managed and entry.phase is Phase.NEW]
-        self._pending.retain({entry.uid for entry in new})
+        """Forget transfers that are not to be admitted any more; make those due whose reason may be over."""
+        known = [entry for entry in current.entries if entry.managed and entry.admission_phase is Phase.NEW]
+        self._pending.retain({entry.uid for entry in known})
         self._pending.wake(self._examiner.begin_pass(current.entries, self._pending.held()))
         self._pending.wake_changed()
-        return replace(current, new=new)
+        return replace(current, new=[entry for entry in known if entry.phase is Phase.NEW])
 
     async def cancel(self, current: Pass) -> Pass:
         """End the New transfers that are to be canceled."""
@@ -138,12 +149,24 @@ class AdmissionPass:
         """
         reserved = [entry for entry in current.new if entry.uid in current.reserved]
         results = await self._checks.run(list(self._in_order(reserved)))
-        released = set()
-        for checked in results:
-            if not checked.ready and await attempt(checked.entry.log_fields, self._fence(checked)):
-                released.add(checked.entry.uid)
+        released = await self._release([checked for checked in results if not checked.ready])
         ready = [checked for checked in results if checked.ready]
         return replace(current, ready=ready, reserved=current.reserved - released)
+
+    async def check_interrupted(self, current: Pass) -> Pass:
+        """Choose the interrupted transfers that begin their next attempt; release reservations that they cannot use."""
+        answering = frozenset(filter(self._rules.location_answers, awaited_locations(current.entries)))
+        plan = plan_resumptions(
+            current.entries,
+            current.reserved,
+            limit=self._rules.queue_length,
+            agents=self._examiner.agents(),
+            answering=answering,
+        )
+        released = await self._release(await self._checks.run_interrupted(plan.release))
+        resuming = [checked for checked in await self._checks.run_interrupted(plan.start) if checked.ready]
+        reserved = (current.reserved - released) | {checked.entry.uid for checked in resuming}
+        return replace(current, resuming=resuming, waiting=plan.waiting, reserved=reserved)
 
     async def pick(self, current: Pass) -> Pass:
         """Choose the next transfers of the queue that may start, as many as the quota has left."""
@@ -162,14 +185,20 @@ class AdmissionPass:
         return replace(current, checks_left=left)
 
     async def reserve(self, current: Pass) -> Pass:
-        """Write the reservations, if they change or a transfer is to be accepted: this stops every other leader."""
+        """Write the reservations, if they change or a transfer is to begin: this stops every other leader."""
         stored = self._ledger.reservations
-        if not current.picked and not current.ready and current.reserved == stored.uids:
+        begins = current.picked or current.ready or current.resuming
+        if not begins and current.reserved == stored.uids:
             return current
         last = current.picked[-1].entry.queue if current.picked else stored.last_namespace
         uids = current.reserved | {checked.entry.uid for checked in current.picked}
         await self._ledger.write(Reservations(uids, last))
         return replace(current, ready=[*current.ready, *current.picked])
+
+    async def resume(self, current: Pass) -> Pass:
+        """Begin the next attempts of interrupted transfers."""
+        await self._writer.resume(current.resuming)
+        return current
 
     async def accept(self, current: Pass) -> Pass:
         """Accept all that are ready, in order."""
@@ -187,11 +216,33 @@ class AdmissionPass:
         done = await self._reports.write(self._in_order(behind), limit=limit, most=most)
         return replace(current, reports_left=most - done)
 
+    async def report_waiting(self, current: Pass) -> Pass:
+        """Report what interrupted transfers wait for."""
+        waiting = (entry for entry in self._pending.due(current.entries) if entry.uid in current.waiting)
+        missing = (
+            entry for entry in waiting if self._pending.decide_report(entry.uid, current.waiting[entry.uid]).message
+        )
+        chosen = list(islice(missing, current.reports_left))
+        for entry in chosen:
+            self._pending.postpone_check(entry.uid)
+        for checked in await self._checks.run_interrupted(chosen):
+            report = self._writer.report(checked, current.waiting[checked.entry.uid])
+            await attempt(checked.entry.log_fields, report)
+        return replace(current, reports_left=current.reports_left - len(chosen))
+
     def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return those of `entries` that are due, in the order of the queue."""
         return in_order(
             self._pending.due(entries), after=self._ledger.reservations.last_namespace, first=self._rules.first
         )
+
+    async def _release(self, unusable: Iterable[Checked]) -> set[str]:
+        """Fence transfers that cannot use their reservations; return the uids of those that were."""
+        fenced = set()
+        for checked in unusable:
+            if await attempt(checked.entry.log_fields, self._fence(checked)):
+                fenced.add(checked.entry.uid)
+        return fenced
 
     async def _fence(self, checked: Checked) -> bool:
         await self._writer.fence(checked)
@@ -205,7 +256,7 @@ def is_queued(entry: Entry) -> bool:
 
 def settle_entries(ledger: AdmissionLedger, entries: Iterable[Entry]) -> frozenset[str]:
     """Return the uids that use the quota, by the ledger and by what is observed now."""
-    phases = {entry.uid: entry.phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
+    phases = {entry.uid: entry.admission_phase for entry in entries if entry.managed or entry.phase is Phase.NEW}
     return settle(ledger.reservations.uids, phases)
 
 

@@ -1,4 +1,4 @@
-"""All writes to New custom resources: accept, end, report, fence.
+"""All writes to New and interrupted custom resources: accept, resume, end, report, fence.
 
 Each is one patch, allowed only while this agent is the leader. The order of accepts is decided in
 `nodeagent.leader.admission.stages`, and their reservations are written before
@@ -8,12 +8,19 @@ Each is one patch, allowed only while this agent is the leader. The order of acc
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 from core.kube.errors import ConflictError
-from core.models.names import ACCEPT_FENCE_ANNOTATION, COPIES_ANNOTATION, NODE_LABEL, label_value
+from core.models.attempts import AttemptStage
+from core.models.names import (
+    ACCEPT_FENCE_ANNOTATION,
+    ATTEMPTS_ANNOTATION,
+    COPIES_ANNOTATION,
+    NODE_LABEL,
+    label_value,
+)
 from core.models.phases import Phase
 from core.models.reasons import LOCATION_UNAVAILABLE, PendingReason
 from core.models.transfers import Transfer
@@ -37,7 +44,7 @@ _EVENTS_AT_A_TIME: Final = 8
 
 
 class AdmissionWriter:
-    """Accepts, ends, reports and fences New transfers."""
+    """Accepts, ends, reports and fences New transfers; resumes, reports and fences interrupted ones."""
 
     def __init__(
         self,
@@ -85,19 +92,33 @@ class AdmissionWriter:
                     # The next one is accepted meanwhile.
                     events.create_task(self._record_accepted(checked, stored, agents[label]), name="accepted")
 
+    async def resume(self, ready: Sequence[Checked]) -> None:
+        """Begin the next attempts of interrupted transfers, in order; one that fails keeps its reservation.
+
+        Args:
+            ready: transfers with a reservation each, as read before it was written.
+        """
+        for checked in ready:
+            if await attempt(checked.entry.log_fields, self._resume(checked)) is not None:
+                await self._record_resumed(checked)
+
     async def resolve_accepts(self, entries: Iterable[Entry]) -> None:
-        """Announce the accepts that were applied although no answer came, as `entries` show."""
+        """Announce what was accepted or resumed although no answer came, as `entries` show."""
         unanswered = self._pending.unanswered()
         if not unanswered:
             return
         found = {entry.uid: entry for entry in entries if entry.uid in unanswered}
         async with asyncio.TaskGroup() as events:
             for uid, checked in unanswered.items():
-                if uid in found and found[uid].phase is Phase.NEW:
+                if uid in found and found[uid].admission_phase is Phase.NEW:
                     continue
                 self._pending.end_accept(uid)
-                # Where another leader accepted it, the same Event is recorded twice, which harms nothing.
-                if uid in found and not found[uid].phase.final:
+                if uid not in found or found[uid].phase.final:
+                    continue
+                # Where another leader did it, the same Event is recorded twice, which harms nothing.
+                if checked.cr.phase is Phase.IN_PROGRESS:
+                    events.create_task(self._record_resumed(checked), name="resumed")
+                else:
                     self._on_accepted(checked.cr)
                     recorded = self._record_accepted(checked, checked.cr, found[uid].node_label)
                     events.create_task(recorded, name="accepted")
@@ -148,7 +169,7 @@ class AdmissionWriter:
         await self._write_reason(checked, Pending(PendingReason.QUEUED, message))
 
     async def fence(self, checked: Checked) -> None:
-        """Write to a New transfer, so that every accept that is still under way conflicts.
+        """Write to a transfer, so that an accept or resumption of it that is still under way conflicts.
 
         Raises:
             AgentError: it could not be written; its reservation must be kept.
@@ -160,7 +181,7 @@ class AdmissionWriter:
     async def _accept(self, checked: Checked, node: str) -> Transfer:
         """Accept one transfer by the version that was read before its reservation was written."""
         self._tools.check_leading()
-        kind, cr, uid = checked.kind, checked.cr, checked.entry.uid
+        kind, cr = checked.kind, checked.cr
         change = Change(
             status={"acceptedByNode": node},
             labels={NODE_LABEL: label_value(node)},
@@ -168,13 +189,26 @@ class AdmissionWriter:
             annotations=without_marks(cr) | _copies_mark(checked),
             finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
         )
+        return await self._answered(checked, self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False))
+
+    async def _resume(self, checked: Checked) -> Transfer:
+        """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
+        self._tools.check_leading()
+        attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
+        change = Change(status={"message": None}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()})
+        return await self._answered(checked, self._tools.status.annotate(checked.kind, checked.cr, change))
+
+    async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:
+        """Return what `write` stored; without an answer it counts as under way until the transfer shows it."""
+        uid = checked.entry.uid
         self._pending.begin_accept(uid, checked)
         try:
             async with asyncio.timeout(_ACCEPT_SECONDS):
-                stored = await self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
-        except ConflictError:
-            # That is an answer: nothing was written.
-            self._pending.end_accept(uid)
+                stored = await write
+        except ConflictError as e:
+            if not e.may_be_own:
+                # That is an answer: nothing was written.
+                self._pending.end_accept(uid)
             raise
         self._pending.end_accept(uid)
         return stored
@@ -195,6 +229,11 @@ class AdmissionWriter:
             await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
             if warning := checked.admission.warning:
                 await self._tools.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
+
+    async def _record_resumed(self, checked: Checked) -> None:
+        async with self._events:
+            message = f"attempt {checked.cr.attempts.number} begins on node {checked.admission.node}"
+            await self._tools.events.record(checked.cr, "Resumed", message)
 
 
 def _copies_mark(checked: Checked) -> dict[str, str | None]:

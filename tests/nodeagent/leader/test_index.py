@@ -8,12 +8,14 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request, Response
-from core.models.names import NOT_PREPARED_ANNOTATION
+from core.models.attempts import AttemptStage, InterruptionCause
+from core.models.names import ATTEMPTS_ANNOTATION, NOT_PREPARED_ANNOTATION
+from core.models.phases import Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
 from nodeagent.leader.index import TransferIndex, build_entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, open_scene
+from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, interrupted, open_scene
 from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 from tests.support.fakekube import FakeKube
@@ -79,6 +81,23 @@ def test_only_recorded_failures_before_prepared_are_in_an_entry(
 ) -> None:
     raw = data_upload(annotations=annotations)
     assert build_entry(ScriptedKind(), raw).not_prepared is expected
+
+
+COUNTED = {AttemptStage.READY: Phase.NEW, AttemptStage.EXPOSING: Phase.PREPARED}
+"""The phase by which an interrupted transfer is admitted again."""
+
+
+@pytest.mark.parametrize("stage", [None, *AttemptStage])
+@pytest.mark.parametrize("phase", Phase)
+def test_only_the_next_attempt_of_a_transfer_in_progress_is_admitted_again(
+    phase: Phase, stage: AttemptStage | None
+) -> None:
+    annotations = {} if stage is None else {ATTEMPTS_ANNOTATION: interrupted(stage=stage).to_json()}
+    entry = build_entry(ScriptedKind(), data_upload(status={"phase": str(phase)}, annotations=annotations))
+    runs = phase is Phase.IN_PROGRESS
+    assert entry.stage is ((stage or AttemptStage.RUNNING) if runs else None)
+    assert entry.interrupted_by is (InterruptionCause.STORAGE_UNAVAILABLE if runs and stage else None)
+    assert entry.admission_phase is (COUNTED.get(entry.stage, phase) if entry.stage else phase)
 
 
 @pytest.mark.looptime

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
+from core.models.attempts import AttemptStage
 from core.models.names import NODE_LABEL
 from core.models.phases import Phase
 from nodeagent.config.models import NodeRule
@@ -79,6 +81,15 @@ def test_the_oldest_for_each_free_share_and_the_canceled_are_woken() -> None:
     woken = found.count([*preparing, *(entry(name) for name in names[:3]), entry("stopped", stop=True)], held)
 
     assert woken == [entry("a").uid, entry("stopped").uid]
+
+
+@pytest.mark.parametrize("stage", AttemptStage)
+def test_an_attempt_that_is_being_prepared_counts(stage: AttemptStage) -> None:
+    found = shares()
+    again = [replace(entry(f"on-{i}", phase=Phase.IN_PROGRESS, node_label="node-a"), stage=stage) for i in range(MOST)]
+    found.count(again, {})
+    expected = AdmissionState.PENDING if stage is AttemptStage.EXPOSING else AdmissionState.READY
+    assert found.admit(entry("pvb"), ready(), slots=1).decision is expected
 
 
 @pytest.mark.looptime

@@ -16,10 +16,13 @@ ORDER = [
     "cancel",
     "settle",
     "check_reserved",
+    "check_interrupted",
     "pick",
     "reserve",
+    "resume",
     "accept",
     "report_queued",
+    "report_waiting",
 ]
 
 

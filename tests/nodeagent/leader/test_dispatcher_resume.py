@@ -1,0 +1,233 @@
+"""Interrupted transfers begin their next attempts: in which order, within which limits, and whatever fails."""
+
+import asyncio
+import random
+from typing import Literal
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_UPLOADS
+from core.kube.retry import Retry
+from core.kube.transport import Request
+from core.models.attempts import AttemptStage, InterruptionCause
+from core.models.names import ACCEPT_FENCE_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
+from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, interrupted, most_held, open_scene
+from tests.nodeagent.support.transfers import NAMESPACE
+from tests.support.clock import LoopClock
+
+pytestmark = pytest.mark.looptime
+
+Fault = Literal["lost", "lost-applied"] | int
+OLD, OLDER = "2026-11-21T11:00:00Z", "2026-11-21T10:00:00Z"
+
+
+def is_resumption(request: Request) -> bool:
+    return request.method == "PATCH" and b"Exposing" in (request.body or b"")
+
+
+def resumed(scene: Scene) -> list[str]:
+    names = scene.phases()
+    return sorted(name for name in names if scene.attempts(name).stage is AttemptStage.EXPOSING)
+
+
+async def cancel(scene: Scene, name: str) -> None:
+    client = KubeClient(scene.kube, Retry(LoopClock()))
+    await client.patch(DATA_UPLOADS, NAMESPACE, name, {"spec": {"cancel": True}})
+
+
+async def test_one_write_begins_the_next_attempt() -> None:
+    scene = open_scene("node-a")
+    scene.add_interrupted("du", annotations={PENDING_REASON_ANNOTATION: "Interrupted"})
+    scene.set_status("du", message="attempt 1 was interrupted", startTimestamp=OLD)
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") != [])
+    cr = scene.transfer("du")
+    assert cr["status"] == {"phase": "InProgress", "startTimestamp": OLD}
+    assert scene.attempts("du") == interrupted().move(AttemptStage.EXPOSING)
+    assert (scene.reason("du"), scene.reasons("du")) == ("", ["Resumed"])
+    assert (scene.ledger(), scene.accepted) == ({"uid-of-du"}, [])
+
+
+async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_a_time() -> None:
+    scene = open_scene("node-a", "node-b", limit=3)
+    scene.add("new-1", creationTimestamp="2026-11-20T10:00:00Z")
+    scene.add("new-2", creationTimestamp="2026-11-20T10:00:00Z")
+    scene.add_interrupted("a-old", creationTimestamp=OLD)
+    scene.add_interrupted("a-older", creationTimestamp=OLDER)
+    scene.add_interrupted("b", node="node-b")
+    async with scene.dispatching():
+        await scene.until(lambda: len(scene.accepted) == 1)
+        assert resumed(scene) == ["a-older", "b"]
+        await scene.until(lambda: scene.reason("a-old") == "Resuming", seconds=10)
+        assert scene.message("a-old") == "its next attempt begins after that of another transfer on node node-a"
+        scene.set_stage("a-older", AttemptStage.RUNNING)
+        # Before the New one, for which the quota has no place now.
+        await scene.until(lambda: resumed(scene) == ["a-old", "b"], seconds=5)
+        assert scene.accepted == ["new-1"]
+        scene.set_stage("b", AttemptStage.RUNNING)
+        await scene.until(lambda: scene.accepted == ["new-1", "new-2"], seconds=5)
+    assert most_held(scene.kube) == 3
+
+
+async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_is_polled() -> None:
+    scene = open_scene("node-a", limit=1)
+    scene.add("du-1", status={"phase": "Prepared"}, labels={NODE_LABEL: "node-a"})
+    scene.add_interrupted("du-2")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reason("du-2") == "Resuming", seconds=15)
+        assert scene.message("du-2").endswith("before all New transfers: prepareQueueLength (1) reached")
+        await asyncio.sleep(10)
+        sent = len(scene.kube.requests)
+        await asyncio.sleep(100)
+        assert len(scene.kube.requests) == sent
+        assert scene.reasons("du-2") == ["Resuming"]
+        scene.set_status("du-1", phase="InProgress")
+        await scene.until(lambda: resumed(scene) == ["du-2"], seconds=5)
+    assert scene.message("du-2") == ""
+
+
+async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answers() -> None:
+    scene = open_scene("node-a", "node-b")
+    location = scene.add("probe")["spec"]["backupStorageLocation"]
+    scene.silent.add(location)
+    scene.add_interrupted("outage", creationTimestamp=OLDER)
+    scene.add_interrupted("evicted")
+    scene.set_attempts("evicted", interrupted(InterruptionCause.EVICTED))
+    async with scene.dispatching() as dispatcher:
+        await scene.until(lambda: resumed(scene) == ["evicted"])
+        await scene.until(lambda: scene.reason("outage") == "Resuming", seconds=15)
+        assert scene.message("outage") == f"its next attempt begins once BackupStorageLocation {location} answers"
+        scene.set_stage("evicted", AttemptStage.RUNNING)
+        await asyncio.sleep(60)
+        assert resumed(scene) == []
+        scene.silent.clear()
+        dispatcher.request_pass()
+        await scene.until(lambda: resumed(scene) == ["outage"], seconds=1)
+
+
+async def test_nothing_begins_without_a_live_agent_on_its_node() -> None:
+    scene = open_scene("node-a")
+    object.__setattr__(scene.kind, "bound_to_node", True)
+    scene.kube.put(cluster_node("node-b"))
+    scene.add_interrupted("du", node="node-b")
+    async with scene.dispatching():
+        await asyncio.sleep(20)
+        assert (resumed(scene), scene.ledger()) == ([], set())
+        scene.kube.put(agent_pod("node-b"))
+        await scene.until(lambda: resumed(scene) == ["du"], seconds=5)
+
+
+@pytest.mark.parametrize("what", ["lost", "lost-applied", 409, 500])
+async def test_a_resumption_without_an_answer_is_resolved(what: Fault) -> None:
+    scene = open_scene(limit=1)
+    scene.add_interrupted("du-1")
+    scene.add("du-2")
+    scene.kube.fail_next("PATCH", "datauploads/du-1", what, times=6)
+    async with scene.dispatching():
+        await scene.until(lambda: resumed(scene) == ["du-1"])
+        await asyncio.sleep(30)
+        # With or without an answer, one Event is recorded.
+        assert scene.reasons("du-1") == ["Resumed"]
+        assert (scene.ledger(), scene.accepted) == ({"uid-of-du-1"}, [])
+        scene.set_stage("du-1", AttemptStage.RUNNING)
+        await scene.until(lambda: scene.accepted == ["du-2"])
+    assert most_held(scene.kube) == 1
+
+
+async def test_a_resumption_of_a_paused_leader_comes_too_late() -> None:
+    scene = open_scene(limit=1)
+    scene.add_interrupted("du-1")
+    gate = Gate(scene.kube, is_resumption)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+        scene.add("du-2")
+        async with scene.dispatching():
+            # It has the reservation, so the new leader resumes it and admits no other.
+            await scene.until(lambda: resumed(scene) == ["du-1"])
+            # The attempt goes on, is interrupted, and the next one is ready.
+            scene.set_attempts("du-1", interrupted().interrupt(interrupted().interruptions[0]))
+            await scene.until(lambda: scene.accepted == ["du-2"])
+            scene.set_stage("du-1", AttemptStage.READY)
+            gate.open.set()
+            await asyncio.sleep(20)
+            assert (resumed(scene), scene.ledger()) == ([], {"uid-of-du-2"})
+            scene.set_status("du-2", phase="InProgress")
+            await scene.until(lambda: resumed(scene) == ["du-1"])
+    assert scene.attempts("du-1").number == 3
+    assert most_held(scene.kube) == 1
+
+
+async def test_the_reservation_of_a_canceled_transfer_is_released_behind_a_fence() -> None:
+    scene = open_scene(limit=1)
+    scene.add_interrupted("du-1")
+    gate = Gate(scene.kube, is_resumption)
+    async with scene.dispatching(scene.dispatcher(gate)):
+        await scene.until(lambda: gate.waiting == 1)
+        scene.add("du-2")
+        await cancel(scene, "du-1")
+        async with scene.dispatching():
+            await scene.until(lambda: scene.accepted == ["du-2"])
+            assert ACCEPT_FENCE_ANNOTATION in scene.transfer("du-1")["metadata"]["annotations"]
+            gate.open.set()
+            await asyncio.sleep(5)
+    assert (resumed(scene), scene.ledger()) == ([], {"uid-of-du-2"})
+    assert most_held(scene.kube) == 1
+
+
+async def test_a_canceled_transfer_never_begins() -> None:
+    scene = open_scene()
+    scene.add_interrupted("du")
+    await cancel(scene, "du")
+    async with scene.dispatching():
+        await asyncio.sleep(20)
+        assert (resumed(scene), scene.ledger(), scene.reasons("du")) == ([], set(), [])
+        scene.set_status("du", phase="Canceled")
+        await asyncio.sleep(5)
+    assert scene.ledger() == set()
+
+
+async def _carry(scene: Scene, chance: random.Random) -> None:
+    """Move transfers on as their agents would, at random times; most are interrupted twice."""
+    following = {"Accepted": "Prepared", "Prepared": "InProgress"}
+    while True:
+        for name, phase in scene.phases().items():
+            if chance.random() >= 0.3:
+                continue
+            if phase in following:
+                scene.set_status(name, phase=following[phase])
+            elif phase == "InProgress":
+                _carry_attempt(scene, name, chance)
+        await asyncio.sleep(0.4)
+
+
+def _carry_attempt(scene: Scene, name: str, chance: random.Random) -> None:
+    attempts = scene.attempts(name)
+    if attempts.stage is AttemptStage.WAITING:
+        scene.set_stage(name, AttemptStage.READY)
+    elif attempts.stage is AttemptStage.EXPOSING:
+        scene.set_stage(name, AttemptStage.RUNNING)
+    elif attempts.stage is AttemptStage.RUNNING and attempts.number < 3 and chance.random() < 0.7:
+        scene.set_attempts(name, attempts.interrupt(interrupted().interruptions[0]))
+    elif attempts.stage is AttemptStage.RUNNING:
+        scene.set_status(name, phase="Completed")
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_two_leaders_at_a_time_never_exceed_the_limit(seed: int) -> None:
+    chance = random.Random(seed)
+    scene = open_scene("node-a", "node-b", limit=3)
+    for number in range(16):
+        scene.add(f"du-{number:02}", queue=f"ns-{number % 3}")
+    carrying = asyncio.create_task(_carry(scene, chance))
+    faults: list[Fault] = ["lost", "lost-applied", 409, 500]
+    async with scene.dispatching(), scene.dispatching():
+        for _ in range(15):
+            await asyncio.sleep(chance.uniform(0, 4))
+            part = chance.choice(["datauploads", "configmaps"])
+            scene.kube.fail_next("PATCH", part, chance.choice(faults), times=chance.randint(1, 6))
+        await scene.until(lambda: set(scene.phases().values()) == {"Completed"}, seconds=1200)
+    carrying.cancel()
+    await asyncio.gather(carrying, return_exceptions=True)
+    assert most_held(scene.kube) == 3
+    assert max(scene.attempts(name).number for name in scene.phases()) == 3
