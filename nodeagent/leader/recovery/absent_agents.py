@@ -1,4 +1,4 @@
-"""Transfers with an unavailable agent or a lost node: reported, reassigned or set to a final phase.
+"""Transfers with an unavailable agent or a lost node: reported, reassigned, interrupted or set to a final phase.
 
 Which transfers these are, and how often they are checked, is decided in
 `nodeagent.leader.recovery.orphans`.
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
+from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
@@ -17,11 +18,14 @@ from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.recovery.interruptions import Interruptions
+from nodeagent.leader.recovery.node_health import NodeLoss
 from nodeagent.runtime.timers import Timers
 from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
+from nodeagent.transfers.retries import Ending, find_interruption
 from nodeagent.transfers.status import Change
 
 __all__ = ["AbsentAgents", "node_of"]
@@ -46,6 +50,10 @@ async def node_of(kind: Admits[Any], cr: Transfer) -> str:
     return name if label_value(name) == label else label
 
 
+_PLACED: Final = frozenset({AttemptStage.EXPOSING, AttemptStage.RUNNING})
+"""The stages in which an attempt is lost with its node."""
+
+
 @dataclass(frozen=True)
 class AbsentAgents:
     """Acts for unavailable agents.
@@ -61,18 +69,28 @@ class AbsentAgents:
     canceling: Timers
     choose: Callable[[], tuple[str, str] | None]
 
-    async def end(self, kind: Admits[Any], cr: Transfer, why: str) -> None:
-        """Set a transfer of a lost node to a final phase; `why` describes the loss.
+    async def leave_node(self, kind: Admits[Any], cr: Transfer, loss: NodeLoss) -> None:
+        """Continue a transfer of a lost node if that is possible, else set it to a final phase.
 
-        A result is taken over by another agent, unless the transfer is to be canceled.
+        A result is taken over by another agent, unless the transfer is to be canceled. A transfer that is bound to the
+        node continues when that is back.
         """
-        mover = await self._read_mover(cr)
+        mover, why = await self._read_mover(cr), loss.why
         if await self._reassign(kind, cr, mover, why):
             return
         if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(cr, mover):
             await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready")
             return
-        await self._end_unfinished(kind, cr, why, f"{why}; {_work_on_node(cr)}")
+        message = f"{why}; {_work_on_node(cr)}"
+        if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and not (kind.spec.bound_to_node and loss.deleted):
+            ending = find_interruption(mover, None) if mover is not None else None
+            if ending is None and cr.stage in _PLACED:
+                ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
+            refused = await self._continue(kind, cr, ending, why)
+            if not refused:
+                return
+            message = f"{message}; {refused}"
+        await self._end_unfinished(kind, cr, why, message)
 
     async def end_nowhere(self, kind: Admits[Any], cr: Transfer) -> None:
         """Set a transfer without an owning agent to a final phase, since it uses the admission quota.
@@ -96,18 +114,56 @@ class AbsentAgents:
         if await self._reassign(kind, cr, mover, cause):
             return
         if lost := _explain_lost_mover(cr, mover):
-            await self._end_unfinished(kind, cr, f"{lost}; {cause}")
+            await self._leave_mover(kind, cr, mover, f"{lost}; {cause}")
             return
         if cr.cancel_requested:
-            timeout = _FORCED_BEFORE_START if cr.phase in HOLDING_PHASES else _FORCED_RUNNING
+            timeout = _FORCED_RUNNING if _may_run(cr) else _FORCED_BEFORE_START
             if self.canceling.seconds(cr.uid) >= timeout.total_seconds():
                 message = f"{cancel_cause(cr)}; force canceled after {format_duration(timeout)}: {cause}"
                 await self._end(kind, cr, Phase.CANCELED, message)
                 return
+        elif cr.phase is Phase.IN_PROGRESS and not _may_run(cr):
+            late = self._late(cr, unavailable_for)
+            ending = Ending(InterruptionCause.NODE_LOST, f"{late}: {cause}", terminated=False) if late else None
+            if refused := await self._continue(kind, cr, ending, cause):
+                await self._end(kind, cr, Phase.FAILED, f"{cause}; {refused}")
+            return
         elif late := self._late(cr, unavailable_for):
             await self._end(kind, cr, Phase.FAILED, f"{late}: {cause}")
             return
         await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}")
+
+    async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> None:
+        """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
+        refused = ""
+        ending = find_interruption(mover, None)
+        if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and ending is not None:
+            refused = await self._continue(kind, cr, ending, why)
+            if not refused:
+                return
+        await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
+
+    async def _continue(self, kind: Admits[Any], cr: Transfer, ending: Ending | None, why: str) -> str:
+        """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
+
+        The only agent that can continue the transfer announces what was running itself, and may find a result. An
+        attempt that was only being prepared is given up for it, so that it does not hold its quota.
+
+        Args:
+            kind: the transfer's kind.
+            cr: the transfer, InProgress and without a cancel request.
+            ending: how its attempt ended; None: it has not begun.
+            why: why its own agent does not act.
+        """
+        interruptions = Interruptions(self.tools, self.rules, self.choose)
+        if refused := await interruptions.refuse(kind, cr, ending.cause if ending is not None else None):
+            return f"not retried: {refused}"
+        bound = kind.spec.bound_to_node
+        given_up = None if bound and _may_run(cr) else ending
+        if given_up is not None and await interruptions.announce(kind, cr, given_up, node=await node_of(kind, cr)):
+            return ""
+        await self._report(kind, cr, f"{why}: continues when {'the agent is back' if bound else 'an agent is ready'}")
+        return ""
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
@@ -126,7 +182,7 @@ class AbsentAgents:
 
     async def _read_mover(self, cr: Transfer) -> JsonDict | None:
         """Return the mover pod of a transfer whose data path may run."""
-        return await read_mover(self.tools.client, cr) if cr.phase in RUNNING_PHASES else None
+        return await read_mover(self.tools.client, cr) if _may_run(cr) else None
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
@@ -146,7 +202,8 @@ class AbsentAgents:
     def _late(self, cr: Transfer, unavailable_for: timedelta) -> str:
         """Return which step exceeded the prepare timeout, or an empty string; the time without an agent counts."""
         timeout = self.rules.prepare_timeout
-        if cr.phase not in HOLDING_PHASES or unavailable_for < timeout:
+        holds = cr.phase in HOLDING_PHASES or cr.stage is AttemptStage.EXPOSING
+        if not holds or unavailable_for < timeout:
             return ""
         step = "not prepared within" if cr.phase is Phase.ACCEPTED else "not started within"
         return f"{step} {format_duration(timeout)}"
@@ -164,12 +221,17 @@ class AbsentAgents:
         await record_end(kind, stored, metrics=self.tools.metrics, events=self.tools.events)
 
 
+def _may_run(cr: Transfer) -> bool:
+    """Return whether a mover may move data now."""
+    return cr.phase in RUNNING_PHASES and cr.stage in {None, AttemptStage.RUNNING}
+
+
 def _work_on_node(cr: Transfer) -> str:
-    return "its data path was running there" if cr.phase in RUNNING_PHASES else "its volume was being prepared there"
+    return "its data path was running there" if _may_run(cr) else "its volume was being prepared there"
 
 
 def _how_it_continues(cr: Transfer) -> str:
-    if cr.phase in RUNNING_PHASES:
+    if _may_run(cr):
         return "the data mover continues; its result is read when the agent is back"
     return "continues when the agent is back"
 
@@ -182,7 +244,7 @@ def _has_result(cr: Transfer, mover: JsonDict | None) -> bool:
 
 def _explain_lost_mover(cr: Transfer, mover: JsonDict | None) -> str:
     """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
-    if cr.phase not in RUNNING_PHASES or _has_result(cr, mover):
+    if not _may_run(cr) or _has_result(cr, mover):
         return ""
     lost = f"data mover pod {cr.metadata.namespace}/{cr.name} was lost without a result"
     if mover is None:

@@ -15,7 +15,7 @@ from core.models.units import format_duration
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.timers import Timers
 
-__all__ = ["NodeHealth", "explain_node_loss"]
+__all__ = ["NodeHealth", "NodeLoss", "explain_node_loss"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,13 @@ def explain_node_loss(name: str, condition: JsonDict | None, *, seconds: float, 
 
 def _is_ready(condition: JsonDict) -> bool:
     return bool(condition.get("status", "True") == "True") or not condition.get("lastTransitionTime")
+
+
+class NodeLoss(NamedTuple):
+    """Why a node is lost, and whether its Node was deleted; otherwise it may be back at any time."""
+
+    why: str
+    deleted: bool
 
 
 class _Node(NamedTuple):
@@ -81,14 +88,15 @@ class NodeHealth:
             return ""
         return self._explain(label, name, self._conditions().get(label))
 
-    async def confirm_loss(self, name: str) -> str:
-        """Read the node, and return why it is lost, or an empty string.
+    async def confirm_loss(self, name: str) -> NodeLoss | None:
+        """Read the node, and return why it is lost; None if it is not.
 
         Raises:
             KubeError: the API server rejected the request.
         """
         node = await self._client.read(NODES, "", name)
-        return self._explain(label_value(name), name, None if node is None else _trim(node).ready)
+        why = self._explain(label_value(name), name, None if node is None else _trim(node).ready)
+        return NodeLoss(why, deleted=node is None) if why else None
 
     def _explain(self, label: str, name: str, condition: JsonDict | None) -> str:
         seconds = 0.0 if condition is None else self._measure(label, condition)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
 from core.logs import fields
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
@@ -48,9 +49,9 @@ class RecoveryAction(Enum):
     ADOPT = auto()
     """Accepted by Velero's agent: set the label of its node."""
     REASSIGN = auto()
-    """Accepted by an agent that is unavailable: assign it to another one."""
-    END = auto()
-    """Its node is lost: set a final phase, unless another agent can take over a result."""
+    """No mover moves its data, and its agent is unavailable: assign it to another one."""
+    LEAVE_NODE = auto()
+    """Its node is lost: continue it elsewhere if that is possible, else set a final phase."""
     WAIT_FOR_AGENT = auto()
     """Only its unavailable agent can continue it: report that, and honor cancel requests and timeouts."""
     CLEAR_REPORT = auto()
@@ -76,6 +77,10 @@ class OwnerState:
     bound: bool
 
 
+_BETWEEN: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY, AttemptStage.EXPOSING})
+"""The stages between two attempts, in which no mover moves data."""
+
+
 def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
     """Return the recovery step for a transfer."""
     if entry.fault and not entry.node_label:
@@ -91,9 +96,10 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
         return (
             RecoveryAction.CLEAR_REPORT if entry.reason == PendingReason.AGENT_UNAVAILABLE else RecoveryAction.NOTHING
         )
-    if entry.phase is Phase.ACCEPTED and not owner.bound:
+    idle = entry.phase is Phase.ACCEPTED or entry.stage in _BETWEEN
+    if idle and not owner.bound:
         return RecoveryAction.REASSIGN
-    return RecoveryAction.END if owner.node_lost else RecoveryAction.WAIT_FOR_AGENT
+    return RecoveryAction.LEAVE_NODE if owner.node_lost else RecoveryAction.WAIT_FOR_AGENT
 
 
 _SCAN_SECONDS: Final = 5.0
@@ -105,7 +111,9 @@ _UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 
 
 _UNAVAILABLE_CHECK_SECONDS: Final = 30.0
-"""Between checks of a transfer with an unavailable agent: a cancel or a timeout may be due."""
+"""Between checks of a transfer with an unavailable agent or a lost node: a cancel or a timeout may be due."""
+
+_MAY_WAIT: Final = frozenset({RecoveryAction.LEAVE_NODE, RecoveryAction.WAIT_FOR_AGENT})
 
 
 _REJECTED_PAUSE_SECONDS: Final = 60.0
@@ -171,7 +179,7 @@ class OrphanRecovery:
         self._agents.retain({entry.node_label for entry in entries})
         for entry in entries:
             action = self._action_for(entry)
-            later = action is RecoveryAction.WAIT_FOR_AGENT and entry.key in self._not_before
+            later = action in _MAY_WAIT and entry.key in self._not_before
             reported = action is RecoveryAction.REPORT_INVALID and entry.uid in self._explained
             if action is not RecoveryAction.NOTHING and not later and not reported:
                 self._queue.add(entry.key)
@@ -223,13 +231,13 @@ class OrphanRecovery:
                 await self._adopt(kind, cr)
             case RecoveryAction.REASSIGN:
                 await self._reassign(kind, cr)
-            case RecoveryAction.END:
-                # The cache may be stale, and a final phase cannot be undone.
-                if why := await self._nodes.confirm_loss(await node_of(kind, cr)):
-                    await self._absent.end(kind, cr, why)
+            case RecoveryAction.LEAVE_NODE:
+                # The cache may be stale, and what follows cannot be undone.
+                if (loss := await self._nodes.confirm_loss(await node_of(kind, cr))) is not None:
+                    await self._absent.leave_node(kind, cr, loss)
+                    self._postpone(kind, cr)
             case RecoveryAction.WAIT_FOR_AGENT:
-                key = (kind.spec.name, cr.metadata.namespace, cr.name)
-                self._not_before[key] = self._tools.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
+                self._postpone(kind, cr)
                 unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
                 await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
             case RecoveryAction.CLEAR_REPORT:
@@ -237,6 +245,10 @@ class OrphanRecovery:
             case RecoveryAction.CLEAN_UP:
                 return await self._clean_up(kind, cr)
         return None
+
+    def _postpone(self, kind: Admits[Any], cr: Transfer) -> None:
+        key = (kind.spec.name, cr.metadata.namespace, cr.name)
+        self._not_before[key] = self._tools.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
 
     async def _clean_up(self, kind: Admits[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
@@ -265,15 +277,15 @@ class OrphanRecovery:
         await self._tools.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
-        """Assign an Accepted transfer to another agent, where its prepare timeout begins again."""
+        """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted."""
         chosen = self._choose()
         if chosen is None or kind.spec.bound_to_node:
             # Only the agent on its volume's node can carry it out.
             return
         label, node = chosen
-        change = Change(status={"acceptedByNode": node}, labels={NODE_LABEL: label})
-        stored = await self._tools.status.annotate(kind, cr, change)
-        previous = cr.status.accepted_by_node or "another node"
+        previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
+        accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
+        stored = await self._tools.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
         await self._tools.events.record(
             stored,
             "Reassigned",

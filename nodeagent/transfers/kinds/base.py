@@ -153,6 +153,18 @@ class Adapter(Protocol[C]):
         """
         ...
 
+    async def confirm_volume(self, cr: C) -> None:
+        """Check that the volume is still the one that `cr` names; reads only.
+
+        Called before the data path starts and before a mover's success is recorded: the content of
+        a volume that was unmounted in between must not pass for its data. Also before the leader lets an interrupted
+        transfer wait.
+
+        Raises:
+            ExposeError: the volume no longer exists.
+        """
+        ...
+
     async def clean_up(self, cr: C) -> Pending | None:
         """Delete the expose objects of `cr`, which is final; None once all of them are deleted."""
         ...
@@ -201,17 +213,6 @@ class Exposes(Adapter[C], Protocol[C]):
 
     async def withdraw(self, cr: C) -> Pending | None:
         """Delete what keeps another attempt of `cr` from being exposed; None once it is gone."""
-        ...
-
-    async def confirm_volume(self, cr: C) -> None:
-        """Check that the volume is still the one that `cr` names; reads only.
-
-        Called before the data path starts and before a mover's success is recorded: the content of
-        a volume that was unmounted in between must not pass for its data.
-
-        Raises:
-            ExposeError: the volume no longer exists.
-        """
         ...
 
 

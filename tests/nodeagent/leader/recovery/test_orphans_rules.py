@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 
+from core.models.attempts import AttemptStage
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from nodeagent.leader.index import Entry
@@ -18,8 +19,14 @@ ANY = (False, True)
 def every_case() -> Iterator[tuple[Entry, OwnerState]]:
     """Yield every transfer with every owner state; without a label no agent can be unavailable."""
     reasons = ("", PendingReason.AGENT_UNAVAILABLE, PendingReason.WAITING_FOR_SLOT)
-    for phase, label, finalizer, reason, ours in product(Phase, ("", "node-a"), ANY, reasons, ANY):
-        transfer = entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours)
+    states: list[tuple[Phase, AttemptStage | None]] = [
+        (phase, None) for phase in Phase if phase is not Phase.IN_PROGRESS
+    ]
+    states += [(Phase.IN_PROGRESS, stage) for stage in AttemptStage]
+    for (phase, stage), label, finalizer, reason, ours in product(states, ("", "node-a"), ANY, reasons, ANY):
+        transfer = replace(
+            entry("du", phase=phase, node_label=label, finalizer=finalizer, reason=reason, managed=ours), stage=stage
+        )
         if phase is Phase.NEW and not ours:
             yield (
                 replace(transfer, fault="spec: Field required"),
@@ -32,6 +39,7 @@ def every_case() -> Iterator[tuple[Entry, OwnerState]]:
 def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
     """Return the expected step; the first matching row counts."""
     gone = owner.unavailable or owner.node_lost
+    idle = transfer.phase is Phase.ACCEPTED or transfer.stage in set(AttemptStage) - {AttemptStage.RUNNING}
     table = [
         (bool(transfer.fault) and not transfer.node_label, RecoveryAction.REPORT_INVALID),
         (not transfer.managed, RecoveryAction.NOTHING),
@@ -40,8 +48,8 @@ def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
         (transfer.phase.final and bool(transfer.node_label) and not gone, RecoveryAction.NOTHING),
         (transfer.phase.final, RecoveryAction.CLEAN_UP),
         (not transfer.node_label, RecoveryAction.ADOPT),
-        (gone and transfer.phase is Phase.ACCEPTED and not owner.bound, RecoveryAction.REASSIGN),
-        (owner.node_lost, RecoveryAction.END),
+        (gone and idle and not owner.bound, RecoveryAction.REASSIGN),
+        (owner.node_lost, RecoveryAction.LEAVE_NODE),
         (owner.unavailable, RecoveryAction.WAIT_FOR_AGENT),
         (transfer.reason == "AgentUnavailable", RecoveryAction.CLEAR_REPORT),
         (True, RecoveryAction.NOTHING),
