@@ -102,6 +102,11 @@ class Transfer(CustomResource):
         """When it was accepted; its creation where a client created it with a phase but without that time."""
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
 
+    def age_seconds(self, now: datetime) -> float:
+        """Return how old it is at `now`, a time by the API server's clock, which set its creation time."""
+        created = self.metadata.creation_timestamp
+        return 0.0 if created is None else (now - created).total_seconds()
+
     @property
     def cancel_requested(self) -> bool:
         """Whether a cancel was requested, by `spec.cancel` or by deletion."""

@@ -7,11 +7,12 @@ from typing import Any
 
 from core.clock import Clock
 from core.kube.client import KubeClient
+from core.models.attempts import RetryRules
+from core.models.transfers import Transfer
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
-from nodeagent.transfers.retries import RetryRules
 from nodeagent.transfers.status import StatusWriter
 
 __all__ = ["DispatchRules", "DispatchTools"]
@@ -41,7 +42,7 @@ class DispatchRules:
     `concurrency` returns the active `loadConcurrency`. `resource_timeout` is how long a cleanup may
     last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
     counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps. `retry_rules` returns the active
-    rules of the kind of that name, `location_answers` whether the backup storage location of that name does.
+    limits of retries of a transfer, `location_answers` whether the backup storage location of that name does.
     """
 
     namespace: str
@@ -51,7 +52,7 @@ class DispatchRules:
     resource_timeout: timedelta = timedelta(minutes=10)
     node_gone_after: timedelta = timedelta(minutes=5)
     has_copies: Callable[[], bool] = lambda: False
-    retry_rules: Callable[[str], RetryRules] = lambda _: RetryRules()
+    retry_rules: Callable[[Transfer], RetryRules] = lambda _: RetryRules()
     location_answers: Callable[[str], bool] = lambda _: True
 
     @property

@@ -6,21 +6,19 @@ ends may be retried (`nodeagent.transfers.retries`), when a step is due, nor how
 """
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Final
 
 from core.errors import ExposeError
-from core.models.attempts import Attempts, AttemptStage, Interruption
-from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION
+from core.models.attempts import Attempts, AttemptStage
+from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
-from core.models.units import format_duration
 from exposer.model import Pending
 from nodeagent.node.lifecycle import Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
+from nodeagent.transfers.interruptions import announce_next, build_interruption
 from nodeagent.transfers.owners import read_owner_refusal
-from nodeagent.transfers.retries import backoff_seconds, fence_seconds
 from nodeagent.transfers.status import Change
 
 __all__ = ["AttemptSteps"]
@@ -40,26 +38,15 @@ class AttemptSteps(StepBase):
         if why := await self._find_obstacle(case):
             return await self._end(case, Phase.FAILED, f"{ending.message}; not retried: {why}")
         await self._tools.logs.copy(cr, case.pod)
-        now = self._tools.api_time()
-        interrupted = cr.attempts.interrupt(
-            Interruption(
-                at=now,
-                cause=ending.cause,
-                message=ending.message,
-                node=self._site.node,
-                terminated=ending.terminated,
-            )
-        )
-        message = self._describe(case, interrupted, ending.message)
-        change = _change(interrupted, {"message": message}, reason=PendingReason.INTERRUPTED)
-        if MOVER_LOST_ANNOTATION in cr.metadata.annotations:
-            change = Change(change.status, annotations={**change.annotations, MOVER_LOST_ANNOTATION: None})
-        stored = await self._tools.status.annotate(kind, cr, change)
+        interruption = build_interruption(ending, node=self._site.node, at=self._tools.api_time())
+        rules = self._tools.retry_rules(cr)
+        announced = announce_next(cr, interruption, rules, restores=kind.spec.restores)
+        stored = await self._tools.status.annotate(kind, cr, announced.change)
         self._tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)
-        self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, message))
+        self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, announced.message))
         self._tools.metrics.retried(kind.spec.name, ending.cause)
-        await self._tools.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
+        await self._tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
         return None
 
     async def await_attempt(self, case: Case) -> Requeue | None:
@@ -116,17 +103,9 @@ class AttemptSteps(StepBase):
             return str(e)
         return ""
 
-    def _describe(self, case: Case, attempts: Attempts, why: str) -> str:
-        """Return the message about an interruption: the attempt, why it ended, when the next one begins."""
-        rules, restores = self._tools.retry_rules(case.cr), case.kind.spec.restores
-        seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
-        delay = format_duration(timedelta(seconds=round(seconds)))
-        number = attempts.number
-        return f"attempt {number - 1} was interrupted: {why}; attempt {number} begins in {delay}"
 
-
-def _change(attempts: Attempts, status: Mapping[str, object] | None = None, *, reason: str = "") -> Change:
-    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()}, reason=reason)
+def _change(attempts: Attempts, status: Mapping[str, object] | None = None) -> Change:
+    return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()})
 
 
 def _last_message(attempts: Attempts) -> str:

@@ -291,17 +291,12 @@ class Reconciler:
             has_slot=self._tools.slots.is_available_to(read.cr.uid),
             measured=self._measure(read.cr) if is_owned(read.cr, self._site) else Measured(),
             rules=self._tools.retry_rules(read.cr),
-            age_seconds=self._age_seconds(read.cr),
+            age_seconds=read.cr.age_seconds(self._tools.api_time()),
         )
         return build_case(self._kinds[key[0]], seen, self._site, self._limits)
 
     def _measure(self, cr: Transfer) -> Measured:
         return self._durations.measure(cr, mover_events=self._tools.progress.heard(cr.uid))
-
-    def _age_seconds(self, cr: Transfer) -> float:
-        """Return how old the transfer is by the API server's clock, which set its creation time."""
-        created = cr.metadata.creation_timestamp
-        return 0.0 if created is None else (self._tools.api_time() - created).total_seconds()
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""

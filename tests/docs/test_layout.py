@@ -57,6 +57,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/leader/maintenance/launch.py": "tests/nodeagent/leader/maintenance/test_steps.py",
     "nodeagent/leader/repositories/password.py": "tests/nodeagent/leader/repositories/test_controller.py",
     "nodeagent/leader/repositories/retry.py": "tests/nodeagent/leader/repositories/test_controller.py",
+    "nodeagent/transfers/interruptions.py": "tests/nodeagent/flows/test_retries.py",
     "nodeagent/node/attempt_steps.py": "tests/nodeagent/flows/test_retries.py",
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/operations/install/apply.py": "tests/integration/test_install.py",

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from core.errors import ExposeError
-from core.models.attempts import Interruption, InterruptionCause
-from core.models.names import ATTEMPTS_ANNOTATION, NODE_LABEL
+from core.models.attempts import InterruptionCause
+from core.models.names import NODE_LABEL
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.transfers.interruptions import announce_next, build_interruption
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.owners import read_owner_refusal
 from nodeagent.transfers.retries import Ending, explain_deadline, refusal
-from nodeagent.transfers.status import Change
 
 __all__ = ["Interruptions"]
 
@@ -45,8 +45,7 @@ class Interruptions:
         Raises:
             KubeError: what it depends on could not be read.
         """
-        rules, created = self.rules.retry_rules(kind.spec.name), cr.metadata.creation_timestamp
-        age_seconds = 0.0 if created is None else (self.tools.now() - created).total_seconds()
+        rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.tools.now())
         if cause is None:
             why = explain_deadline(rules, age_seconds=age_seconds)
         else:
@@ -74,27 +73,12 @@ class Interruptions:
         chosen = (cr.metadata.labels[NODE_LABEL], node) if kind.spec.bound_to_node else self.choose()
         if chosen is None:
             return False
-        label, next_node = chosen
-        before = cr.attempts
-        interruption = Interruption(
-            at=self.tools.now(),
-            cause=ending.cause,
-            message=ending.message,
-            node=node,
-            terminated=ending.terminated,
-        )
-        attempts = before.interrupt(interruption)
-        message = (
-            f"attempt {before.number} was interrupted: {ending.message};"
-            f" attempt {attempts.number} follows on node {next_node}"
-        )
-        change = Change(
-            {"message": message},
-            labels={NODE_LABEL: label},
-            annotations={ATTEMPTS_ANNOTATION: attempts.to_json()},
-            reason=PendingReason.INTERRUPTED,
-        )
+        label, _ = chosen
+        interruption = build_interruption(ending, node=node, at=self.tools.now())
+        rules, restores = self.rules.retry_rules(cr), kind.spec.restores
+        announced = announce_next(cr, interruption, rules, restores=restores, label=label)
         self.tools.check_leading()
-        stored = await self.tools.status.annotate(kind, cr, change)
-        await self.tools.events.record(stored, PendingReason.INTERRUPTED, message, warning=True)
+        stored = await self.tools.status.annotate(kind, cr, announced.change)
+        self.tools.metrics.retried(kind.spec.name, ending.cause)
+        await self.tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
         return True

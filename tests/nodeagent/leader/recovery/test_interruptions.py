@@ -77,7 +77,7 @@ async def test_a_transfer_of_a_deleted_node_continues_on_another() -> None:
     assert (interruption.cause, interruption.node) == (InterruptionCause.NODE_LOST, "node-a")
     assert (interruption.message, interruption.terminated) == (LOST, False)
     assert (scene.phase("du"), scene.reason("du")) == ("InProgress", "Interrupted")
-    assert scene.message("du") == f"attempt 1 was interrupted: {LOST}; attempt 2 follows on node node-b"
+    assert scene.message("du") == f"attempt 1 was interrupted: {LOST}; attempt 2 begins in 30s"
     assert scene.reasons("du") == ["Interrupted"]
 
 
