@@ -151,7 +151,8 @@ class ExposeSettings:
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
-    needs beside the PVC of a restore. `retries` are the rules of each kind, of which those for memory apply.
+    needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
+    which those for memory apply.
     """
 
     template: AgentTemplate

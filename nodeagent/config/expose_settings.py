@@ -7,6 +7,7 @@ Knows which key becomes which setting. Does not know which values a key accepts
 from dataclasses import replace
 
 from core.kube.resources import CONFIG_MAPS, SECRETS
+from core.models.attempts import RetryRules
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings, RepositoryVolume
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
@@ -42,9 +43,14 @@ def build_expose_settings(
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class
         else None,
-        # The deadline, which depends on the server, means nothing to an exposer.
-        retries=build_retry_rules(config.own.retry, velero_server=True),
+        retries=_retries(config),
     )
+
+
+def _retries(config: AgentConfig) -> dict[str, RetryRules]:
+    """Return the rules of the kinds that have not the default ones; the deadline means nothing to an exposer."""
+    every = build_retry_rules(config.own.retry, velero_server=True)
+    return {kind: rules for kind, rules in every.items() if rules != RetryRules()}
 
 
 def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:

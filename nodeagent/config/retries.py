@@ -69,8 +69,8 @@ class Retry(Section):
     )
     deadline: OptionalDurationText = Field(
         default="",
-        description='age of a transfer from which it is not retried; "0": none; empty: "4h", Velero\'s item timeout, '
-        "for a transfer of a Backup or Restore, and else none",
+        description='age of a transfer from which it is not retried; "0": none; empty: "4h" if it has an owner, '
+        "which is as long as a Velero server waits by default, and else none",
         examples=["8h"],
     )
     oom_memory_factor: _Factor = Field(

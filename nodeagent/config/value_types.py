@@ -183,10 +183,12 @@ def _check_duration(text: str) -> str:
 
 def _check_optional_duration(text: str) -> str:
     try:
-        negative = bool(text) and parse_duration(text) < timedelta()
+        parse_duration(text or "0")
     except ValueError:
-        negative = True
-    if negative:
+        valid = False
+    else:
+        valid = not text.startswith("-")
+    if not valid:
         raise expected('a duration such as "30m" or "6h", or "0"')
     return text
 
@@ -242,6 +244,6 @@ DurationText = Annotated[StrictStr, AfterValidator(_check_duration), _schema(_DU
 """A positive duration as it is written."""
 
 OptionalDurationText = Annotated[
-    StrictStr, AfterValidator(_check_optional_duration), _schema(f"(?:{_DURATION_PATTERN}|[-+]?0)?")
+    StrictStr, AfterValidator(_check_optional_duration), _schema(f"(?:{_DURATION_PATTERN}|[+]?0)?")
 ]
 """A duration as it is written, also 0; empty: none."""

@@ -1,7 +1,11 @@
 """Which of two documents is active."""
 
+from datetime import timedelta
+
+from core.models.transfers import DataUpload
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.parse import ParsedConfig, parse_config
+from tests.nodeagent.support.transfers import data_upload
 
 
 def _document(slots: object) -> ParsedConfig:
@@ -64,3 +68,13 @@ def test_a_rejection_is_a_change_once() -> None:
     assert current.reject(("gone",)).changed
     assert not current.reject(("gone",)).changed
     assert current.reject(("not JSON",)).changed
+
+
+def test_only_a_transfer_with_an_owner_has_a_deadline_without_configuration() -> None:
+    owner = {"apiVersion": "velero.io/v1", "kind": "Backup", "name": "b", "uid": "u"}
+    uploads = [DataUpload.parse(data_upload(ownerReferences=owners)) for owners in ([owner], [])]
+    current = CurrentConfig()
+    before = [current.retry_rules(each).deadline for each in uploads]
+    current.update(parse_config('{"nodeagent.io": {"retry": {"deadline": "1h"}}}'))
+    assert before == [timedelta(hours=4), None]
+    assert [current.retry_rules(each).deadline for each in uploads] == [timedelta(hours=1)] * 2

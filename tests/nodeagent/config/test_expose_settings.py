@@ -31,9 +31,14 @@ def build(priority_class: str = "", limit_mib: int = 5000, /, **document: Any) -
 
 
 def configured(**changes: Any) -> ExposeSettings:
-    kinds = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
-    pod = PodSettings(**({"labels": {}, "annotations": {}} | changes))
-    return replace(DEFAULTS, pod=pod, retries=dict.fromkeys(kinds, RetryRules()))
+    return replace(DEFAULTS, pod=PodSettings(**({"labels": {}, "annotations": {}} | changes)))
+
+
+def test_the_rules_for_memory_are_those_of_the_kind() -> None:
+    per_kind = {"DataUpload": {"oomMemoryFactor": 2}}
+    assert build(**{"nodeagent.io": {"retry": {"perKind": per_kind}}}).retries == {
+        "DataUpload": RetryRules(oom_memory_factor=2)
+    }
 
 
 def test_the_settings_are_the_defaults_without_configuration() -> None:

@@ -77,6 +77,7 @@ _SAMPLES = st.text() | st.sampled_from(
         "+.5s",
         "10",
         "-0",
+        "-0s",
     ]
 )
 
