@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from core.clock import Clock
+from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from nodeagent.leader.admission.checks import AdmissionChecks
@@ -159,16 +160,21 @@ class QueueView:
             self._metrics.queue_positions({})
 
     def report(self) -> JsonDict:
-        """Return the queue for the status page; `pending` are the New transfers with another reason."""
+        """Return the queue for the status page.
+
+        `pending` are the New transfers with another reason, `interrupted` those between two attempts.
+        """
         managed = [entry for entry in self._entries() if entry.managed]
         queue = list(self._order(managed))
         positions = {entry.uid: position for position, entry in enumerate(queue, start=1)}
         others = [entry for entry in managed if entry.phase is Phase.NEW and entry.uid not in positions]
+        interrupted = [entry for entry in managed if entry.stage not in {None, AttemptStage.RUNNING}]
         return {
             "phases": dict(Counter(str(entry.phase) for entry in managed)),
             "queued": len(queue),
             "queue": [_describe(entry) | {"position": positions[entry.uid]} for entry in queue[:_ON_STATUS_PAGE]],
             "pending": [_describe(entry) | {"reason": entry.reason} for entry in others[:_ON_STATUS_PAGE]],
+            "interrupted": [_describe_attempt(entry) for entry in interrupted[:_ON_STATUS_PAGE]],
         }
 
     def _show(self) -> int:
@@ -188,3 +194,7 @@ class QueueView:
 
 def _describe(entry: Entry) -> JsonDict:
     return {"kind": entry.kind, "name": entry.name, "volumeNamespace": entry.queue, "created": entry.created}
+
+
+def _describe_attempt(entry: Entry) -> JsonDict:
+    return _describe(entry) | {"stage": str(entry.stage), "nodeLabel": entry.node_label, "reason": entry.reason}

@@ -74,8 +74,10 @@ async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_i
     scene = open_scene("node-a", limit=1)
     scene.add("du-1", status={"phase": "Prepared"}, labels={NODE_LABEL: "node-a"})
     scene.add_interrupted("du-2")
-    async with scene.dispatching():
+    async with scene.dispatching() as dispatcher:
         await scene.until(lambda: scene.reason("du-2") == "Resuming", seconds=15)
+        (shown,) = dispatcher.report()["interrupted"]
+        assert (shown["name"], shown["stage"], shown["nodeLabel"]) == ("du-2", "Ready", "node-a")
         assert scene.message("du-2").endswith("before all New transfers: prepareQueueLength (1) reached")
         await asyncio.sleep(10)
         sent = len(scene.kube.requests)
