@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from core.errors import KopiaError
+from core.errors import KopiaCrashError, KopiaError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
-from datamover.kopia.causes import find_cause
+from datamover.kopia.causes import find_cause, find_outage
 from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime.child import ChildCommand, run_child
 from datamover.runtime.confinement import Means, find_means
@@ -46,6 +47,17 @@ _COUNTERS: Final = "counters"
 
 _STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ", "starting prometheus metrics on ")
 """Prefixes of lines that contain no error."""
+
+_CRASH_SIGNALS: Final = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV})
+"""This process sends KILL only to a kopia whose answer it no longer waits for, and TERM. A broken pipe (PIPE) is no
+crash: the device that gets kopia's output failed."""
+
+_PANIC_EXIT_CODE: Final = 2
+_STACK: Final = re.compile(r"goroutine \d+ .*\[")
+_PANIC: Final = re.compile(r"(panic|fatal error|SIG[A-Z]+): ")
+"""Go ends a program with this code and the stacks of its goroutines after a panic, and after a signal such as SEGV. A
+line before them says why. Source: Go 1.26, runtime (panic.go, signal_unix.go).
+"""
 
 _SHORT_CALL_SECONDS: Final = 120.0
 """The timeout of a call that moves no data; kopia stops retrying an unreachable storage earlier."""
@@ -90,6 +102,10 @@ class Listener(Protocol):
         ...
 
 
+class _KopiaOutageError(StorageOutageError, KopiaError):
+    """kopia gave up because the storage does not answer."""
+
+
 @dataclass(frozen=True)
 class KopiaAnswer:
     """The outcome of one call of kopia.
@@ -112,12 +128,21 @@ class KopiaAnswer:
         return self.exit_code == 0
 
     @property
+    def crashed(self) -> bool:
+        """Whether kopia was ended by a signal that this process did not send, or by a panic."""
+        if self.exit_code == _PANIC_EXIT_CODE:
+            return any(_STACK.match(line) for line in self.lines[-1:])
+        return -self.exit_code in _CRASH_SIGNALS
+
+    @property
     def exit_status(self) -> str:
         """How kopia exited, for a message."""
         if self.out_of_memory:
             return "kopia was killed by the node's kernel: out of memory"
         if self.exit_code < 0:
             return f"kopia was killed by signal {-self.exit_code}"
+        if self.crashed and (panics := [line for line in self.lines if _PANIC.match(line)]):
+            return f"kopia crashed: {panics[-1]}"
         return f"kopia exited with code {self.exit_code}"
 
     @property
@@ -130,9 +155,16 @@ class KopiaAnswer:
         return any(text.lower() in line.lower() for line in self.lines)
 
     def error(self, cause: str = "") -> KopiaError:
-        """Return the error for this call: one line with the cause, then kopia's last lines."""
-        head = f"{self.attempted}: {cause or find_cause(self.lines) or self.exit_status}"
-        return KopiaError("\n".join([head, *self.shown_lines]))
+        """Return the error for this call: one line with the cause, then kopia's last lines.
+
+        Another attempt may succeed after a KopiaCrashError, or a StorageOutageError, which is a KopiaError here.
+        """
+        kind, found = KopiaError, find_cause(self.lines)
+        if self.crashed:
+            kind, found = KopiaCrashError, ""
+        elif not self.succeeded and find_outage(self.lines):
+            kind = _KopiaOutageError
+        return kind("\n".join([f"{self.attempted}: {cause or found or self.exit_status}", *self.shown_lines]))
 
     def check(self) -> "KopiaAnswer":
         """Return this answer if kopia exited with 0.
@@ -269,7 +301,8 @@ class Kopia:
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:
         def keep(line: str) -> None:
             text = escape_controls(self._redactor.redact(line).strip())
-            if text:
+            # The stacks after a panic would replace its cause.
+            if text and not (lines and _STACK.match(lines[-1])):
                 lines.append(text)
                 _logger.debug("kopia: %s", text)
                 if forward is not None and not text.startswith(_STATUS_LINES):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
-from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause
+from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.stalls import Reachability
@@ -117,7 +117,7 @@ class Repository:
             output_fd: an open file for kopia's output; None: the answer has it.
 
         Raises:
-            RepositoryError: the storage did not answer for the stall timeout.
+            StorageOutageError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
         return await self._calls.call(attempted, *arguments, output_fd=output_fd)
@@ -126,7 +126,7 @@ class Repository:
         """Return what `data_path` returns; repeat it while kopia cannot even open the repository.
 
         Raises:
-            RepositoryError: the storage did not answer for the stall timeout.
+            StorageOutageError: the storage did not answer for the stall timeout.
         """
 
         async def attempt() -> KopiaAnswer:
@@ -251,7 +251,7 @@ class Repository:
             # Without keys, it may be the node's identity service that does not answer.
             silent = self._with_origin(f"{self.description} does not answer")
             parts = [silent, f"timed out after {seconds:.0f} s", *e.lines[-1:]]
-            return Reachability(reachable=False, message=": ".join(parts))
+            return Reachability(reachable=False, message=": ".join(parts), outage=True)
         except DataPathError as e:
             return Reachability(reachable=True, message=f"cannot probe {self.description}: {e}")
         if answer.mentions(_NO_REPOSITORY) and (missing := await self._check_bucket()):
@@ -260,7 +260,8 @@ class Repository:
         if any(answer.mentions(text) for text in (_NO_REPOSITORY, *_DENIALS)):
             return Reachability(reachable=True, message=f"the storage of {self.description} answers")
         parts = [f"{self.description} does not answer", find_cause(answer.lines), *answer.lines[-1:]]
-        return Reachability(reachable=False, message=": ".join(filter(None, parts)))
+        outage = bool(find_outage(answer.lines))
+        return Reachability(reachable=False, message=": ".join(filter(None, parts)), outage=outage)
 
     async def _check_bucket(self) -> str:
         """Return the error if the bucket does not exist; empty if it does, or access to it is denied."""

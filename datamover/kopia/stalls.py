@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from core.clock import Clock
-from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.models.units import format_duration, parse_duration
 from datamover.kopia.progress import Meter
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
@@ -50,10 +50,21 @@ Report = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Reachability:
-    """Whether the storage of a repository answers, and the text about it for a message."""
+    """Whether the storage of a repository answers, and the text about it for a message.
+
+    `outage`: it does not, for a cause that may pass by itself.
+    """
 
     reachable: bool
     message: str
+    outage: bool = False
+
+    @property
+    def error(self) -> type[DataPathError]:
+        """The class of the error of a data path that stalls meanwhile."""
+        if self.reachable:
+            return DataPathError
+        return StorageOutageError if self.outage else RepositoryError
 
 
 @dataclass(frozen=True)
@@ -178,7 +189,8 @@ class Watchdog:
             output: the last lines of kopia's output so far.
 
         Raises:
-            RepositoryError: the work stalled, and the repository does not answer.
+            StorageOutageError: the work stalled, and the storage does not answer.
+            RepositoryError: the work stalled, and the repository cannot be used, for example without its bucket.
             DataPathError: the work stalled, although the repository answers.
         """
         canceler = Canceler()
@@ -220,7 +232,7 @@ class Watchdog:
         idle, lines = format_duration(detector.idle), list(output)
         if detector.timed_out(reachable=reachability.reachable):
             text = "\n".join([f"{attempted}: no progress for {idle}: {reachability.message}", *lines])
-            return DataPathError(text) if reachability.reachable else RepositoryError(text)
+            return reachability.error(text)
         shown = f"; last output of kopia: {lines[-1]}" if lines else ""
         await self.warn(f"no progress for {idle}: {reachability.message}{shown}")
         return None

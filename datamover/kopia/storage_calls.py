@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from core.clock import Backoff, Clock, SystemClock
-from core.errors import RepositoryError
+from core.errors import RepositoryError, StorageOutageError
 from core.models.units import format_duration
 from datamover.kopia.causes import count_index_blobs, find_outage
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -102,7 +102,7 @@ class Waits:
         return min(_PROBE_SECONDS, max(timeout, _LEAST_PROBE_SECONDS))
 
 
-class _StorageOutageError(RepositoryError):
+class _NoAnswerError(RepositoryError):
     """The storage does not answer, or is busy; `cause` is without what differs between attempts."""
 
     def __init__(self, cause: str, line: str) -> None:
@@ -181,7 +181,7 @@ class StorageCalls:
             output_fd: an open file for kopia's output; None: the answer has it.
 
         Raises:
-            RepositoryError: the storage did not answer for the stall timeout.
+            StorageOutageError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
         return await self.repeat(lambda: self.call_once(attempted, *arguments, output_fd=output_fd))
@@ -212,19 +212,19 @@ class StorageCalls:
         """Return what `step` returns; repeat it while the storage does not answer.
 
         Raises:
-            RepositoryError: the storage did not answer for the stall timeout.
+            StorageOutageError: the storage did not answer for the stall timeout.
         """
         clock, timeout = self._waits.clock, self._waits.limits.timeout
         outage = _Outage(clock, self._cache)
         while True:
             try:
                 result = await step()
-            except _StorageOutageError as e:
+            except _NoAnswerError as e:
                 pause_seconds, lasted_seconds = outage.fail(), outage.lasted_seconds
                 if timeout and lasted_seconds >= timeout.total_seconds():
                     lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
                     text = f"{self._description} did not answer for {lasted}: {e}"
-                    raise RepositoryError(text) from e
+                    raise StorageOutageError(text) from e
                 await self._report_wait(f"{self._description} does not answer, will retry: {e.cause}")
                 await clock.sleep(pause_seconds)
             else:
@@ -238,7 +238,7 @@ class StorageCalls:
             RepositoryError: it did: `repeat` repeats its step.
         """
         if not answer.succeeded and (cause := find_outage(answer.lines)):
-            raise _StorageOutageError(cause, answer.lines[-1])
+            raise _NoAnswerError(cause, answer.lines[-1])
 
     async def _report_wait(self, message: str) -> None:
         if message != self._reported:

@@ -21,7 +21,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from core.clock import Backoff, Clock, Deadline
-from core.errors import RepositoryError
+from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
@@ -52,7 +52,7 @@ class _RefusedError(RepositoryError):
     """A service did not grant what it was asked for; repeating the request would change nothing."""
 
 
-class _UnavailableError(RepositoryError):
+class _UnavailableError(StorageOutageError):
     """A service is busy or cannot be reached."""
 
 

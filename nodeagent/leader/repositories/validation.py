@@ -17,7 +17,7 @@ from typing import Final
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.contract import LocationResult, MoverArgs, MoverVerb, parse_result
-from core.errors import RepositoryError, ResultError
+from core.errors import RepositoryError, ResultError, StorageOutageError
 from core.kube.client import KubeClient
 from core.models.base import JsonDict
 from core.models.names import STORAGE_LOCATION_LABEL, label_value
@@ -112,7 +112,7 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 def _judge(name: str, exit_code: int | None, message: str) -> Verdict | None:
     """Return what the end of the process means: only its error about a repository is one of the storage."""
-    if exit_code == RepositoryError.exit_code and message:
+    if exit_code in {RepositoryError.exit_code, StorageOutageError.exit_code} and message:
         return Verdict(message)
     if exit_code == 0:
         with suppress(ResultError):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from core.errors import AgentError, DataPathError, RepositoryError
+from core.errors import AgentError, DataPathError, RepositoryError, StorageOutageError
 from core.redact import Redactor
 from datamover.data_path.run import DataPath
 from datamover.kopia.process import Kopia, KopiaAnswer, Listener
@@ -17,7 +17,10 @@ from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.processes
 
-_UNREACHABLE = Reachability(reachable=False, message="repository r (s3://b) does not answer: connection refused")
+_UNREACHABLE = Reachability(
+    reachable=False, message="repository r (s3://b) does not answer: connection refused", outage=True
+)
+_NO_BUCKET = Reachability(reachable=False, message="repository r (s3://b) does not answer: the bucket does not exist")
 _REACHABLE = Reachability(reachable=True, message="repository r (s3://b) answers")
 
 
@@ -66,10 +69,11 @@ async def _error_of(data_path: DataPath) -> AgentError:
 @pytest.mark.parametrize(
     ("found", "kind", "seconds", "warnings"),
     [
-        (_UNREACHABLE, RepositoryError, 600, ["2m0s", "4m0s", "8m0s"]),
+        (_UNREACHABLE, StorageOutageError, 600, ["2m0s", "4m0s", "8m0s"]),
+        (_NO_BUCKET, RepositoryError, 600, ["2m0s", "4m0s", "8m0s"]),
         (_REACHABLE, DataPathError, 3600, ["2m0s", "4m0s", "8m0s", "10m0s", "20m0s", "40m0s"]),
     ],
-    ids=["unreachable", "reachable"],
+    ids=["unreachable", "no bucket", "reachable"],
 )
 async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     found: Reachability, kind: type[AgentError], seconds: int, warnings: list[str]
@@ -82,7 +86,7 @@ async def test_a_stalled_data_path_is_reported_and_fails_after_the_timeout(
     error = await _error_of(_hang(probe, warned))
     assert type(error) is kind
     assert LoopClock().monotonic() - started == pytest.approx(seconds, abs=10)
-    shown = "10m0s" if kind is RepositoryError else "1h0m0s"
+    shown = "1h0m0s" if kind is DataPathError else "10m0s"
     assert str(error) == f"back up /volume: no progress for {shown}: {found.message}\nthe last line"
     output = "; last output of kopia: the last line"
     assert warned == [f"no progress for {idle}: {found.message}{output}" for idle in warnings]

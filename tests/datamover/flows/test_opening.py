@@ -109,7 +109,7 @@ async def test_a_storage_that_never_answers_fails_a_transfer_after_the_timeout(
     kopias, cause = _FAULTS[fault]
     proxy.fail(kopias)
     started = time.monotonic()
-    assert await pod.run("data-upload", tree) == 12
+    assert await pod.run("data-upload", tree) == 16
     assert time.monotonic() - started >= 7
     assert re.search(rf"^backup repository .* did not answer for \d+s: {cause}: ", pod.message)
     assert len(_outages(pod)) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.clock import SystemClock
-from core.errors import DataPathError, RepositoryError
+from core.errors import DataPathError, KopiaError, RepositoryError, StorageOutageError
 from datamover.arguments import RepositoryOptions
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
@@ -82,7 +82,10 @@ async def _interrupted(
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(
     "outage",
-    [(_kill_server, "the endpoint cannot be reached"), (_remove_bucket, "the bucket does not exist")],
+    [
+        (_kill_server, "the endpoint cannot be reached", StorageOutageError),
+        (_remove_bucket, "the bucket does not exist", RepositoryError),
+    ],
     ids=["server", "bucket"],
 )
 async def test_a_backup_is_reported_and_fails_when_its_storage_is_unavailable(
@@ -90,13 +93,13 @@ async def test_a_backup_is_reported_and_fails_when_its_storage_is_unavailable(
     mover: LocalMover,
     volume: Path,
     caplog: pytest.LogCaptureFixture,
-    outage: tuple[Callable[[S3Server], None], str],
+    outage: tuple[Callable[[S3Server], None], str, type[RepositoryError]],
 ) -> None:
     """kopia by itself would retry for many minutes without output."""
-    end, cause = outage
+    end, cause, kind = outage
     bucket = server.folder / "backups" / "prefix"
     error = await _interrupted(mover.back_up(volume, "", None), lambda: any(bucket.glob("p*")), lambda: end(server))
-    assert isinstance(error, RepositoryError)
+    assert type(error) is kind
     repository = re.escape(f"repository s3://backups/prefix/ at {server.url}")
     reported = rf"no progress for \d+s: {repository} does not answer: {cause}: "
     assert re.match(rf"back up {volume}: {reported}", str(error))
@@ -117,20 +120,25 @@ async def test_a_backup_names_the_cause(server: S3Server, mover: LocalMover, vol
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("end", "cause"),
+    "outage",
     [
-        (_remove_bucket, "a repository file is missing"),
-        pytest.param(_kill_server, "the endpoint cannot be reached", marks=pytest.mark.slow),
+        (_remove_bucket, "a repository file is missing", KopiaError),
+        pytest.param((_kill_server, "the endpoint cannot be reached", StorageOutageError), marks=pytest.mark.slow),
     ],
     ids=["bucket", "server"],
 )
 async def test_a_restore_names_the_cause(
-    server: S3Server, mover: LocalMover, volume: Path, end: Callable[[S3Server], None], cause: str
+    server: S3Server,
+    mover: LocalMover,
+    volume: Path,
+    outage: tuple[Callable[[S3Server], None], str, type[DataPathError]],
 ) -> None:
+    end, cause, kind = outage
     backup = await mover.back_up(volume, "", None)
     target = volume.parent / "out"
     error = await _interrupted(
         mover.restore(backup.snapshot_id, target, None), lambda: any(target.glob("*")), lambda: end(server)
     )
+    assert error.exit_code == kind.exit_code
     assert str(error).startswith(f"restore snapshot {backup.snapshot_id} to {target}: {cause}\n")
     assert server.secret_key not in str(error)

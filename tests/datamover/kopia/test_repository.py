@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import KopiaError, RepositoryError
+from core.errors import DataPathError, KopiaError, RepositoryError, StorageOutageError
 from core.redact import Redactor
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
 from datamover.kopia.process import Kopia, kopia_environment
@@ -180,14 +180,14 @@ async def test_a_probe_reports_whether_the_storage_answers(
     ):
         with opened(storage, waits=_waits(10)) as probed:
             answer = await probed.probe()
-            found.append((answer.reachable, answer.message.split(": ")[0:2]))
+            found.append((answer.error, answer.message.split(": ")[0:2]))
     assert found == [
-        (True, ["the storage of repository under test answers"]),
-        (True, ["the storage of repository under test answers"]),
-        (False, ["repository under test does not answer", "the bucket does not exist"]),
-        (False, ["repository under test does not answer", "the endpoint cannot be reached"]),
-        (False, ["repository under test does not answer", "timed out after 10 s"]),
-        (False, ["repository under test does not answer", "the directory does not exist or cannot be read"]),
+        (DataPathError, ["the storage of repository under test answers"]),
+        (DataPathError, ["the storage of repository under test answers"]),
+        (RepositoryError, ["repository under test does not answer", "the bucket does not exist"]),
+        (StorageOutageError, ["repository under test does not answer", "the endpoint cannot be reached"]),
+        (StorageOutageError, ["repository under test does not answer", "timed out after 10 s"]),
+        (RepositoryError, ["repository under test does not answer", "the directory does not exist or cannot be read"]),
     ]
 
 

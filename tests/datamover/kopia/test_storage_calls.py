@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import RepositoryError
+from core.errors import StorageOutageError
 from core.redact import Redactor
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
@@ -93,7 +93,7 @@ async def test_a_call_is_repeated_until_the_storage_answers(tmp_path: Path, repo
 async def test_a_storage_that_never_answers_fails_the_call_after_the_timeout(tmp_path: Path, reports: _Reports) -> None:
     started = LoopClock().monotonic()
     with pytest.raises(
-        RepositoryError, match=r"^repository r did not answer for 10m\d+s: the endpoint cannot be rea.*: f"
+        StorageOutageError, match=r"^repository r did not answer for 10m\d+s: the endpoint cannot be rea.*: f"
     ):
         await _open(_ScriptedKopia(_REFUSED, forever=True), tmp_path, reports).call("list", "snapshot", "list")
     assert LoopClock().monotonic() - started == pytest.approx(600, abs=20)
@@ -126,7 +126,7 @@ async def test_an_attempt_that_fills_the_cache_restarts_the_timeout(tmp_path: Pa
             (indexes / str(len(kopia.verbs))).touch()
 
     kopia.on_call = read_an_index_for_an_hour
-    with pytest.raises(RepositoryError, match="did not answer for 10m"):
+    with pytest.raises(StorageOutageError, match="did not answer for 10m"):
         await _open(kopia, tmp_path, reports).call("list", "snapshot", "list")
     assert LoopClock().monotonic() == pytest.approx(4200, abs=40)
 

@@ -81,7 +81,7 @@ async def test_an_endpoint_that_refuses_connections_is_reported_within_a_minute(
         on_s3.put_location({"s3Url": proxy.url}, bucket="validation", credential=_CLOUD)
         proxy.fail(Fault.REFUSE)
         async with asyncio.timeout(100):
-            assert await _validate(on_s3) == 12
+            assert await _validate(on_s3) == 16
     assert "the endpoint cannot be reached" in on_s3.message
 
 

@@ -46,6 +46,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.param(12, "the bucket does not exist", Verdict("the bucket does not exist"), id="unavailable"),
         pytest.param(0, json.dumps({"needsPod": True}), None, id="needs a pod"),
         pytest.param(0, "nonsense", None, id="no result"),
+        pytest.param(16, "repository r did not answer", Verdict("repository r did not answer"), id="outage"),
         pytest.param(12, "", None, id="no cause"),
         pytest.param(1, "the API server does not answer", None, id="another error"),
         pytest.param(10, "cannot start kopia", None, id="no kopia"),

@@ -1,0 +1,58 @@
+"""What the end of a kopia means: whether another attempt may avoid it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from core.errors import KopiaCrashError, KopiaError, RepositoryError, StorageOutageError
+from core.redact import Redactor
+from datamover.kopia.process import Kopia, KopiaAnswer
+
+_REFUSED = "dial tcp 10.0.0.1:9000: connect: connection refused"
+_GOROUTINE = "goroutine 7 gp=0xc0001 m=4 mp=0xc00a [running]:"
+
+
+def _error(exit_code: int, *lines: str, cause: str = "") -> KopiaError:
+    return KopiaAnswer("back up /volume", exit_code, b"", list(lines)).error(cause)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "shown"),
+    [
+        (_error(-9), KopiaCrashError, "kopia was killed by signal 9"),
+        (_error(-7, _REFUSED), KopiaCrashError, "kopia was killed by signal 7"),
+        (_error(2, "panic: no", _GOROUTINE), KopiaCrashError, "kopia crashed: panic: no"),
+        (_error(2, _GOROUTINE), KopiaCrashError, "kopia exited with code 2"),
+        (_error(2, "no"), KopiaError, "kopia exited with code 2"),
+        (_error(-13, cause="cannot write to the device"), KopiaError, "cannot write to the device"),
+        (_error(1, "Access Denied", _REFUSED), KopiaError, "the credentials have no access"),
+        (_error(1, "invalid repository password"), KopiaError, "the repository password does not match"),
+        (_error(0, _REFUSED, cause="read 1 of the device's 2 bytes"), KopiaError, "read 1 of the device's 2 bytes"),
+    ],
+)
+def test_the_class_of_an_error_says_whether_kopia_crashed(
+    error: KopiaError, kind: type[KopiaError], shown: str
+) -> None:
+    assert type(error) is kind
+    assert str(error).splitlines()[0] == f"back up /volume: {shown}"
+
+
+def test_a_storage_that_kopia_gave_up_is_an_outage() -> None:
+    """kopia retries for a minute in a restore, less than the stall timeout."""
+    error = _error(1, _REFUSED)
+    assert isinstance(error, StorageOutageError)
+    assert isinstance(error, RepositoryError)
+    assert error.exit_code == StorageOutageError.exit_code
+    assert str(error) == f"back up /volume: the endpoint cannot be reached\n{_REFUSED}"
+
+
+@pytest.mark.processes
+async def test_the_cause_of_a_panic_is_kept_and_its_stacks_are_not(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    stacks = f"for n in $(seq 100); do echo '{_GOROUTINE}'; echo main.go:$n; done"
+    program.write_text(f"#!/bin/sh\n( echo before; echo panic: no; {stacks} ) >&2\nexit 2\n")
+    program.chmod(0o755)
+    answer = await Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program)).call("list", "snapshot")
+    assert answer.crashed
+    assert answer.lines == ["before", "panic: no", _GOROUTINE]
