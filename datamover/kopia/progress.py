@@ -138,8 +138,9 @@ class Meter:
         self._snapshot_known.set()
 
     async def wait_snapshot_started(self) -> None:
-        """Return once `snapshot_started` is known."""
+        """Return once `snapshot_started` has been set since the last call."""
         await self._snapshot_known.wait()
+        self._snapshot_known.clear()
 
     def take(self, line: str) -> str:
         """Parse the progress in a line of kopia's output; return the rest of the line.

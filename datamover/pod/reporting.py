@@ -70,8 +70,9 @@ class Reporter:
 
     async def _follow_start(self, meter: Meter) -> None:
         """Report at once when kopia began its snapshot: by this time the checkpoints of the attempt are known."""
-        await meter.wait_snapshot_started()
-        await self.progress(await meter.read())
+        while True:
+            await meter.wait_snapshot_started()
+            await self.progress(await meter.read())
 
     async def _follow_times(self, meter: Meter) -> None:
         for at in report_times():
