@@ -20,6 +20,7 @@ from core.models.units import format_duration
 
 __all__ = [
     "CANCELED_ENDING",
+    "FENCE_TIMEOUT",
     "FOREIGN_INTERVALS",
     "MAINTENANCE_ERROR",
     "MOVER_GRACE",
@@ -64,6 +65,10 @@ long is overdue."""
 MOVER_GRACE: Final = timedelta(seconds=30)
 """`terminationGracePeriodSeconds` of a mover pod: with 0, as in Velero, a pod would be deleted from the API while it
 still writes. It bounds `DATA_MOVER_CHECKPOINT_GRACE`; without a checkpoint, a mover exits within 2 s of SIGTERM."""
+
+FENCE_TIMEOUT: Final = timedelta(minutes=2)
+"""A mover that writes a volume ends itself so long after the last answer of the API server that confirms its attempt.
+The next attempt starts later than that after it was announced. `DATA_MOVER_FENCE_TIMEOUT` can only shorten it."""
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""

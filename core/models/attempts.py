@@ -4,6 +4,7 @@ They are kept in the annotation `nodeagent.io/attempts` of the custom resource, 
 transfer is in its first attempt. What may be retried, and when, is decided in `nodeagent.transfers.retries`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -12,7 +13,9 @@ from typing import Annotated, Final, Self
 from msgspec import Meta
 from msgspec.structs import replace
 
+from core.errors import ContractError
 from core.models.base import Time, WireModel
+from core.models.names import ATTEMPTS_ANNOTATION
 
 __all__ = ["AttemptStage", "Attempts", "Interruption", "InterruptionCause", "RetryRules"]
 
@@ -102,6 +105,14 @@ class Attempts(WireModel, omit_defaults=True):
     uncounted: int = 0
     interruptions: tuple[Interruption, ...] = ()
     starts: tuple[Time, ...] = ()
+
+    @classmethod
+    def of(cls, annotations: Mapping[str, str]) -> Self:
+        """Return the attempts in the annotations of a transfer; the first one where theirs is absent or invalid."""
+        try:
+            return cls.from_json(annotations.get(ATTEMPTS_ANNOTATION) or "{}")
+        except ContractError:
+            return cls()
 
     @property
     def retries(self) -> int:

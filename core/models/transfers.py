@@ -10,10 +10,9 @@ from typing import ClassVar
 
 from msgspec import field
 
-from core.errors import ContractError
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.names import ATTEMPTS_ANNOTATION, PENDING_REASON_ANNOTATION
+from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -87,10 +86,7 @@ class Transfer(CustomResource):
     @property
     def attempts(self) -> Attempts:
         """Its attempts; the first one where the annotation is absent or invalid."""
-        try:
-            return Attempts.from_json(self.metadata.annotations.get(ATTEMPTS_ANNOTATION) or "{}")
-        except ContractError:
-            return Attempts()
+        return Attempts.of(self.metadata.annotations)
 
     @property
     def stage(self) -> AttemptStage | None:

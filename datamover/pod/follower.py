@@ -1,7 +1,7 @@
 """A watch on the custom resource of one transfer, for as long as its data mover runs.
 
-Knows that InProgress starts the data path, and that `spec.cancel`, a deletion or a final phase
-cancels it.
+Knows that InProgress starts the data path of the attempt that runs, that `spec.cancel`, a deletion or a final phase
+cancels it, and that a later attempt ends it.
 """
 
 import asyncio
@@ -10,9 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from core.clock import Clock
-from core.errors import AgentError, ContractError, DataPathError
+from core.errors import AgentError, ContractError, DataPathError, FencedError
 from core.kube.client import KubeClient, Selection
+from core.kube.retry import Retry
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
+from core.models.attempts import Attempts, AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
@@ -26,11 +28,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WatchedTransfer:
-    """Which custom resource is watched."""
+    """Which custom resource is watched, and the number of the attempt that follows it."""
 
     kind: TransferKind
     namespace: str
     name: str
+    attempt: int = 1
 
     @property
     def selection(self) -> Selection:
@@ -49,6 +52,8 @@ class TransferFollower:
     def __init__(self, client: KubeClient, watched: WatchedTransfer, *, clock: Clock, canceler: Canceler) -> None:
         """Follow `watched`; `canceler` gets its cancel requests."""
         self._client = client
+        # Whoever asks again must know how old an answer is.
+        self._once = KubeClient(client.transport, Retry(clock, attempts=1))
         self._watched = watched
         self._clock = clock
         self._canceler = canceler
@@ -70,8 +75,28 @@ class TransferFollower:
             raise
 
     async def wait_in_progress(self) -> Transfer:
-        """Return the custom resource once its phase is InProgress; never, if it is canceled before."""
+        """Return the custom resource once the attempt may move data; never, if it is canceled before."""
         return await self._started
+
+    async def confirm(self) -> bool:
+        """Read the custom resource, and return whether this attempt is still the one that runs.
+
+        It is a quorum read: a watch may be behind what another agent has announced.
+
+        Raises:
+            KubeError: the API server did not answer, or with an error.
+        """
+        found: list[JsonDict] = []
+        async with aclosing(self._once.pages(self._watched.selection)) as pages:
+            async for page in pages:
+                if page.malformed:
+                    return False
+                found += page.items
+        if not found:
+            self._canceler.cancel(f"{self._watched.description} no longer exists")
+        for raw in found:
+            self._read(raw)
+        return not self._canceler.requested and _attempts_of(found[0]).number == self._watched.attempt
 
     def take(self, change: WatchChange) -> None:
         """Observe one change."""
@@ -96,6 +121,7 @@ class TransferFollower:
             _log.warning("ignored until it is corrected: %s", e)
             if raw["metadata"].get("deletionTimestamp"):
                 self._canceler.cancel(f"{self._watched.description} is being deleted")
+            self._compare(_attempts_of(raw))
             return
         self._observe(cr)
 
@@ -109,5 +135,19 @@ class TransferFollower:
             self._canceler.cancel(f"{self._watched.description} was canceled")
         elif cr.phase.final:
             self._canceler.cancel(f"{self._watched.description} is already {cr.phase}")
-        elif cr.phase is Phase.IN_PROGRESS and not self._started.done():
-            self._started.set_result(cr)
+        else:
+            self._compare(cr.attempts)
+            runs = cr.stage is AttemptStage.RUNNING and cr.attempts.number == self._watched.attempt
+            if runs and not self._started.done():
+                self._started.set_result(cr)
+
+    def _compare(self, attempts: Attempts) -> None:
+        """End this attempt if a later one has begun; an earlier one is what a watch that is behind shows."""
+        if attempts.number > self._watched.attempt:
+            text = f"another attempt ({attempts.number}) has begun: attempt {self._watched.attempt} of "
+            self._canceler.fail(FencedError(f"{text}{self._watched.description} ended itself"))
+
+
+def _attempts_of(raw: JsonDict) -> Attempts:
+    """Return the attempts of a transfer that may be invalid otherwise."""
+    return Attempts.of(raw["metadata"].get("annotations") or {})

@@ -7,15 +7,17 @@ are known to the modules that it combines.
 import asyncio
 import logging
 from datetime import timedelta
+from functools import partial
 from typing import Final
 
 from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, MoverVerb, ProgressMessage, RestoreResult, VolumeMode
-from core.errors import AgentError, CanceledError, RepositoryError
+from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.names import NODE_LABEL
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
+from core.models.units import format_duration
 from datamover.arguments import PodOptions
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
@@ -30,6 +32,7 @@ from datamover.kopia.snapshots import read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.pod.fence import Fence, exit_fenced, read_fence_timeout
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.pod.mounts import check_mounted
 from datamover.pod.reporting import (
@@ -105,7 +108,9 @@ class PodTransfer:
     async def _run(self, work_dir: WorkDir, canceler: Canceler) -> Termination:
         """Move the data while the custom resource is watched for a cancel request."""
         context = self._context
-        watched = WatchedTransfer(TRANSFER_KINDS[self._options.kind_flag], context.namespace, self._options.name)
+        options = self._options
+        kind = TRANSFER_KINDS[options.kind_flag]
+        watched = WatchedTransfer(kind, context.namespace, options.name, options.attempt)
         follower = TransferFollower(context.client, watched, clock=context.clock, canceler=canceler)
         return await run_beside(follower.run, self._move_when_started(follower, work_dir), name="transfer-follower")
 
@@ -118,13 +123,24 @@ class PodTransfer:
         self._reporter = reporter = Reporter(recorder, ObjectRef.of(cr), context.clock)
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
+        move = partial(self._move, cr, plan, work_dir, meter=meter, reporter=reporter)
+        if isinstance(plan, RestorePlan):
+            move = partial(self._fence(follower).run, move)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
-        result = await run_beside(
-            lambda: reporter.follow(meter),
-            self._move(cr, plan, work_dir, meter=meter, reporter=reporter),
-            name="reports",
-        )
+        result = await run_beside(lambda: reporter.follow(meter), move(), name="reports")
         return build_success(result.to_json())
+
+    def _fence(self, follower: TransferFollower) -> Fence:
+        """Return the fence of a mover that writes a volume; a backup's writes nothing that another one could harm."""
+        context = self._context
+        timeout = read_fence_timeout(context.environment)
+
+        def expire() -> None:
+            text = f"no answer from the API server for {format_duration(timeout)}: another attempt may begin"
+            termination = build_failure(FencedError(text), context.redactor)
+            exit_fenced(lambda: write_termination_message(termination, context.termination_file))
+
+        return Fence(timeout, follower.confirm, expire, clock=context.clock)
 
     async def _move(
         self, cr: Transfer, plan: BackupPlan | RestorePlan, work_dir: WorkDir, *, meter: Meter, reporter: Reporter
@@ -230,9 +246,9 @@ class PodTransfer:
         )
 
     async def _report(self, termination: Termination) -> None:
-        """Record the last Events, as far as the time suffices."""
+        """Record the last Events, as far as the time suffices; none after another attempt has begun."""
         reporter = self._reporter
-        if reporter is None:
+        if reporter is None or termination.exit_code == FencedError.exit_code:
             return
         try:
             async with asyncio.timeout(_FINAL_EVENTS_SECONDS[termination.reason]):

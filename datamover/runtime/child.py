@@ -30,6 +30,7 @@ __all__ = [
     "ChildCommand",
     "ChildExit",
     "children_peak_bytes",
+    "kill_children",
     "own_peak_bytes",
     "run_child",
     "sync_device",
@@ -51,6 +52,9 @@ _LINE_END: Final = re.compile(rb"[\r\n]+")
 WRITING: Final = "writing restored data to the disk"
 """The operation, for warnings that it takes long."""
 
+
+_running: Final[set[int]] = set()
+"""The children that have not exited, for a thread that cannot wait for the event loop."""
 
 _SYNC: Final = ("/usr/bin/sync", "/bin/sync")
 """Not looked for on the PATH, which may name a directory that another user can write to."""
@@ -104,12 +108,22 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
         )
     except OSError as e:
         raise DataPathError(f"cannot start {command.argv[0]}: {e.strerror}") from e
+    _running.add(process.pid)
     try:
         return await run_beside(
             lambda: _terminate(process, command.terminate), _collect(process, on_line), name="child-termination"
         )
     finally:
         await _end(process)
+        if process.returncode is not None:
+            _running.discard(process.pid)
+
+
+def kill_children() -> None:
+    """Kill all children of this process at once, from any thread; their exit is not awaited."""
+    for pid in tuple(_running):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def children_peak_bytes() -> int:

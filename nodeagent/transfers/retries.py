@@ -8,7 +8,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from core.contract import CANCELED_ENDING
+from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
 from core.models.attempts import Attempts, InterruptionCause, RetryRules
 from core.models.base import JsonDict
@@ -27,9 +27,8 @@ __all__ = [
     "refusal",
 ]
 
-FENCE_SECONDS: Final = 180.0
-"""A data mover that writes ends itself after 2 minutes without an answer of the API server; a minute more for its
-processes to end."""
+FENCE_SECONDS: Final = FENCE_TIMEOUT.total_seconds() + 60.0
+"""A data mover that writes ends itself by then; a minute more for its processes to end."""
 
 _DOUBLINGS: Final = 30
 """After this number of retries the longest backoff applies in any case."""

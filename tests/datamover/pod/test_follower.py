@@ -1,16 +1,21 @@
 """The custom resource of a transfer, as its data mover follows it: invalid, malformed, or not to be watched."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from core.clock import SystemClock
+from core.errors import AgentError, CanceledError, FencedError
 from core.kube.client import KubeClient
+from core.kube.errors import KubeError
+from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
+from core.models.names import ATTEMPTS_ANNOTATION
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.follower import TransferFollower, WatchedTransfer
 from datamover.runtime.cancellation import Canceler
@@ -46,17 +51,23 @@ async def test_a_transfer_that_cannot_be_watched_fails(script: Callable[[Request
 class Followed:
     """A DataUpload on a fake API server, and its follower."""
 
-    def __init__(self) -> None:
+    def __init__(self, attempt: int = 1) -> None:
         self.kube = FakeKube()
         self.canceler = Canceler()
         self.edit({})
         client = KubeClient(self.kube, Retry(LoopClock()))
-        watched = WatchedTransfer(TRANSFER_KINDS["data-upload"], "velero", "du-1")
+        watched = WatchedTransfer(TRANSFER_KINDS["data-upload"], "velero", "du-1", attempt)
         self.follower = TransferFollower(client, watched, clock=LoopClock(), canceler=self.canceler)
 
     def edit(self, spec: JsonDict, **status: str) -> None:
         whole = data_upload()
         self.kube.put(whole | {"spec": whole["spec"] | spec, "status": status})
+
+    def announce(self, number: int, stage: str, spec: JsonDict | None = None) -> None:
+        """Put the transfer, InProgress, with its attempt."""
+        attempts = {"number": number, "stage": stage}
+        whole = data_upload(annotations={ATTEMPTS_ANNOTATION: json.dumps(attempts)})
+        self.kube.put(whole | {"spec": whole["spec"] | (spec or {}), "status": {"phase": "InProgress"}})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -109,3 +120,68 @@ async def test_a_page_of_a_proxy_is_no_answer(method: str) -> None:
         async with asyncio.timeout(60):
             assert (await followed.follower.wait_in_progress()).name == "du-1"
         assert not followed.canceler.requested
+
+
+@pytest.mark.looptime
+async def test_an_attempt_starts_once_it_is_the_one_that_runs() -> None:
+    """Not by what a watch that is behind shows of the one before."""
+    followed = Followed(attempt=2)
+    async with followed.running():
+        starting = asyncio.create_task(followed.follower.wait_in_progress())
+        followed.edit({}, phase="InProgress")
+        for stage in ("Waiting", "Ready", "Exposing"):
+            followed.announce(2, stage)
+            await asyncio.sleep(0.1)
+            assert not starting.done()
+        followed.announce(2, "Running")
+        async with asyncio.timeout(1):
+            assert (await starting).attempts.number == 2
+        assert not followed.canceler.requested
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("started", [False, True], ids=["before its start", "afterward"])
+@pytest.mark.parametrize("spec", [{}, {"operationTimeout": "?"}], ids=["valid", "invalid"])
+async def test_an_attempt_ends_when_a_later_one_has_begun(spec: JsonDict, *, started: bool) -> None:
+    followed = Followed(attempt=2)
+    if started:
+        followed.announce(2, "Running")
+    async with followed.running():
+        followed.announce(3, "Waiting", spec)
+        async with asyncio.timeout(1):
+            error = await followed.canceler.wait()
+    assert type(error) is FencedError
+    assert str(error) == "another attempt (3) has begun: attempt 2 of DataUpload velero/du-1 ended itself"
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("number", "confirmed", "error"), [(1, False, None), (2, True, None), (3, False, FencedError)])
+async def test_only_the_attempt_in_the_custom_resource_is_confirmed(
+    number: int, confirmed: bool, error: type[AgentError] | None
+) -> None:
+    followed = Followed(attempt=2)
+    followed.announce(number, "Running")
+    assert await followed.follower.confirm() is confirmed
+    assert followed.canceler.requested is (error is not None)
+    if error:
+        assert type(await followed.canceler.wait()) is error
+
+
+@pytest.mark.looptime
+async def test_a_transfer_that_no_longer_exists_is_not_confirmed() -> None:
+    followed = Followed()
+    (cr,) = followed.kube.objects(DATA_UPLOADS)
+    await KubeClient(followed.kube, Retry(LoopClock())).delete(DATA_UPLOADS, "velero", cr["metadata"]["name"])
+    assert not await followed.follower.confirm()
+    assert type(await followed.canceler.wait()) is CanceledError
+
+
+@pytest.mark.looptime
+async def test_an_answer_that_is_not_the_custom_resource_confirms_nothing() -> None:
+    """Such as a 500 of an API server that cannot reach its storage: it does not know what another one has accepted."""
+    followed = Followed()
+    followed.kube.fail_next("GET", "/datauploads", 500)
+    with pytest.raises(KubeError):
+        await followed.follower.confirm()
+    assert len(followed.kube.requests) == 1
+    assert await followed.follower.confirm()

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import DataPathError
-from datamover.runtime.child import ChildCommand, run_child
+from datamover.runtime.child import ChildCommand, kill_children, run_child
 
 pytestmark = pytest.mark.processes
 
@@ -91,6 +92,21 @@ async def test_a_killed_child_that_hangs_in_the_kernel_is_abandoned(monkeypatch:
     assert not _gone(pid)
     os.kill(pid, signal.SIGKILL)
     _wait_gone(pid)
+
+
+async def test_a_thread_kills_all_children_without_the_event_loop() -> None:
+    started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(
+        run_child(_shell("echo $$ >&2; exec sleep 1000"), lambda line: started.set_result(int(line)))
+    )
+    pid = await started
+    killer = threading.Thread(target=kill_children)
+    killer.start()
+    # The event loop does not run meanwhile.
+    killer.join()
+    _wait_gone(pid)
+    assert (await running).exit_code == -signal.SIGKILL
+    kill_children()
 
 
 async def test_a_missing_program_is_named() -> None:

@@ -1,0 +1,183 @@
+"""A data mover that another attempt may replace ends with its kopia: it writes no more to the volume.
+
+In processes of their own, with an API server that stops answering, and a program in the place of kopia that writes for
+as long as it lives.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from core.contract import VolumeMode
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, Resource
+from core.models.names import ATTEMPTS_ANNOTATION
+from tests.datamover.support.kubehttp import KubeServer, serve_kube
+from tests.datamover.support.moverprocess import MoverRun, run_mover_process
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.processes import children_of
+from tests.datamover.support.trees import make_large_file
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+
+_PIECE_BYTES = 65536
+_TIMEOUT = "2s"
+_FENCED = 17
+
+_WRITER = f"""#!/bin/sh
+case " $* " in
+*" --metrics-store-on-exit "*" restore "*)
+  for one; do [ -d "$one" ] && target=$one; done
+  while :; do head -c {_PIECE_BYTES} /dev/zero >>"$target/written"; sleep 0.02; done;;
+*" --metrics-store-on-exit "*)
+  while :; do head -c {_PIECE_BYTES} /dev/urandom; sleep 0.02; done;;
+esac
+exec KOPIA "$@"
+"""
+"""Where kopia would move data, writes at most 50 pieces a second to the target of a restore, or to its output."""
+
+
+@dataclass
+class _Cluster:
+    """The API server of a mover process, which has the writer in the place of kopia."""
+
+    pod: MoverPod
+    server: KubeServer
+    target: Path
+
+    async def prepare(self, kind: str, mode: VolumeMode) -> None:
+        """Create the transfer, and for a restore its kopia snapshot and its target."""
+        volume = make_large_file(self.pod.folder / "volume" / "file", 20)
+        if kind == "DataUpload":
+            self.target = volume.parent
+            self.pod.put_transfer(kind)
+            return
+        self.pod.put_transfer("DataUpload")
+        assert await self.pod.run("data-upload", volume if mode is VolumeMode.BLOCK else volume.parent, mode) == 0
+        self.pod.put_transfer(kind, snapshotID=self.pod.result["snapshotID"])
+        if mode is VolumeMode.BLOCK:
+            shutil.copy(volume, self.target)
+        else:
+            self.target.mkdir()
+
+    @asynccontextmanager
+    async def moving(
+        self, kind: str, mode: VolumeMode = VolumeMode.FILESYSTEM, means: str = ""
+    ) -> AsyncIterator[tuple[Process, int]]:
+        """Run the mover; yield its process and the ID of that of its kopia, which moves data."""
+        await self.prepare(kind, mode)
+        self.pod.kube.requests.clear()
+        flag = "data-upload" if kind == "DataUpload" else "data-download"
+        run = MoverRun(flag, str(self.target), self.server.port, str(self.pod.folder), str(mode), means=means)
+        path = os.environ["PATH"] if means else f"{_put_writer(self.pod.folder / 'bin')}:{os.environ['PATH']}"
+        async with run_mover_process(run, PATH=path, DATA_MOVER_FENCE_TIMEOUT=_TIMEOUT) as mover, asyncio.timeout(60):
+
+            def started() -> list[int]:
+                found = children_of(mover.pid)
+                return [one.pid for one in found if " --metrics-store-on-exit " in one.arguments]
+
+            await self.pod.wait_for(lambda: bool(started()) or mover.returncode is not None)
+            yield mover, started()[0]
+
+    def announce(self, resource: Resource) -> None:
+        """Announce the next attempt, as the agent does once it counts the mover as lost."""
+        (cr,) = self.pod.kube.objects(resource)
+        cr["metadata"]["annotations"] = {ATTEMPTS_ANNOTATION: '{"number": 2, "stage": "Waiting"}'}
+        self.pod.kube.put(cr)
+
+    @property
+    def written_bytes(self) -> int:
+        """How many bytes kopia has written to the target of a restore."""
+        file = self.target / "written" if self.target.is_dir() else self.target
+        return file.stat().st_size if file.exists() else 0
+
+
+def _put_writer(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "kopia").write_text(_WRITER.replace("KOPIA", str(shutil.which("kopia"))))
+    (folder / "kopia").chmod(0o755)
+    return folder
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path, _new_repository: Path) -> AsyncIterator[_Cluster]:
+    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    async with serve_kube(pod.kube) as server:
+        yield _Cluster(pod, server, tmp_path / "target")
+
+
+@pytest.mark.parametrize("mode", list(VolumeMode))
+async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Cluster, mode: VolumeMode) -> None:
+    """It went on for longer than the time of the fence before, and its watch was silent."""
+    async with cluster.moving("DataDownload", mode) as (mover, kopia):
+        asked = len(cluster.pod.kube.requests)
+        # Four questions in the time of the fence.
+        await cluster.pod.wait_for(lambda: len(cluster.pod.kube.requests) > asked + 6)
+        assert mover.returncode is None
+        before = cluster.written_bytes
+        cluster.server.silence()
+        assert await mover.wait() == _FENCED
+        assert not _runs(kopia)
+        assert cluster.written_bytes > before
+    assert cluster.pod.message == "no answer from the API server for 2s: another attempt may begin"
+
+
+async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _Cluster) -> None:
+    """Its kopia goes on too, until the mover has seen the clock: for an instant, so a second is more than enough."""
+    async with cluster.moving("DataDownload") as (mover, kopia):
+        await cluster.pod.wait_for(lambda: cluster.written_bytes > 0)
+        for pid in (kopia, mover.pid):
+            os.kill(pid, signal.SIGSTOP)
+        cluster.announce(DATA_DOWNLOADS)
+        await asyncio.sleep(3)
+        before = cluster.written_bytes
+        for pid in (kopia, mover.pid):
+            os.kill(pid, signal.SIGCONT)
+        assert await mover.wait() == _FENCED
+        assert not _runs(kopia)
+        after = cluster.written_bytes
+    print(f"\nwritten after it went on: {after - before} bytes")  # noqa: T201 - the result
+    assert after - before <= 50 * _PIECE_BYTES
+    assert "Data-Path-Failed" not in cluster.pod.reasons()
+
+
+@pytest.mark.parametrize(
+    ("kind", "resource"), [("DataUpload", DATA_UPLOADS), ("DataDownload", DATA_DOWNLOADS)], ids=["backup", "restore"]
+)
+async def test_a_mover_ends_when_another_attempt_has_begun(cluster: _Cluster, kind: str, resource: Resource) -> None:
+    async with cluster.moving(kind) as (mover, kopia):
+        cluster.announce(resource)
+        assert await mover.wait() == _FENCED
+        assert not _runs(kopia)
+    ended = f"another attempt (2) has begun: attempt 1 of {kind} velero/transfer-1 ended itself"
+    assert cluster.pod.message == ended
+    # What it could say is no longer about the transfer.
+    assert cluster.pod.reasons()[-1] in {"Data-Path-Started", "Data-Path-Warning"}
+
+
+@pytest.mark.parametrize("means", ["landlock", "jail"])
+async def test_a_confined_kopia_dies_with_its_mover(cluster: _Cluster, means: str) -> None:
+    """Also one that is stopped: SIGKILL needs no answer of the process."""
+    async with cluster.moving("DataUpload", means=means) as (mover, kopia):
+        os.kill(kopia, signal.SIGSTOP)
+        mover.kill()
+        await mover.wait()
+        await cluster.pod.wait_for(lambda: not _runs(kopia))
+    assert mover.returncode == -signal.SIGKILL

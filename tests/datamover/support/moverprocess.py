@@ -1,0 +1,115 @@
+"""A data mover of a transfer in a process of its own, with the API server that a test serves."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.contract import VolumeMode
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from core.logs import set_up_logging
+from datamover.arguments import LogOptions, PodOptions
+from datamover.pod.api_transport import PodTransport
+from datamover.pod.cluster import PodContext
+from datamover.pod.http import HostPort
+from datamover.pod.transfer import PodTransfer
+from datamover.runtime.resources import ResourceLimits
+from datamover.runtime.signals import StopSignal
+from tests.datamover.support.confining import use_means
+from tests.datamover.support.pods import TRANSFER
+from tests.datamover.support.unconfined import leave_unconfined
+
+__all__ = ["MoverRun", "run_mover_process"]
+
+_ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class MoverRun:
+    """What runs: the flag of its kind, its volume, the port of the API server, and the directory of its own files.
+
+    `means`: those that confine kopia; empty: none, so that a script may be in its place.
+    """
+
+    flag: str
+    volume: str
+    port: int
+    folder: str
+    mode: str = str(VolumeMode.FILESYSTEM)
+    attempt: int = 1
+    means: str = "default"
+
+
+@asynccontextmanager
+async def run_mover_process(run: MoverRun, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Start the mover, and kill it at the end if it still runs; its log is `mover.log` in its directory."""
+    (Path(run.folder) / "token").write_text("token")
+    with (Path(run.folder) / "mover.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            json.dumps(asdict(run)),
+            cwd=_ROOT,
+            env={**os.environ, **environment},
+            stderr=log,
+        )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def _run(run: MoverRun, stop: StopSignal, environment: Mapping[str, str]) -> int:
+    clock, folder = SystemClock(), Path(run.folder)
+    transport = PodTransport(HostPort("127.0.0.1", run.port, authority=None), folder / "token", clock)
+    context = PodContext(
+        client=KubeClient(transport, Retry(clock)),
+        clock=clock,
+        namespace="velero",
+        node="node-a",
+        environment=environment,
+        limits=ResourceLimits(2),
+        stop=stop,
+        termination_file=folder / "termination-log",
+    )
+    options = PodOptions(
+        kind_flag=run.flag,
+        name=TRANSFER,
+        volume=Path(run.volume),
+        mode=VolumeMode(run.mode),
+        resource_timeout=timedelta(seconds=20),
+        attempt=run.attempt,
+        termination_file=context.termination_file,
+        log=LogOptions("debug"),
+    )
+    try:
+        return await PodTransfer(options, context).run()
+    finally:
+        await transport.close()
+
+
+def _main() -> int:
+    run, stop, patch = MoverRun(**json.loads(sys.argv[1])), StopSignal(), pytest.MonkeyPatch()
+    stop.install()
+    set_up_logging("debug", "text")
+    if run.means:
+        use_means(run.means, patch)
+    else:
+        leave_unconfined(patch)
+    return asyncio.run(_run(run, stop, os.environ))
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
