@@ -154,6 +154,11 @@ bench-repository: venv unit-tools ## what maintenance of repositories costs and 
 	@tools/build.sh kopia kopia-testing backups >/dev/null
 	@$(venv)/python -m benchmarks.bench_repository $(BENCH)
 
+.PHONY: bench-resume
+bench-resume: root venv unit-tools ## what an interruption of a transfer costs, and whether any is lost; 25 minutes (root)
+	$(step)
+	@$(venv)/python -m benchmarks.bench_resume $(BENCH)
+
 .PHONY: bench-scale
 bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes
 	$(step)

@@ -6,7 +6,7 @@ not know which runs there are.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from tests.datamover.support.pods import REPOSITORY, TRANSFER
 from tests.datamover.support.s3server import S3Server
 from tests.support.tools import tool
 
-__all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover"]
+__all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover", "MoverRun"]
 
 BARE_BUCKET: Final = "bare"
 TUNED: Final = ResourceLimits(cpus=1).go_settings({})
@@ -31,6 +31,24 @@ _ROOT: Final = Path(__file__).parents[1]
 
 _AS_A_POD: Final = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin", "--")
 """A mover pod cannot mount; with that permission kopia would be confined by other means."""
+
+
+@dataclass(frozen=True)
+class MoverRun:
+    """One run of the mover: its command, and the file of its termination message."""
+
+    command: Command
+    message_file: Path
+
+    def read_message(self) -> str:
+        """Return the termination message.
+
+        Raises:
+            BenchmarkError: there is none.
+        """
+        if message := self.message_file.read_text():
+            return message
+        raise BenchmarkError("the mover left no termination message")
 
 
 class Mover:
@@ -66,19 +84,23 @@ class Mover:
     async def _run(
         self, verb: MoverVerb, flag: str, name: str, *, volume: Path | None = None, group: Path | None = None
     ) -> tuple[Measured, str]:
+        with self._disks.cache() as scratch:
+            run = self.prepare(MoverArgs(verb, flag, name, str(volume or "")), scratch, group=group)
+            measured = await measure(run.command)
+        return replace(measured, ended_ns=run.message_file.stat().st_mtime_ns), run.read_message()
+
+    def prepare(
+        self, args: MoverArgs, scratch: Path, *, group: Path | None = None, settings: Mapping[str, str] | None = None
+    ) -> MoverRun:
+        """Return a run with these arguments, temporary files in `scratch`, and more variables in `settings`."""
         here = self._folder / f"mover-{next(self._numbers)}"
         here.mkdir()
         message = here / "termination-log"
         message.touch()
-        arguments = MoverArgs(verb, flag, name, str(volume or "")).argv
         python = [*_AS_A_POD, sys.executable, "-OO", "-m", self._module]
-        line = [*python, *arguments, f"--termination-message-path={message}"]
-        with self._disks.cache() as scratch:
-            measured = await measure(Command(line, self._environment(scratch), here / "log", group))
-        written = message.stat()
-        if not written.st_size:
-            raise BenchmarkError("the mover left no termination message")
-        return replace(measured, ended_ns=written.st_mtime_ns), message.read_text()
+        line = [*python, *args.argv, f"--termination-message-path={message}"]
+        environment = {**self._environment(scratch), **(settings or {})}
+        return MoverRun(Command(line, environment, here / "log", group), message)
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         return {

@@ -15,8 +15,10 @@ from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
+from core.models.attempts import Attempts
 from core.models.base import JsonDict
 from core.models.names import (
+    ATTEMPTS_ANNOTATION,
     NODE_LABEL,
     OWNER_UID_LABEL,
     REPO_CREDENTIALS_KEY,
@@ -76,6 +78,7 @@ class MoverPod:
     mounts: Path = MOUNTS
     limits: ResourceLimits = field(default_factory=lambda: ResourceLimits(2))
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    attempts: Attempts = field(default_factory=Attempts)
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -110,11 +113,12 @@ class MoverPod:
         labels = {"velero.io/async-operation-id": "du-1", NODE_LABEL: "node-a"}
         owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
         version = "v2alpha1" if kind.startswith("Data") else "v1"
+        annotations = {ATTEMPTS_ANNOTATION: self.attempts.to_json()} if self.attempts != Attempts() else {}
         self.kube.put(
             {
                 "apiVersion": f"velero.io/{version}",
                 "kind": kind,
-                "metadata": _meta(TRANSFER, labels=labels, ownerReferences=[owner]),
+                "metadata": _meta(TRANSFER, labels=labels, ownerReferences=[owner], annotations=annotations),
                 "spec": {**_SPECS[kind], **spec},
                 "status": {"phase": phase},
             }
@@ -142,6 +146,7 @@ class MoverPod:
             volume=volume,
             mode=mode,
             resource_timeout=timedelta(seconds=20),
+            attempt=self.attempts.number,
             termination_file=self.context.termination_file,
             log=LogOptions("info"),
         )

@@ -1,0 +1,1 @@
+"""Parts of the benchmark of interrupted transfers: one module for each direction, and what both need."""
