@@ -126,14 +126,26 @@ async def _started(run: MoverRun) -> AsyncIterator[asyncio.subprocess.Process]:
         yield process
     finally:
         # Found before the first one is killed: its children would then be another process's.
-        for pid in [process.pid, *_descendants(process.pid)] if process.returncode is None else []:
+        left = [process.pid, *_descendants(process.pid)] if process.returncode is None else []
+        for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await process.wait()
+        while any(map(_is_alive, left)):
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _is_alive(pid: int) -> bool:
+    """Return whether a process may still have open files; of one whose exit code nobody takes, a last thread may."""
+    with suppress(OSError):
+        ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return not ended or sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) > 1
+    return False
 
 
 def _descendants(pid: int) -> Iterator[int]:
     with suppress(OSError):
-        for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            yield child
-            yield from _descendants(child)
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                yield child
+                yield from _descendants(child)

@@ -35,7 +35,8 @@ async def run_relay(url: str, bytes_per_second: float) -> AsyncIterator[str]:
     up, down = _Pace(bytes_per_second), _Pace(bytes_per_second)
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
+        # The server is closed while connections are open.
+        with suppress(OSError, asyncio.CancelledError):
             there, back = await asyncio.open_connection(address.hostname, address.port)
             try:
                 async with asyncio.TaskGroup() as both:
