@@ -242,7 +242,7 @@ class SnapshotVerdict(StrEnum):
     REFERENCED = "referenced"
     """A transfer, a Backup of the cluster or a file of the bucket names it or its backup."""
     UNREFERENCED = "unreferenced"
-    """Older than a week, and nothing names it, of all that may."""
+    """Older than a week, and nothing names it, of all that may; or of an attempt that another one has overtaken."""
     INCOMPLETE = "incomplete"
     """A checkpoint that its backup left behind."""
     UNKNOWN = "unknown"

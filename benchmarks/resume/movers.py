@@ -131,7 +131,7 @@ async def _started(run: MoverRun) -> AsyncIterator[asyncio.subprocess.Process]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await process.wait()
-        while any(map(_is_alive, left)):
+        while any(map(_is_alive, left)):  # noqa: ASYNC110 - only /proc says when a last thread has ended
             await asyncio.sleep(_POLL_SECONDS)
 
 

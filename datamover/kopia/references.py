@@ -22,6 +22,7 @@ from core.models.names import (
     BACKUP_UID_TAG,
     SNAPSHOT_REQUESTER_TAG,
     SNAPSHOT_REQUESTERS,
+    TRANSFER_UID_TAG,
 )
 from datamover.kopia.snapshots import PIN
 
@@ -89,6 +90,11 @@ class ListedSnapshot(WireModel):
         """What made it; empty if no tag says so."""
         return self._tag(SNAPSHOT_REQUESTER_TAG)
 
+    @property
+    def transfer_uid(self) -> str:
+        """The UID of the transfer that it was made for; empty if no tag has it."""
+        return self._tag(TRANSFER_UID_TAG)
+
     def _tag(self, name: str) -> str:
         return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}", "")
 
@@ -99,12 +105,14 @@ class References:
 
     Attributes:
         snapshot_ids: snapshots that transfers of the cluster name; the transfer of each.
+        completed: by its UID, each completed backup of a volume that names a snapshot, which is its only one.
         backup_uids: the Backups of the cluster.
         in_bucket: snapshots and UIDs of backups, of those asked for, that a file of the bucket names.
         unread: why not all could be read; empty: all was.
     """
 
     snapshot_ids: Mapping[str, str] = plain(default_factory=dict)
+    completed: Mapping[str, str] = plain(default_factory=dict)
     backup_uids: frozenset[str] = frozenset()
     in_bucket: frozenset[str] = frozenset()
     unread: str = ""
@@ -141,6 +149,8 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
         return Judgment(SnapshotVerdict.REFERENCED, f"{transfer} names it")
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
+    if transfer := references.completed.get(snapshot.transfer_uid):
+        return Judgment(SnapshotVerdict.UNREFERENCED, f"{transfer} names the snapshot of another attempt")
     if snapshot.backup_uid in references.backup_uids:
         return Judgment(SnapshotVerdict.REFERENCED, f"a Backup has the UID {snapshot.backup_uid}")
     return None

@@ -11,7 +11,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
 from core.models.base import JsonDict
-from core.models.phases import FINAL_PHASES
+from core.models.phases import FINAL_PHASES, Phase
 from datamover.kinds import TRANSFER_KINDS
 from datamover.kopia.references import References
 
@@ -24,19 +24,22 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
     A backup refers to its snapshot as long as its resource exists, a restore until it has ended.
     """
     snapshot_ids: dict[str, str] = {}
+    completed: dict[str, str] = {}
     uids: set[str] = set()
     try:
         for kind in TRANSFER_KINDS.values():
             async for raw in _list(client, kind.resource, namespace):
                 if found := _named_snapshot(raw, kind.verb):
-                    snapshot_ids[found] = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+                    snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+                    if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
+                        completed[raw["metadata"]["uid"]] = name
         async for raw in _list(client, BACKUPS, namespace):
             uids.add(raw["metadata"]["uid"])
     except NotFoundError as e:
-        return References(snapshot_ids, unread=f"a resource of Velero is not defined in this cluster: {e}")
+        return References(snapshot_ids, completed, unread=f"a resource of Velero is not defined in this cluster: {e}")
     except (KubeError, ContractError) as e:
-        return References(snapshot_ids, unread=str(e))
-    return References(snapshot_ids, frozenset(uids))
+        return References(snapshot_ids, completed, unread=str(e))
+    return References(snapshot_ids, completed, frozenset(uids))
 
 
 async def _list(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import AsyncMock
@@ -13,15 +11,15 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import CanceledError, KopiaError
+from datamover.data_path.attempts import inherit
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.graceful_stop import GracefulStop
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import remove_incomplete
 from datamover.runtime.cancellation import Canceler
 from datamover.runtime.signals import StopSignal
+from tests.datamover.support.checkpoints import kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import make_large_file
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
@@ -35,33 +33,13 @@ def volume(tmp_path: Path) -> Path:
     return make_large_file(tmp_path / "volume" / "file", 200).parent
 
 
-def _manifests(repository: Path) -> int:
-    return sum(1 for _ in repository.glob("q*/**/*.f"))
-
-
-@asynccontextmanager
-async def _kopia_frozen_after_a_checkpoint(repository: Path, kopia: PlainKopia) -> AsyncIterator[int]:
-    """Enter once a backup has left a checkpoint, with kopia stopped."""
-    async with asyncio.timeout(200):
-        while not (found := running_kopia("snapshot create")):
-            await asyncio.sleep(0.002)
-        before = _manifests(repository)
-        while not any("incomplete" in one for one in kopia.snapshots()):
-            os.kill(found[0].pid, signal.SIGCONT)
-            while _manifests(repository) == before:
-                await asyncio.sleep(0.002)
-            os.kill(found[0].pid, signal.SIGSTOP)
-            before = _manifests(repository)
-    yield found[0].pid
-
-
 async def _break_off(
     movers: Repository, volume: Path, repository: Path, *, plain_kopia: PlainKopia, cancel: bool
 ) -> None:
     """Back up until there is a checkpoint, then end the backup."""
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
     running = asyncio.create_task(back_up(movers, request, backup_data_path()))
-    async with _kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
+    async with kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
         assert not running.done()
         if cancel:
             running.cancel()
@@ -94,7 +72,7 @@ async def test_a_drained_backup_keeps_its_checkpoints(
         volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN, stop=stop
     )
     running = asyncio.create_task(back_up(mover_repository, request, backup_data_path()))
-    async with _kopia_frozen_after_a_checkpoint(volume.parent / "repository", kopia) as pid:
+    async with kopia_frozen_after_a_checkpoint(volume.parent / "repository", kopia) as pid:
         signals._take(signal.SIGTERM, None)
         while not stop.signaled:
             await asyncio.sleep(0.002)
@@ -131,5 +109,5 @@ async def test_other_sources_and_complete_snapshots_are_kept(
         )
     assert len(kopia.snapshots()) == 3
     for source in ("some/volume", "some/volume/below/more"):
-        assert await remove_incomplete(mover_repository.kopia, f"default@default:{source}") == 0
+        assert not (await inherit(mover_repository.kopia, f"default@default:{source}", None)).warning
     assert len(kopia.snapshots()) == 3
