@@ -19,6 +19,7 @@ from core.contract import SnapshotVerdict
 from core.models.base import Int64, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
+    ATTEMPT_TAG,
     BACKUP_UID_TAG,
     SNAPSHOT_REQUESTER_TAG,
     SNAPSHOT_REQUESTERS,
@@ -26,7 +27,7 @@ from core.models.names import (
 )
 from datamover.kopia.snapshots import PIN
 
-__all__ = ["Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
+__all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
 
 _LEAST_AGE: Final = timedelta(days=7)
 """A backup stores what it refers to when it ends: that of a large cluster takes days."""
@@ -95,8 +96,20 @@ class ListedSnapshot(WireModel):
         """The UID of the transfer that it was made for; empty if no tag has it."""
         return self._tag(TRANSFER_UID_TAG)
 
+    @property
+    def attempt(self) -> str:
+        """The number of the attempt that made it, as text; empty if no tag has it."""
+        return self._tag(ATTEMPT_TAG)
+
     def _tag(self, name: str) -> str:
         return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}", "")
+
+
+class CompletedTransfer(NamedTuple):
+    """A backup of a volume that names its snapshot: kind, namespace and name, and the attempt that completed it."""
+
+    name: str
+    attempt: int
 
 
 @dataclass(frozen=True)
@@ -105,14 +118,14 @@ class References:
 
     Attributes:
         snapshot_ids: snapshots that transfers of the cluster name; the transfer of each.
-        completed: by its UID, each completed backup of a volume that names a snapshot, which is its only one.
+        completed: the completed backups of volumes, by their UIDs.
         backup_uids: the Backups of the cluster.
         in_bucket: snapshots and UIDs of backups, of those asked for, that a file of the bucket names.
         unread: why not all could be read; empty: all was.
     """
 
     snapshot_ids: Mapping[str, str] = plain(default_factory=dict)
-    completed: Mapping[str, str] = plain(default_factory=dict)
+    completed: Mapping[str, CompletedTransfer] = plain(default_factory=dict)
     backup_uids: frozenset[str] = frozenset()
     in_bucket: frozenset[str] = frozenset()
     unread: str = ""
@@ -149,8 +162,10 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
         return Judgment(SnapshotVerdict.REFERENCED, f"{transfer} names it")
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
-    if transfer := references.completed.get(snapshot.transfer_uid):
-        return Judgment(SnapshotVerdict.UNREFERENCED, f"{transfer} names the snapshot of another attempt")
+    transfer = references.completed.get(snapshot.transfer_uid)
+    if transfer is not None and snapshot.attempt != str(transfer.attempt):
+        reason = f"attempt {snapshot.attempt} of {transfer.name} made it, which attempt {transfer.attempt} completed"
+        return Judgment(SnapshotVerdict.UNREFERENCED, reason)
     if snapshot.backup_uid in references.backup_uids:
         return Judgment(SnapshotVerdict.REFERENCED, f"a Backup has the UID {snapshot.backup_uid}")
     return None

@@ -10,10 +10,11 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
+from core.models.attempts import Attempts
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
 from datamover.kinds import TRANSFER_KINDS
-from datamover.kopia.references import References
+from datamover.kopia.references import CompletedTransfer, References
 
 __all__ = ["read_cluster_references"]
 
@@ -24,7 +25,7 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
     A backup refers to its snapshot as long as its resource exists, a restore until it has ended.
     """
     snapshot_ids: dict[str, str] = {}
-    completed: dict[str, str] = {}
+    completed: dict[str, CompletedTransfer] = {}
     uids: set[str] = set()
     try:
         for kind in TRANSFER_KINDS.values():
@@ -32,7 +33,8 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
                 if found := _named_snapshot(raw, kind.verb):
                     snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
                     if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
-                        completed[raw["metadata"]["uid"]] = name
+                        number = Attempts.of(raw["metadata"].get("annotations") or {}).number
+                        completed[raw["metadata"]["uid"]] = CompletedTransfer(name, number)
         async for raw in _list(client, BACKUPS, namespace):
             uids.add(raw["metadata"]["uid"])
     except NotFoundError as e:

@@ -8,7 +8,7 @@ import pytest
 
 from core.contract import SnapshotVerdict
 from core.models.base import JsonDict
-from datamover.kopia.references import Judgment, ListedSnapshot, References, judge, needs_bucket
+from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
 from tests.support.golden import RECORDINGS
 
 __all__: list[str] = []
@@ -98,6 +98,25 @@ def test_one_reference_suffices_whatever_else_cannot_be_read(read: dict[str, Any
 )
 def test_a_doubt_makes_a_verdict_unknown(changes: JsonDict, unread: str, reason: str) -> None:
     assert _judge(_snapshot(**changes), unread=unread) == (SnapshotVerdict.UNKNOWN, reason)
+
+
+_WINNER: Final = CompletedTransfer("DataUpload velero/du-1", 2)
+
+
+@pytest.mark.parametrize("referred", [{}, {"backup_uids": frozenset({_UID})}], ids=["nothing else", "its Backup"])
+def test_a_snapshot_of_an_overtaken_attempt_is_unreferenced(referred: JsonDict) -> None:
+    tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": "u", "tag:nodeagent.io/attempt": "1"}
+    verdict, reason = _judge(_snapshot(tags=tags), completed={"u": _WINNER}, **referred)
+    assert verdict is SnapshotVerdict.UNREFERENCED
+    assert reason == "attempt 1 of DataUpload velero/du-1 made it, which attempt 2 completed"
+
+
+@pytest.mark.parametrize(("uid", "attempt"), [("u", "2"), ("v", "1")], ids=["winner", "other transfer"])
+def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attempt: str) -> None:
+    """Also one that has got another ID, because somebody pinned it."""
+    tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": uid, "tag:nodeagent.io/attempt": attempt}
+    read = {"completed": {"u": _WINNER}, "backup_uids": frozenset({_UID})}
+    assert _judge(_snapshot(tags=tags), **read).verdict is SnapshotVerdict.REFERENCED
 
 
 def test_seven_days_are_old_enough() -> None:

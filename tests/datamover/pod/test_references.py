@@ -8,7 +8,9 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUPS, DATA_UPLOADS
 from core.kube.retry import Retry
-from datamover.kopia.references import References
+from core.models.attempts import Attempts
+from core.models.names import ATTEMPTS_ANNOTATION
+from datamover.kopia.references import CompletedTransfer, References
 from datamover.pod.references import read_cluster_references
 from tests.support.fakekube import FakeKube
 
@@ -29,7 +31,8 @@ async def _read(kube: FakeKube) -> References:
 
 async def test_backups_refer_by_their_status_and_restores_until_they_have_ended() -> None:
     kube = FakeKube()
-    _put(kube, _V2, "DataUpload", "du", status={"phase": "Completed", "snapshotID": "a"})
+    again = {"annotations": {ATTEMPTS_ANNOTATION: Attempts(number=2).to_json()}}
+    _put(kube, _V2, "DataUpload", "du", status={"phase": "Completed", "snapshotID": "a"}, metadata=again)
     _put(kube, _V1, "PodVolumeBackup", "pvb", status={"phase": "InProgress", "snapshotID": "b"})
     _put(kube, _V2, "DataUpload", "new")
     _put(kube, _V2, "DataDownload", "dd", spec={"snapshotID": "c"}, status={"phase": "InProgress"})
@@ -45,6 +48,7 @@ async def test_backups_refer_by_their_status_and_restores_until_they_have_ended(
             "c": "DataDownload velero/dd",
             "d": "PodVolumeRestore velero/pvr",
         },
+        {"uid-of-du": CompletedTransfer("DataUpload velero/du", 2)},
         frozenset({"uid-of-one"}),
     )
 
