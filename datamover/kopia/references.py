@@ -162,9 +162,9 @@ def _judge_by_cluster(snapshot: ListedSnapshot, references: References) -> Judgm
         return Judgment(SnapshotVerdict.REFERENCED, f"{transfer} names it")
     if snapshot.incomplete:
         return Judgment(SnapshotVerdict.INCOMPLETE, f"its backup did not end: {snapshot.incomplete}")
-    transfer = references.completed.get(snapshot.transfer_uid)
-    if transfer is not None and snapshot.attempt != str(transfer.attempt):
-        reason = f"attempt {snapshot.attempt} of {transfer.name} made it, which attempt {transfer.attempt} completed"
+    completed = references.completed.get(snapshot.transfer_uid)
+    if completed is not None and snapshot.attempt != str(completed.attempt):
+        reason = f"attempt {snapshot.attempt} of {completed.name} made it, which attempt {completed.attempt} completed"
         return Judgment(SnapshotVerdict.UNREFERENCED, reason)
     if snapshot.backup_uid in references.backup_uids:
         return Judgment(SnapshotVerdict.REFERENCED, f"a Backup has the UID {snapshot.backup_uid}")

@@ -55,6 +55,11 @@ def _parameters(
     )
 
 
+def _of_another(parameters: BackupParameters) -> BackupParameters:
+    """Return the parameters of another transfer of the same source."""
+    return replace(parameters, attempt=BackupAttempt("another", 1, _alone))
+
+
 @pytest.fixture
 def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # What a mover that is killed itself cannot do.
@@ -104,7 +109,7 @@ async def test_the_next_attempt_reads_only_what_the_last_checkpoint_lacks(
 async def test_what_an_earlier_attempt_read_counts_as_incremental(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
-    first, _ = await _resume(mover_repository, _parameters(volume, 1))
+    first, _ = await _resume(mover_repository, _of_another(_parameters(volume, 1)))
     kept = sorted(volume.rglob("file *"))[:5]
     changed = [file for file in volume.rglob("file *") if file not in kept]
     for file in changed:
@@ -143,8 +148,7 @@ async def test_the_last_attempt_removes_the_complete_snapshots_of_those_it_overt
     mover_repository: Repository, tree: Path, kopia: PlainKopia
 ) -> None:
     """Not those of other transfers of the same source."""
-    other = replace(_parameters(tree, 1), attempt=BackupAttempt("another", 1, _alone))
-    earlier, _ = await _resume(mover_repository, other)
+    earlier, _ = await _resume(mover_repository, _of_another(_parameters(tree, 1)))
     await _resume(mover_repository, _parameters(tree, 1))
     assert len(kopia.snapshots()) == 2
     last, _ = await _resume(mover_repository, _parameters(tree, 2, (datetime.now(UTC),)))
