@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from core.errors import ExposeError
-from core.models.attempts import Attempts, AttemptStage
+from core.models.attempts import Attempts, AttemptStage, InterruptionCause
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
@@ -22,6 +22,9 @@ from nodeagent.transfers.owners import read_owner_refusal
 from nodeagent.transfers.status import Change
 
 __all__ = ["AttemptSteps"]
+
+_OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+"""Source: Kubernetes, Non-graceful node shutdown: by this taint an administrator says that a node is off."""
 
 _CHECK_SECONDS: Final = 20.0
 """The longest pause before a transfer between two attempts is checked: its volume may disappear, or its time end."""
@@ -57,7 +60,7 @@ class AttemptSteps(StepBase):
         await self._tools.logs.copy(cr, case.pod)
         pending = await self._pending_if_rejected(case.kind.withdraw(cr))
         if isinstance(pending, Pending):
-            await self._report_pending(case, Pending(PendingReason.FENCING, pending.message, pending.blocked))
+            await self._report_pending(case, _explain_fence(case, pending))
             return Requeue(min(self._pending.count_check(cr.uid), _CHECK_SECONDS))
         if case.delay_seconds > 0:
             return Requeue(min(case.delay_seconds, _CHECK_SECONDS))
@@ -102,6 +105,16 @@ class AttemptSteps(StepBase):
         except ExposeError as e:
             return str(e)
         return ""
+
+
+def _explain_fence(case: Case, pending: Pending) -> Pending:
+    """Return why the next attempt has to wait for the end of the old pod; unchanged unless that may still write."""
+    if not case.kind.spec.restores or pending.reason != PendingReason.CLEANING_UP:
+        return pending
+    last, message = case.cr.attempts.last, f"{pending.message}; until it is gone, its data mover may write"
+    if last is not None and last.cause is InterruptionCause.NODE_LOST:
+        message += f": delete Node {last.node} or taint it {_OUT_OF_SERVICE} once the machine is off"
+    return Pending(PendingReason.FENCING, message, blocked=True)
 
 
 def _change(attempts: Attempts, status: Mapping[str, object] | None = None) -> Change:

@@ -165,6 +165,8 @@ async def test_another_attempt_begins_only_when_the_old_pod_is_gone(kind: str) -
         world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/hold"]}})
         await world.until(lambda: "is being deleted" in world.transfer(kind)["status"].get("message", ""), seconds=60)
         assert attempts_of(world, kind).stage is AttemptStage.WAITING
+        may_write = "until it is gone, its data mover may write" in world.transfer(kind)["status"]["message"]
+        assert may_write is (kind in RESTORES)
         await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"metadata": {"finalizers": None}})
         await world.until(lambda: world.done(kind))
     assert world.phase(kind) == "Completed"
