@@ -22,7 +22,7 @@ class Resumptions:
     """What is done about the transfers whose next attempt may begin.
 
     `start` begin now, in this order, with a reservation each. `release` have a reservation that they cannot use.
-    `waiting` is what each of the others waits for, by uid.
+    `waiting` is what the next attempt of each of the others waits for, by uid.
     """
 
     start: list[Entry] = field(default_factory=list)
@@ -64,11 +64,11 @@ def plan_resumptions(
         # A canceled transfer is ended by its agent.
         usable = bool(node) and not entry.stop
         if usable and _waits_for_location(entry) and entry.location not in answering:
-            message = f"its next attempt begins once BackupStorageLocation {entry.location} answers"
+            message = f"begins once BackupStorageLocation {entry.location} answers"
         elif usable and entry.node_label in busy:
-            message = f"its next attempt begins after that of another transfer on node {node}"
+            message = f"begins after that of another transfer on node {node}"
         elif usable and not held and free <= 0:
-            message = f"its next attempt is queued before all New transfers: prepareQueueLength ({limit}) reached"
+            message = f"is queued before all New transfers: prepareQueueLength ({limit}) reached"
         elif usable:
             plan.start.append(entry)
             busy.add(entry.node_label)

@@ -226,7 +226,7 @@ class AdmissionPass:
         for entry in chosen:
             self._pending.postpone_check(entry.uid)
         for checked in await self._checks.run_interrupted(chosen):
-            report = self._writer.report(checked, current.waiting[checked.entry.uid])
+            report = self._writer.report_waiting(checked, current.waiting[checked.entry.uid])
             await attempt(checked.entry.log_fields, report)
         return replace(current, reports_left=current.reports_left - len(chosen))
 

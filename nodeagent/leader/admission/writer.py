@@ -168,6 +168,22 @@ class AdmissionWriter:
         message = f"queued at position {position}: prepareQueueLength ({limit}) reached"
         await self._write_reason(checked, Pending(PendingReason.QUEUED, message))
 
+    async def report_waiting(self, checked: Checked, pending: Pending) -> None:
+        """Write what the next attempt of an interrupted transfer waits for, and what interrupted the last one.
+
+        Raises:
+            AgentError: it could not be written.
+        """
+        cr, attempts = checked.cr, checked.cr.attempts
+        why = attempts.last.message if attempts.last is not None else ""
+        number = attempts.number
+        message = f"attempt {number - 1} was interrupted: {why}; attempt {number} {pending.message}"
+        if (cr.status.message, cr.pending_reason) != (message, pending.reason):
+            stored = await self._write_reason(checked, Pending(pending.reason, message))
+            if cr.pending_reason != pending.reason:
+                await self._tools.events.record(stored, pending.reason, message)
+        self._pending.mark_reported(cr.uid, pending)
+
     async def fence(self, checked: Checked) -> None:
         """Write to a transfer, so that an accept or resumption of it that is still under way conflicts.
 

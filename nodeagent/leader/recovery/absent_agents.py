@@ -162,7 +162,8 @@ class AbsentAgents:
         given_up = None if bound and _may_run(cr) else ending
         if given_up is not None and await interruptions.announce(kind, cr, given_up, node=await node_of(kind, cr)):
             return ""
-        await self._report(kind, cr, f"{why}: continues when {'the agent is back' if bound else 'an agent is ready'}")
+        condition = "the agent is back" if given_up is None else "an agent is ready"
+        await self._report(kind, cr, f"{why}: continues when {condition}")
         return ""
 
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:

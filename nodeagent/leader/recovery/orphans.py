@@ -113,7 +113,7 @@ _UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 _UNAVAILABLE_CHECK_SECONDS: Final = 30.0
 """Between checks of a transfer with an unavailable agent or a lost node: a cancel or a timeout may be due."""
 
-_MAY_WAIT: Final = frozenset({RecoveryAction.LEAVE_NODE, RecoveryAction.WAIT_FOR_AGENT})
+_MAY_WAIT: Final = frozenset({RecoveryAction.LEAVE_NODE, RecoveryAction.REASSIGN, RecoveryAction.WAIT_FOR_AGENT})
 
 
 _REJECTED_PAUSE_SECONDS: Final = 60.0
@@ -230,21 +230,38 @@ class OrphanRecovery:
             case RecoveryAction.ADOPT:
                 await self._adopt(kind, cr)
             case RecoveryAction.REASSIGN:
-                await self._reassign(kind, cr)
+                if not await self._has_pod_there(cr):
+                    await self._reassign(kind, cr)
+                elif not await self._leave_node(kind, cr):
+                    await self._wait_for_agent(kind, cr)
             case RecoveryAction.LEAVE_NODE:
-                # The cache may be stale, and what follows cannot be undone.
-                if (loss := await self._nodes.confirm_loss(await node_of(kind, cr))) is not None:
-                    await self._absent.leave_node(kind, cr, loss)
-                    self._postpone(kind, cr)
+                await self._leave_node(kind, cr)
             case RecoveryAction.WAIT_FOR_AGENT:
-                self._postpone(kind, cr)
-                unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
-                await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
+                await self._wait_for_agent(kind, cr)
             case RecoveryAction.CLEAR_REPORT:
                 await self._absent.clear_report(kind, cr)
             case RecoveryAction.CLEAN_UP:
                 return await self._clean_up(kind, cr)
         return None
+
+    async def _has_pod_there(self, cr: Transfer) -> bool:
+        """Return whether the next attempt already has a mover pod on its agent's node: no other agent can use it."""
+        label = cr.metadata.labels.get(NODE_LABEL)
+        return cr.stage is AttemptStage.EXPOSING and label_value(await self._pod_node(cr)) == label
+
+    async def _leave_node(self, kind: Admits[Any], cr: Transfer) -> bool:
+        """Continue a transfer of a lost node or end it; return whether the node is lost."""
+        # The cache may be stale, and what follows cannot be undone.
+        loss = await self._nodes.confirm_loss(await node_of(kind, cr))
+        if loss is not None:
+            await self._absent.leave_node(kind, cr, loss)
+            self._postpone(kind, cr)
+        return loss is not None
+
+    async def _wait_for_agent(self, kind: Admits[Any], cr: Transfer) -> None:
+        self._postpone(kind, cr)
+        unavailable_seconds = self._agents.seconds_unavailable(cr.metadata.labels.get(NODE_LABEL, ""))
+        await self._absent.wait_for_agent(kind, cr, unavailable_for=timedelta(seconds=unavailable_seconds))
 
     def _postpone(self, kind: Admits[Any], cr: Transfer) -> None:
         key = (kind.spec.name, cr.metadata.namespace, cr.name)

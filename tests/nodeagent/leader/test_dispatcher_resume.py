@@ -19,6 +19,7 @@ from tests.support.clock import LoopClock
 pytestmark = pytest.mark.looptime
 
 Fault = Literal["lost", "lost-applied"] | int
+ATTEMPT = "attempt 1 was interrupted: it ended; attempt 2"
 OLD, OLDER = "2026-11-21T11:00:00Z", "2026-11-21T10:00:00Z"
 
 
@@ -60,7 +61,7 @@ async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_
         await scene.until(lambda: len(scene.accepted) == 1)
         assert resumed(scene) == ["a-older", "b"]
         await scene.until(lambda: scene.reason("a-old") == "Resuming", seconds=10)
-        assert scene.message("a-old") == "its next attempt begins after that of another transfer on node node-a"
+        assert scene.message("a-old") == f"{ATTEMPT} begins after that of another transfer on node node-a"
         scene.set_stage("a-older", AttemptStage.RUNNING)
         # Before the New one, for which the quota has no place now.
         await scene.until(lambda: resumed(scene) == ["a-old", "b"], seconds=5)
@@ -78,7 +79,7 @@ async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_i
         await scene.until(lambda: scene.reason("du-2") == "Resuming", seconds=15)
         (shown,) = dispatcher.report()["interrupted"]
         assert (shown["name"], shown["stage"], shown["nodeLabel"]) == ("du-2", "Ready", "node-a")
-        assert scene.message("du-2").endswith("before all New transfers: prepareQueueLength (1) reached")
+        assert scene.message("du-2") == f"{ATTEMPT} is queued before all New transfers: prepareQueueLength (1) reached"
         await asyncio.sleep(10)
         sent = len(scene.kube.requests)
         await asyncio.sleep(100)
@@ -99,7 +100,7 @@ async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answer
     async with scene.dispatching() as dispatcher:
         await scene.until(lambda: resumed(scene) == ["evicted"])
         await scene.until(lambda: scene.reason("outage") == "Resuming", seconds=15)
-        assert scene.message("outage") == f"its next attempt begins once BackupStorageLocation {location} answers"
+        assert scene.message("outage") == f"{ATTEMPT} begins once BackupStorageLocation {location} answers"
         scene.set_stage("evicted", AttemptStage.RUNNING)
         await asyncio.sleep(60)
         assert resumed(scene) == []

@@ -15,9 +15,9 @@ from tests.nodeagent.leader.admission.test_queue import entry
 
 AGENTS = {"a": "node-a", "b": "node-b"}
 ANY = (False, True)
-LAST = "its next attempt begins after that of another transfer on node node-a"
-FULL = "its next attempt is queued before all New transfers: prepareQueueLength (1) reached"
-SILENT = "its next attempt begins once BackupStorageLocation s3 answers"
+LAST = "begins after that of another transfer on node node-a"
+FULL = "is queued before all New transfers: prepareQueueLength (1) reached"
+SILENT = "begins once BackupStorageLocation s3 answers"
 
 
 def waiting(name: str, label: str = "a", *, outage: bool = False, **others: Any) -> Entry:

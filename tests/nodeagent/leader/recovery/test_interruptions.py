@@ -170,6 +170,7 @@ async def test_without_another_agent_it_is_reported_until_there_is_one() -> None
 async def test_between_two_attempts_it_is_reassigned(stage: AttemptStage) -> None:
     scene = lost_scene("node-b")
     scene.set_attempts("du", interrupted(InterruptionCause.EVICTED, stage))
+    scene.kube.put(mover_pod(scene.transfer("du"), node="", phase="Pending"))
     async with scene.dispatching():
         await scene.until(lambda: label(scene) == "node-b", seconds=45)
         await scene.until(lambda: "Reassigned" in scene.reasons("du"), seconds=5)
@@ -222,9 +223,10 @@ async def test_a_transfer_that_waits_for_its_node_fails_at_its_deadline(stage: A
     assert message.endswith("; not retried: older than 10m0s (deadline)")
 
 
+@pytest.mark.parametrize("bound", [True, False], ids=["the only node", "another could"])
 @pytest.mark.parametrize("node_lost", [True, False], ids=["node lost", "agent unavailable"])
-async def test_an_attempt_that_was_being_prepared_on_the_only_node_does_not_keep_its_quota(node_lost: bool) -> None:
-    scene = lost_scene("node-a", "node-b", bound=True)
+async def test_an_attempt_with_a_pod_on_its_node_is_given_up_in_time(node_lost: bool, bound: bool) -> None:
+    scene = lost_scene("node-a", "node-b", bound=bound)
     scene.set_attempts("du", interrupted(InterruptionCause.EVICTED, AttemptStage.EXPOSING))
     async with scene.dispatching():
         await scene.until(lambda: scene.ledger() == {"uid-of-du"})
@@ -236,7 +238,7 @@ async def test_an_attempt_that_was_being_prepared_on_the_only_node_does_not_keep
         assert scene.ledger() == {"uid-of-du"}
         await scene.until(lambda: scene.ledger() == set(), seconds=90)
     attempts = scene.attempts("du")
-    assert (attempts.number, attempts.stage, label(scene)) == (3, AttemptStage.WAITING, "node-a")
+    assert (attempts.number, attempts.stage, label(scene)) == (3, AttemptStage.WAITING, "node-a" if bound else "node-b")
 
 
 @pytest.mark.parametrize("phase", ["Completed", "InProgress"])
