@@ -147,6 +147,7 @@ class Repository:
         Raises:
             NotInitializedError: there is no repository.
             RepositoryError: it cannot be opened; the message names the cause.
+            KopiaCrashError: kopia was killed, or crashed.
         """
         more = ["--readonly"] if read_only else []
         answer = await self._calls.call(self.description, *self._arguments("connect"), *more, *self._flags(cache_name))
@@ -316,6 +317,8 @@ class Repository:
     def _check(self, answer: KopiaAnswer) -> None:
         if answer.succeeded:
             return
+        if answer.crashed:
+            raise answer.error()
         cause = find_cause(answer.lines)
         if not cause:
             raise RepositoryError(str(answer.error()))

@@ -45,6 +45,7 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
         volume_mode=VolumeMode.BLOCK,
         cache_volume_path="/cache",
         cache_limit_mib=100,
+        attempt=2,
         resource_timeout=timedelta(minutes=3),
     )
     assert args.argv == [
@@ -54,6 +55,7 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
         "--volume-mode=Block",
         "--cache-volume-path=/cache",
         "--cache-limit-mib=100",
+        "--attempt=2",
         "--resource-timeout=3m0s",
         "--log-level=info",
         "--log-format=text",

@@ -39,6 +39,7 @@ def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
         volume_mode=VolumeMode.BLOCK,
         cache_volume_path="/cache",
         cache_limit_mib=100,
+        attempt=2,
         resource_timeout=timedelta(minutes=3),
         log_level="debug",
         log_format="json",
@@ -51,6 +52,7 @@ def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
         resource_timeout=timedelta(minutes=3),
         cache_volume="/cache",
         cache_limit_mib=100,
+        attempt=2,
         termination_file=_TERMINATION_FILE,
         log=LogOptions("debug", "json"),
     )

@@ -55,7 +55,7 @@ class _Cluster:
 
     async def prepare(self, kind: str, mode: VolumeMode) -> None:
         """Create the transfer, and for a restore its kopia snapshot and its target."""
-        volume = make_large_file(self.pod.folder / "volume" / "file", 20)
+        volume = make_large_file(self.pod.folder / "volume" / "file", 20 if kind == "DataUpload" else 1)
         if kind == "DataUpload":
             self.target = volume.parent
             self.pod.put_transfer(kind)

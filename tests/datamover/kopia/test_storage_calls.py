@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from core.errors import StorageOutageError
+from core.errors import KopiaCrashError, StorageOutageError
 from core.redact import Redactor
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
@@ -48,6 +48,13 @@ class _ScriptedKopia(Kopia):
         if not self.forever:
             self.lines = self.lines[1:]
         return KopiaAnswer(attempted, 1 if line else 0, b'{"uniqueIDHex": "0a"}', [line] if line else [])
+
+
+class _KilledKopia(_ScriptedKopia):
+    """The kernel kills each call, for lack of memory."""
+
+    async def call(self, attempted: str, *_: str, **__: object) -> KopiaAnswer:
+        return KopiaAnswer(attempted, -9, b"", out_of_memory=True)
 
 
 class _Reports:
@@ -159,6 +166,12 @@ async def test_a_data_path_is_repeated_only_if_the_repository_was_not_opened(tmp
     answer = await repository.run(move)
     assert answer.lines == [_BUSY]
     assert kopia.verbs == ["snapshot create"] * 2
+
+
+async def test_a_kopia_that_is_killed_is_no_fault_of_the_repository(tmp_path: Path, reports: _Reports) -> None:
+    repository = _open(_KilledKopia(), tmp_path, reports)
+    with pytest.raises(KopiaCrashError, match=r"^repository r: kopia was killed by the node's kernel: out of memory$"):
+        await repository.connect()
 
 
 async def test_too_many_index_blobs_are_reported_once(tmp_path: Path, reports: _Reports) -> None:
