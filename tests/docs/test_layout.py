@@ -25,7 +25,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/flags.py": "tests/datamover/test_arguments.py",
     "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository_open.py",
     "datamover/kopia/process.py": "tests/datamover/flows/test_failures.py",
-    "datamover/kopia/snapshots.py": "tests/datamover/flows/test_checkpoints.py",
+    "datamover/kopia/policy.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/local/command.py": "tests/datamover/test_main.py",
     "datamover/local/progress_bar.py": "tests/datamover/test_main.py",
     "datamover/pod/reporting.py": "tests/datamover/pod/test_transfer.py",

@@ -153,3 +153,28 @@ async def test_the_last_attempt_removes_the_complete_snapshots_of_those_it_overt
     assert len(kopia.snapshots()) == 2
     last, _ = await _resume(mover_repository, _parameters(tree, 2, (datetime.now(UTC),)))
     assert {one["id"] for one in kopia.snapshots()} == {earlier.snapshot_id, last.snapshot_id}
+
+
+async def test_a_device_is_read_again_and_only_what_no_checkpoint_covers_is_sent_again(
+    mover_repository: Repository, tmp_path: Path, kopia: PlainKopia, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of a device has no file, but with it kopia writes its indexes: without one, after 10 minutes."""
+    monkeypatch.setattr("datamover.data_path.backup._FAILED_CLEANUP", timedelta(0))
+    repository = tmp_path / "repository"
+
+    def sent_bytes() -> int:
+        return sum(pack.stat().st_size for pack in repository.glob("p*/**/*.f"))
+
+    device = make_large_file(tmp_path / "device", _TOTAL_BYTES // _MIB)
+    parameters = replace(_parameters(device, 1), mode=VolumeMode.BLOCK)
+    running = asyncio.create_task(back_up(mover_repository, parameters, backup_data_path()))
+    half = kopia_frozen_after_a_checkpoint(repository, kopia, until=lambda: sent_bytes() >= _TOTAL_BYTES // 2)
+    async with half as pid:
+        assert not running.done()
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(KopiaError, match="killed by signal 9"):
+        await running
+    result, data_path = await _resume(mover_repository, replace(_parameters(device, 2), mode=VolumeMode.BLOCK))
+    assert (data_path.meter.cached_bytes, result.incremental_bytes) == (0, _TOTAL_BYTES)
+    # Of the first half, at least half was in an index.
+    assert sent_bytes() <= 1.25 * _TOTAL_BYTES

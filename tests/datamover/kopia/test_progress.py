@@ -1,4 +1,5 @@
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 
@@ -113,3 +114,16 @@ async def test_a_reading_while_kopia_serves_no_metrics_is_the_last_one() -> None
 def test_progress_is_reported_within_the_first_second_after_2_4_8_and_then_every_10() -> None:
     times = report_times()
     assert [next(times) for _ in range(7)] == [0.8, 2, 4, 8, 18, 28, 38]
+
+
+async def test_the_start_of_a_snapshot_is_when_kopia_says_so() -> None:
+    """kopia that could not open the repository is run again, and the last start counts."""
+    clock = ManualClock()
+    meter = Meter(clock, Direction.BACKUP)
+    assert (await meter.read()).snapshot_started is None
+    lines = "Snapshotting default@default:some/volume ...", "starting prometheus metrics on 127.0.0.1:1"
+    for hour in (1, 2):
+        now = datetime(2026, 11, 30, hour, tzinfo=UTC)
+        clock.now = lambda now=now: now  # type: ignore[misc]
+        assert [meter.take(line) for line in lines] == [lines[0], ""]
+        assert (await meter.read()).snapshot_started == now

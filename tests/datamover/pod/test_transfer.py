@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from core.contract import BackupResult, VolumeMode, parse_result
-from core.kube.resources import EVENTS
+from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.models.names import NODE_LABEL
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -50,10 +50,13 @@ async def test_a_data_upload_and_a_data_download_restore_a_volume(
     }
     (snapshot,) = plain_kopia.snapshots()
     assert snapshot["source"]["path"] == "snapshot-data-upload-download/kopia/app/data"
+    # The last two are ours.
     assert snapshot["tags"] == {
         "tag:snapshot-requester": "snapshot-data-upload-download",
         "tag:snapshot-uploader": "kopia",
         "tag:velero.io/async-operation-id": "du-1",
+        "tag:nodeagent.io/transfer-uid": pod.stored(DATA_UPLOADS)[0]["metadata"]["uid"],
+        "tag:nodeagent.io/attempt": "1",
     }
 
 

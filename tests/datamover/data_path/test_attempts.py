@@ -1,0 +1,139 @@
+"""Which incomplete snapshots a backup continues from, and which snapshots are deleted; with a kopia that only lists."""
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import pytest
+
+from datamover.data_path.attempts import BackupAttempt, choose_checkpoints, inherit, remove_overtaken
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.snapshots import Checkpoint
+
+_START: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
+_TARGET: Final = "default@default:some/volume"
+_SOURCE: Final = {"userName": "default", "host": "default", "path": "some/volume"}
+_DELETE: Final = ("snapshot", "delete")
+
+
+def _at(seconds: float) -> datetime:
+    return _START + timedelta(seconds=seconds)
+
+
+def _listed(name: str, started: float, saved: float, **more: Any) -> dict[str, Any]:
+    """Return a snapshot as kopia lists it: incomplete, unless `more` says otherwise."""
+    times = {"startTime": _at(started).isoformat(), "endTime": _at(saved).isoformat()}
+    root = {"obj": f"root of {name}", "summ": {"size": 10, "files": 1, "dirs": 1}}
+    return {"id": name, "source": _SOURCE, "incomplete": "checkpoint", "rootEntry": root, **times, **more}
+
+
+class _Lister:
+    """Lists these snapshots, and notes what is deleted; the call that begins with `failing` fails."""
+
+    def __init__(self, snapshots: Sequence[dict[str, Any]], failing: tuple[str, ...] = ()) -> None:
+        self.snapshots = snapshots
+        self.failing = failing
+        self.calls: list[tuple[str, ...]] = []
+
+    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+        self.calls.append(arguments)
+        code = 1 if self.failing and arguments[: len(self.failing)] == self.failing else 0
+        return KopiaAnswer(attempted, code, json.dumps(self.snapshots).encode(), ["ERROR no access"] * code)
+
+    @property
+    def deleted(self) -> set[str]:
+        return {name for call in self.calls if call[:2] == _DELETE for name in call[2:-1]}
+
+
+async def _alone() -> bool:
+    return True
+
+
+async def _not_alone() -> bool:
+    return False
+
+
+_ATTEMPT: Final = BackupAttempt("u", 3, _alone, (_START, _at(3600)))
+_CHECKPOINTS: Final = [
+    _listed("a", 0.2, 600),
+    _listed("b", 0.2, 1200.5),
+    _listed("c", 0.2, 1200),
+    _listed("d", 3595, 4000),
+    _listed("e", 1800, 5000),
+    _listed("f", 10.5, 5000),
+]
+_COMPLETE: Final = _listed("z", -3600, -3000, incomplete="")
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0, True), (10, True), (-10, True), (10.1, False), (-10.1, False)])
+def test_a_checkpoint_is_an_attempts_own_if_it_began_within_ten_seconds_of_its_start(
+    seconds: float, chosen: bool
+) -> None:
+    checkpoints = [Checkpoint("a", _at(seconds), _at(600))]
+    assert choose_checkpoints(checkpoints, [_START]) == ({"a"} if chosen else set())
+    assert choose_checkpoints(checkpoints, []) == set()
+
+
+async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
+    kopia = _Lister([_COMPLETE, *_CHECKPOINTS, _listed("parent", 0, 0, source={**_SOURCE, "path": "some"})])
+    found = await inherit(kopia, _TARGET, _ATTEMPT)
+    assert kopia.deleted == {"a", "c", "e", "f"}
+    assert (found.continued, found.warning) == (True, "")
+    assert found.latest is not None
+    assert found.latest.root_object == "root of z"
+
+
+@pytest.mark.parametrize(
+    "attempt", [None, BackupAttempt("u", 1, _alone), BackupAttempt("u", 3, _not_alone, _ATTEMPT.starts)]
+)
+async def test_all_are_removed_without_a_start_or_beside_another_transfer(attempt: BackupAttempt | None) -> None:
+    kopia = _Lister(_CHECKPOINTS)
+    found = await inherit(kopia, _TARGET, attempt)
+    assert kopia.deleted == set("abcdef")
+    assert (found.latest, found.continued) == (None, False)
+    assert found.warning == "removed 6 incomplete snapshots of earlier backups"
+
+
+async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_checkpoint() -> None:
+    async def ask() -> bool:
+        raise AssertionError
+
+    kopia = _Lister([_listed("e", 1800, 5000)])
+    found = await inherit(kopia, _TARGET, BackupAttempt("u", 2, ask, (_START,)))
+    assert (kopia.deleted, found.continued) == ({"e"}, False)
+
+
+@pytest.mark.parametrize("failing", [("snapshot", "list"), _DELETE])
+async def test_a_failure_is_a_warning(failing: tuple[str, ...]) -> None:
+    found = await inherit(_Lister(_CHECKPOINTS, failing), _TARGET, _ATTEMPT)
+    assert found.warning.startswith("could not remove incomplete snapshots of earlier backups: ")
+    assert not found.continued
+
+
+def _complete(name: str, attempt: str | None) -> dict[str, Any]:
+    tags = {"tag:nodeagent.io/transfer-uid": "u"} | ({} if attempt is None else {"tag:nodeagent.io/attempt": attempt})
+    return _listed(name, 0, 600, incomplete="", tags=tags)
+
+
+async def test_the_complete_snapshots_of_other_attempts_are_deleted_and_never_its_own() -> None:
+    kopia = _Lister([_complete("first", "1"), _complete("second", "2"), _complete("own", "3"), _listed("c", 0, 1)])
+    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) == ""
+    assert kopia.calls[0][-1] == "--tags=nodeagent.io/transfer-uid:u"
+    assert kopia.deleted == {"first", "second"}
+
+
+async def test_nothing_is_deleted_where_no_attempt_was_overtaken() -> None:
+    kopia = _Lister([_complete("own", "3")])
+    assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) == ""
+    assert len(kopia.calls) == 1
+
+
+@pytest.mark.parametrize("failing", [("snapshot", "list"), _DELETE])
+async def test_an_overtaken_snapshot_that_cannot_be_removed_is_a_warning(failing: tuple[str, ...]) -> None:
+    warning = await remove_overtaken(_Lister([_complete("first", "1")], failing), _TARGET, _ATTEMPT)
+    assert warning.startswith("could not remove the snapshots of overtaken attempts: ")
+
+
+def test_each_attempt_has_tags_of_its_own() -> None:
+    assert BackupAttempt("u", 1, _alone).tags == {"nodeagent.io/transfer-uid": "u", "nodeagent.io/attempt": "1"}

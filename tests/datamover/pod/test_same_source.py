@@ -1,0 +1,66 @@
+"""Whether another transfer backs up the same source at present."""
+
+from typing import Any, Final
+
+import pytest
+
+from core.clock import SystemClock
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.transfers import DataUpload
+from datamover.kinds import TRANSFER_KINDS
+from datamover.pod.same_source import backs_up_alone
+from tests.support.fakekube import FakeKube
+
+_SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
+
+
+def _put(kube: FakeKube, name: str, phase: str, **spec: Any) -> JsonDict:
+    whole = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
+    return kube.put(
+        {
+            "apiVersion": "velero.io/v2alpha1",
+            "kind": "DataUpload",
+            "metadata": {"namespace": "velero", "name": name},
+            "spec": {**whole, "operationTimeout": "10m0s", **spec},
+            "status": {"phase": phase},
+        }
+    )
+
+
+async def _is_alone(kube: FakeKube) -> bool:
+    own = DataUpload.parse(_put(kube, "own", "InProgress"))
+    client = KubeClient(kube, Retry(SystemClock(), attempts=1))
+    return await backs_up_alone(client, TRANSFER_KINDS["data-upload"], own, _SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec", "alone"),
+    [
+        ("InProgress", {}, False),
+        ("Canceling", {}, False),
+        ("Prepared", {}, True),
+        ("Completed", {}, True),
+        ("InProgress", {"sourcePVC": "other"}, True),
+        ("InProgress", {"sourceNamespace": "other"}, True),
+    ],
+)
+async def test_only_a_transfer_that_moves_data_of_the_same_source_counts(
+    phase: str, spec: dict[str, str], alone: bool
+) -> None:
+    kube = FakeKube()
+    _put(kube, "another", phase, **spec)
+    assert await _is_alone(kube) is alone
+
+
+async def test_a_transfer_that_is_invalid_may_be_of_the_same_source() -> None:
+    kube = FakeKube()
+    _put(kube, "another", "InProgress", backupStorageLocation=5)
+    assert not await _is_alone(kube)
+
+
+async def test_it_is_not_alone_if_that_cannot_be_found_out() -> None:
+    kube = FakeKube()
+    kube.fail_next("GET", "datauploads", 403)
+    assert not await _is_alone(kube)
