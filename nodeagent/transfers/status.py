@@ -134,15 +134,16 @@ class StatusWriter:
     async def release(self, kind: Adapter[Any], cr: Transfer) -> Transfer:
         """Remove all marks of this agent from a final transfer without expose objects, in one patch.
 
-        Its attempts stay, for people.
+        Its attempts stay, for people, if there were several.
 
         Raises:
             ConflictError: another writer was first.
             NotFoundError: the transfer no longer exists; it was deleted with its finalizer.
         """
+        kept = {ATTEMPTS_ANNOTATION} if cr.attempts.number > 1 else set()
         change = Change(
             labels={NODE_LABEL: None},
-            annotations={mark: None for mark in without_marks(cr) if mark != ATTEMPTS_ANNOTATION},
+            annotations={mark: None for mark in without_marks(cr) if mark not in kept},
             finalizers=[entry for entry in cr.metadata.finalizers if entry != kind.spec.finalizer],
         )
         return await self._write(kind, cr, change, again=True)

@@ -20,14 +20,14 @@ from benchmarks.scale.children import Child, start_child
 from benchmarks.scale.ports import free_ports
 from core.clock import SystemClock
 from core.kube.client import Selection
-from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS
+from core.kube.resources import LEASES, NODES, PODS
 from core.kube.watch import watch_objects
 from core.models.names import DISPATCHER_LEASE, OWNER_UID_LABEL
 from tests.crash.controllers import set_status
 from tests.crash.listing import list_everything
 from tests.crash.matrix import open_cluster
 from tests.crash.stoppable import FOLLOWER
-from tests.crash.worlds import World, open_client
+from tests.crash.worlds import CONFIG_MAP, World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS
@@ -50,7 +50,6 @@ _LEADER_NODE = "node-of-leader"
 _LEASE_SECONDS = 6
 _READY_SECONDS = 60
 _CHECK_SECONDS = 0.1
-_CONFIG_MAP = "node-agent-config"
 
 
 class Version(StrEnum):
@@ -143,9 +142,12 @@ class Bench:
 
 
 @asynccontextmanager
-async def open_bench(apiserver: ApiServer, folder: Path) -> AsyncIterator[Bench]:
-    """Run the controllers of an API server with one Node, and record what becomes of all transfers."""
-    async with open_client(apiserver) as client, open_cluster(client) as cluster:
+async def open_bench(apiserver: ApiServer, folder: Path, *, interrupted: int = 0) -> AsyncIterator[Bench]:
+    """Run the controllers of an API server with one Node, and record what becomes of all transfers.
+
+    The first `interrupted` attempts of each are interrupted.
+    """
+    async with open_client(apiserver) as client, open_cluster(client, interrupted=interrupted) as cluster:
         if await client.read(NODES, "", NODE) is None:
             node = cluster_node(NODE)
             await client.create(NODES, node)
@@ -178,10 +180,6 @@ class Site:
         """Create all that agents need, and the transfers."""
         worlds = [self._build_world(kind) for kind in TRANSFERS]
         await worlds[0].prepare_agents()
-        data = {"config.json": self.config}
-        metadata = {"name": _CONFIG_MAP, "namespace": self.namespace}
-        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
-        await self.bench.client.create(CONFIG_MAPS, manifest)
         for world in worlds:
             await self._begin(world)
         self.before = await list_everything(self.bench.client)
@@ -244,7 +242,8 @@ class Site:
 
     def _build_world(self, kind: str) -> World:
         name = f"{self.namespace}-{kind.lower()}-{len(self.worlds)}"
-        return World(self.bench.apiserver, self.bench.client, kind, name=name, namespace=self.namespace)
+        bench = self.bench
+        return World(bench.apiserver, bench.client, kind, name=name, namespace=self.namespace, config=self.config)
 
     async def _begin(self, world: World) -> None:
         await world.prepare_volume()
@@ -258,7 +257,7 @@ class Site:
             f"--kubeconfig={self.bench.apiserver.kubeconfig}",
             f"--node-name={node}",
             f"--namespace={self.namespace}",
-            f"--node-agent-configmap={_CONFIG_MAP}",
+            f"--node-agent-configmap={CONFIG_MAP}",
             f"--metrics-address=127.0.0.1:{port}",
             f"--lease-duration={_LEASE_SECONDS}s",
             "--repository-controller=off",

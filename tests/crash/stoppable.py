@@ -40,6 +40,7 @@ STOPS: dict[str, _Stop] = {
     "mover-lost": _annotates("nodeagent.io/mover-lost"),
     "prepared": _moves_to("Prepared"),
     "in-progress": _moves_to("InProgress"),
+    "interrupted": _annotates("nodeagent.io/attempts"),
     "outcome-kept": _annotates("nodeagent.io/outcome"),
     "completed": _moves_to("Completed"),
 }

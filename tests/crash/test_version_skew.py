@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from core.kube.resources import PODS
+from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from tests.crash.controllers import set_status
 from tests.crash.listing import list_everything
@@ -142,6 +143,23 @@ async def _replace_both_while_agent_is_unavailable(site: Site, *, leader: Versio
     site.bench.cluster.not_ending.discard(site.namespace)
 
 
+async def _replace_leader_after_interruptions(site: Site, *, leader: Version, node: Version) -> None:
+    """Replace the leader once the next attempts of all transfers may begin, of which it knows nothing."""
+    old = await site.start_leader(leader)
+    await site.start_node_agent(node)
+    await wait_for("all wait for the leader", lambda: _are_interrupted(site, "Ready"), seconds=_STEP_SECONDS)
+    await old.child.kill()
+    await site.start_leader(leader.other)
+
+
+async def _are_interrupted(site: Site, stage: str) -> bool:
+    await site.read()
+    marks = [
+        (world.transfer["metadata"].get("annotations") or {}).get(ATTEMPTS_ANNOTATION, "") for world in site.worlds
+    ]
+    return all(f'"stage":"{stage}"' in mark for mark in marks)
+
+
 def _is_queued(world: World) -> bool:
     status = world.transfer.get("status") or {}
     return "prepareQueueLength" in status.get("message", "") and not status.get("phase")
@@ -208,7 +226,8 @@ async def _expect_completed(site: Site, world: World, after: Listing) -> None:
     if site.last_node_agent.version is Version.CURRENT:
         # An older one leaves annotations that it does not know.
         marks = [*world.transfer["metadata"].get("annotations", {}), *world.transfer["metadata"].get("labels", {})]
-        assert not [mark for mark in marks if mark.startswith("nodeagent.io/")], world.kind
+        left = {mark for mark in marks if mark.startswith("nodeagent.io/")}
+        assert left == ({ATTEMPTS_ANNOTATION} if site.bench.cluster.mover.interrupted else set()), world.kind
     assert compare(site.before[world.space], after[world.space], hide=world.name) == CHANGES[world.kind], world.kind
 
 
@@ -253,3 +272,37 @@ async def test_a_leader_knows_which_transfers_were_reported_as_without_an_agent(
 ) -> None:
     lines = await _run_plays(apiserver, tmp_path, _replace_both_while_agent_is_unavailable)
     _print(capsys, "leader and node agent replaced while the agent is unavailable", lines)
+
+
+async def test_another_attempt_begins_once_a_leader_of_this_version_is_there(
+    apiserver: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with open_bench(apiserver, tmp_path, interrupted=1) as bench:
+        site = Site(bench, _ALL_AT_ONCE)
+        line = await _run_play(site, _replace_leader_after_interruptions, Version.PREVIOUS, Version.CURRENT)
+    _print(capsys, "leader replaced after interruptions", [line])
+
+
+async def test_an_agent_of_the_previous_version_fails_what_was_interrupted(
+    apiserver: ApiServer, tmp_path: Path
+) -> None:
+    async with open_bench(apiserver, tmp_path, interrupted=1) as bench:
+        site = Site(bench, _ALL_AT_ONCE)
+        await site.prepare()
+        try:
+            await site.start_leader(Version.CURRENT)
+            agent = await site.start_node_agent(Version.CURRENT, stop="interrupted")
+            await agent.wait_stopped(len(site.worlds), seconds=_STEP_SECONDS)
+            await agent.child.kill()
+            await site.start_node_agent(Version.PREVIOUS)
+            await wait_for("all transfers are done", site.are_done, seconds=_STEP_SECONDS)
+            await site.end_agents()
+        finally:
+            await site.kill_agents()
+        await settle(bench.client, site.worlds)
+        after = await list_everything(bench.client)
+        for world in site.worlds:
+            status = world.transfer["status"]
+            assert (status["phase"], bool(status["message"])) == ("Failed", True), world.kind
+            assert not world.transfer["metadata"].get("finalizers"), world.kind
+        assert compare(site.before[site.namespace], after[site.namespace], hide="*") == ([LEDGER], [])

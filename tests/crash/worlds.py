@@ -51,13 +51,13 @@ if TYPE_CHECKING:
     from nodeagent.startup import AgentSpec
     from tests.support.apiserver import ApiServer
 
-__all__ = ["World", "is_write", "open_client"]
+__all__ = ["CONFIG_MAP", "World", "is_write", "open_client"]
 
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
 _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
-_CONFIG = "node-agent-config"
+CONFIG_MAP = "node-agent-config"
 _LEASE_SECONDS = 6
 """A stopped agent does not release its Lease: the next one waits for so long."""
 
@@ -85,13 +85,17 @@ async def open_client(apiserver: ApiServer, fuse: Fuse | None = None) -> AsyncIt
 
 @dataclass
 class World:
-    """One transfer of a kind; its volume has its own namespace, and so have its agents unless `namespace` is set."""
+    """One transfer of a kind; its volume has its own namespace, and so have its agents unless `namespace` is set.
+
+    `config` is the document of the agents' ConfigMap: by default a mover that is interrupted costs no minutes.
+    """
 
     apiserver: ApiServer
     client: KubeClient
     kind: str
     name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
     namespace: str = ""
+    config: str = json.dumps({"nodeagent.io": {"retry": {"initialBackoff": "1s"}}})
     transfer: JsonDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,15 +125,13 @@ class World:
         }
         base = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
         await self.client.create(BACKUP_STORAGE_LOCATIONS, base | location)
-        # Movers that are interrupted shall not cost minutes.
-        document = {"nodeagent.io": {"retry": {"initialBackoff": "1s"}}}
         await self.client.create(
             CONFIG_MAPS,
             {
                 "apiVersion": CONFIG_MAPS.api_version,
                 "kind": CONFIG_MAPS.kind,
-                "metadata": {"namespace": self.namespace, "name": _CONFIG},
-                "data": {"config.json": json.dumps(document)},
+                "metadata": {"namespace": self.namespace, "name": CONFIG_MAP},
+                "data": {"config.json": self.config},
             },
         )
         agent = self._put(agent_pod(NODE), self.namespace)
@@ -184,7 +186,7 @@ class World:
         return Settings(
             node_name=NODE,
             namespace=self.namespace,
-            config_map_name=_CONFIG,
+            config_map_name=CONFIG_MAP,
             repository_controller=RepositoryControllerMode.OFF,
             lease_duration=timedelta(seconds=_LEASE_SECONDS),
         )

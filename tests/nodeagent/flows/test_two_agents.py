@@ -1,9 +1,12 @@
 """Two agents on one node, as during a rolling update with maxSurge."""
 
 import asyncio
+from contextlib import AsyncExitStack
+from datetime import timedelta
 
 import pytest
 
+from core.models.attempts import RetryRules
 from core.models.base import JsonDict
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -20,15 +23,24 @@ def running(world: World, kind: str) -> int:
     return sum(world.phase(kind, name) in RUNNING for name in ("first", "second"))
 
 
+@pytest.mark.parametrize("interrupted", [0, 1], ids=["", "retried"])
 @pytest.mark.parametrize("end", ["Completed", "Failed", "Canceled"])
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -> None:
+async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str, interrupted: int) -> None:
     broken = {"exit_code": 11, "message": "no space left"} if end == "Failed" else {}
-    mover = Mover(seconds=1000 if end == "Canceled" else 3, **broken)  # type: ignore[arg-type] # values of two types
-    async with open_world(accepted(TRANSFERS[kind]()), mover=mover) as world, world.agent(), world.agent():
+    mover = Mover(seconds=3, interrupted=interrupted, **broken)  # type: ignore[arg-type] # values of two types
+    retries = RetryRules(initial_backoff=timedelta(seconds=1), deadline=None)
+    async with AsyncExitStack() as stack:
+        world = await stack.enter_async_context(open_world(accepted(TRANSFERS[kind]()), mover=mover))
+        world.cluster.grants = True
+        for _ in range(2):
+            await stack.enter_async_context(world.agent(retries=retries))
         before = world.everything()
         if end == "Canceled":
-            await world.until(lambda: world.phase(kind) == "InProgress")
+            await world.until(
+                lambda: world.reasons().count("Retried") == interrupted and world.phase(kind) == "InProgress"
+            )
+            mover.seconds = 1000
             await world.stop(world.transfer(kind), "cancel")
         await world.until(lambda: world.done(kind))
         await asyncio.sleep(20)
@@ -36,6 +48,7 @@ async def test_two_agents_of_one_node_run_a_transfer_once(kind: str, end: str) -
         created = [name for name in world.everything() if name not in before]
         assert created == (["PersistentVolume /pvc-*"] if (kind, end) == ("DataDownload", "Completed") else [])
         assert len([reason for reason in world.reasons() if reason == end]) == 1
+        assert world.reasons().count("Interrupted") == interrupted
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)
