@@ -18,7 +18,7 @@ from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.durations import Measured
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 from nodeagent.transfers.retries import (
     Ending,
@@ -298,6 +298,8 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
     view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
     ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
     refused = _refuse(seen, ending)
+    if ending is not None and kind.spec.restores and not ending.terminated and not _fences_itself(pod or departed):
+        refused = "a data mover of Velero may still write to the volume"
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
     case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
     return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
@@ -327,6 +329,11 @@ def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) ->
     # While it gets a mover pod, there is none at first.
     ends = _FINISHED if view.stage is AttemptStage.EXPOSING else _GONE
     return find_interruption(pod, departed) if view.pod in ends else None
+
+
+def _fences_itself(pod: JsonDict | None) -> bool:
+    """Return whether a mover that is cut off ends itself before another one writes; one of Velero does not."""
+    return pod is None or is_own(pod)
 
 
 def _refuse(seen: Observation, ending: Ending | None) -> str:

@@ -159,6 +159,16 @@ async def test_only_a_restore_waits_until_a_mover_without_a_known_end_has_fenced
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_restore_whose_mover_of_velero_may_still_write_is_not_retried(kind: str) -> None:
+    async with interrupted_world(kind, {"phase": "Running"}) as world:
+        pod = mover_pod(world, kind)
+        world.kube.put(pod | {"metadata": {key: pod["metadata"][key] for key in pod["metadata"] if key != "labels"}})
+        await world.cluster.client.delete(PODS, NAMESPACE, pod["metadata"]["name"])
+        await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == ("Failed" if kind in RESTORES else "Completed")
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
 async def test_another_attempt_begins_only_when_the_old_pod_is_gone(kind: str) -> None:
     async with interrupted_world(kind, disrupted("EvictionByEvictionAPI")) as world:
         pod = mover_pod(world, kind)
