@@ -29,7 +29,8 @@ from tests.support.fakekube import FakeKube
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 _PIECE_BYTES = 65536
-_TIMEOUT = "2s"
+_TIMEOUT = "4s"
+"""A busy machine needs a while for the first answer."""
 _FENCED = 17
 
 _WRITER = f"""#!/bin/sh
@@ -85,6 +86,7 @@ class _Cluster:
                 return [one.pid for one in found if " --metrics-store-on-exit " in one.arguments]
 
             await self.pod.wait_for(lambda: bool(started()) or mover.returncode is not None)
+            assert mover.returncode is None, self.pod.message
             yield mover, started()[0]
 
     def announce(self, resource: Resource) -> None:
@@ -136,7 +138,7 @@ async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Clus
         assert await mover.wait() == _FENCED
         assert not _runs(kopia)
         assert cluster.written_bytes > before
-    assert cluster.pod.message == "no answer from the API server for 2s: another attempt may begin"
+    assert cluster.pod.message == f"no answer from the API server for {_TIMEOUT}: another attempt may begin"
 
 
 async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _Cluster) -> None:
@@ -146,7 +148,7 @@ async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _
         for pid in (kopia, mover.pid):
             os.kill(pid, signal.SIGSTOP)
         cluster.announce(DATA_DOWNLOADS)
-        await asyncio.sleep(3)
+        await asyncio.sleep(5)
         before = cluster.written_bytes
         for pid in (kopia, mover.pid):
             os.kill(pid, signal.SIGCONT)
