@@ -23,7 +23,7 @@ from core.contract import DataPathReason, MoverArgs, MoverVerb, parse_progress
 from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
 from tests.datamover.support.pods import TRANSFER
 
-__all__ = ["Interrupted", "ResumedMover"]
+__all__ = ["EndedError", "Interrupted", "ResumedMover"]
 
 _POLL_SECONDS: Final = 0.05
 _LIMIT_SECONDS: Final = 1200.0
@@ -33,6 +33,10 @@ _COMMANDS: Final = {
     "DataUpload": (MoverVerb.BACKUP, "data-upload"),
     "DataDownload": (MoverVerb.RESTORE, "data-download"),
 }
+
+
+class EndedError(BenchmarkError):
+    """A mover ended before it was to be killed."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class ResumedMover:
         """Run the present attempt, kill all of its processes once `when` says so, and announce the next one.
 
         Raises:
-            BenchmarkError: it ended before.
+            EndedError: it ended before.
         """
         with self.disks.cache() as scratch:
             run = self._prepare(volume, scratch)
@@ -89,7 +93,7 @@ class ResumedMover:
             async with _started(run) as process:
                 while not when():
                     if process.returncode is not None:
-                        raise BenchmarkError(f"the mover ended before it was killed: {run.message_file.read_text()}")
+                        raise EndedError(f"the mover ended before it was killed: {run.message_file.read_text()}")
                     await asyncio.sleep(_POLL_SECONDS)
             seconds = time.time() - began
         self._announce_next(datetime.fromtimestamp(began, UTC))

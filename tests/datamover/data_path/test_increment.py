@@ -48,7 +48,7 @@ async def test_changed_and_new_files_count_and_touched_do_not(mover_repository: 
     os.utime(volume / "touched", (1, 1))
     (volume / "deep/down/changed").write_bytes(b"b" * 32_000)
     (volume / "new (5 bytes)").mkdir()
-    (volume / "new (5 bytes)" / "added file ./x (7 bytes)").write_bytes(b"c" * 64_000)
+    (volume / "new (5 bytes)" / "added file (7 bytes)").write_bytes(b"c" * 64_000)
     new = await _back_up(mover_repository, volume)
     found = await count_incremental(mover_repository, new, Inheritance(old, continued=True), _meter(10, 10))
     assert found == 16_000 + 32_000 + 64_000

@@ -78,4 +78,4 @@ async def test_an_invalid_interval_of_checkpoints_fails_the_backup(pod: MoverPod
     pod.environment = {**pod.environment, "DATA_MOVER_CHECKPOINT_INTERVAL": "1s"}
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) != 0
-    assert pod.message == 'DATA_MOVER_CHECKPOINT_INTERVAL: must be from 10s to 45m: "1s"'
+    assert pod.message == 'DATA_MOVER_CHECKPOINT_INTERVAL: must be from 10s to 45m0s: "1s"'
