@@ -1,0 +1,220 @@
+"""Which files a later attempt skips: those that are listed, and nothing that changed since."""
+
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from datamover.data_path.finished import (
+    FinishedList,
+    Progress,
+    find_finished,
+    find_unlisted,
+    open_list,
+    remove_files,
+    remove_list,
+)
+
+_NAME = ".list"
+_OWNER = b"transfer 1"
+_OLD_NS = 1_600_000_000_123_456_789
+
+
+def _go_on() -> bool:
+    return False
+
+
+def _open(target: Path, owner: bytes = _OWNER) -> FinishedList:
+    finished = open_list(target, _NAME, owner, _go_on)
+    assert finished is not None
+    return finished
+
+
+def _finish(path: Path, content: str = "data") -> Path:
+    """Do to a file what kopia does: write it, and set its times."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    os.utime(path, ns=(_OLD_NS, _OLD_NS))
+    return path
+
+
+def _record(finished: FinishedList, since_ns: int = 0) -> int:
+    found = find_finished(finished.path.parent, since_ns, _go_on, Progress())
+    finished.append(found)
+    return len(found)
+
+
+def _unlisted(target: Path) -> list[bytes]:
+    """Return what the next attempt does not skip."""
+    finished = _open(target)
+    assert finished.resumed
+    return sorted(find_unlisted(target, finished, _go_on, Progress()))
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """A target with a list of two finished files, and what must not be on it."""
+    target = tmp_path / "target"
+    target.mkdir()
+    finished = _open(target)
+    assert not finished.resumed
+    _finish(target / "a" / "one")
+    _finish(target / "two")
+    (target / "partial").write_text("da")
+    (target / "link").symlink_to("two")
+    os.utime(target / "link", ns=(_OLD_NS, _OLD_NS), follow_symlinks=False)
+    assert _record(finished) == 2
+    return target
+
+
+def test_finished_files_are_skipped_and_partial_ones_and_links_are_not(target: Path) -> None:
+    assert _unlisted(target) == [b"link", b"partial"]
+    progress = Progress()
+    assert list(find_unlisted(target, _open(target), _go_on, progress))
+    assert (progress.listed_files, progress.listed_bytes) == (2, 8)
+
+
+def _replace_content(one: Path) -> None:
+    _finish(one, "evil")
+
+
+def _replace_by_another(one: Path) -> None:
+    other = _finish(one.with_name("other"), "evil")
+    other.rename(one)
+
+
+def _change_owner(one: Path) -> None:
+    os.chown(one, one.stat().st_uid, one.stat().st_gid)
+
+
+def _change_mode(one: Path) -> None:
+    one.chmod(one.stat().st_mode)
+
+
+def _add_name(one: Path) -> None:
+    (one.parent / "name").hardlink_to(one)
+    (one.parent / "name").unlink()
+
+
+def _exchange_directories(one: Path) -> None:
+    """The files in them keep their times."""
+    _finish(one.parent.with_name("b") / "one", "evil")
+    one.parent.rename(one.parent.with_name("c"))
+    one.parent.with_name("b").rename(one.parent)
+    shutil.rmtree(one.parent.with_name("c"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_replace_content, _replace_by_another, _change_owner, _change_mode, _add_name, _exchange_directories],
+)
+def test_a_file_that_was_touched_since_is_not_skipped(target: Path, change: Callable[[Path], None]) -> None:
+    change(target / "a" / "one")
+    assert _unlisted(target) == [b"a/one", b"link", b"partial"]
+
+
+def test_a_file_in_another_place_is_not_skipped(target: Path) -> None:
+    (target / "a").rename(target / "b")
+    assert _unlisted(target) == [b"b/one", b"link", b"partial"]
+
+
+def test_later_records_add_to_the_list_and_leave_out_what_is_on_it(target: Path) -> None:
+    finished = _open(target)
+    now = finished.now_ns()
+    _finish(target / "a" / "three")
+    assert _record(finished, now) == 1
+    assert _unlisted(target) == [b"link", b"partial"]
+
+
+def test_finished_directories_are_not_read_again(target: Path) -> None:
+    os.utime(target / "a", ns=(_OLD_NS, _OLD_NS))
+    progress = Progress()
+    now = _open(target).now_ns() + 1
+    find_finished(target, now, _go_on, progress)
+    assert progress.entries == len([_NAME, "a", "two", "partial", "link"])
+    os.utime(target / "a")
+    find_finished(target, now, _go_on, progress := Progress())
+    assert progress.entries == len([_NAME, "a", "two", "partial", "link", "one"])
+
+
+@pytest.mark.parametrize("lost", [1, 4, 20, 35])
+def test_a_batch_that_was_not_written_completely_is_ignored(target: Path, lost: int) -> None:
+    whole = (target / _NAME).stat().st_size
+    finished = _open(target)
+    now = finished.now_ns()
+    _finish(target / "three")
+    _finish(target / "four")
+    assert _record(finished, now) == 2
+    assert (target / _NAME).stat().st_size == whole + 4 + 2 * 8 + 16
+    os.truncate(target / _NAME, whole + 36 - lost)
+    # A file system may have written the size and not the data.
+    os.truncate(target / _NAME, whole + 36)
+    assert _unlisted(target) == [b"four", b"link", b"partial", b"three"]
+    assert _record(_open(target)) == 4
+    assert _unlisted(target) == [b"link", b"partial"]
+
+
+def test_the_list_of_another_restore_is_removed_and_none_begun_beside_files(target: Path) -> None:
+    assert open_list(target, _NAME, b"transfer 10", _go_on) is None
+    assert not (target / _NAME).exists()
+
+
+def test_a_list_is_begun_in_a_target_without_files(tmp_path: Path) -> None:
+    (tmp_path / "lost+found" / "empty").mkdir(parents=True)
+    _open(tmp_path)
+    assert (tmp_path / _NAME).stat().st_mode & 0o777 == 0o600
+    assert _open(tmp_path).resumed
+    remove_list(tmp_path / _NAME)
+    (tmp_path / "lost+found" / "file").write_text("")
+    assert open_list(tmp_path, _NAME, _OWNER, _go_on) is None
+
+
+def test_the_root_keeps_its_times_when_the_list_is_removed(target: Path) -> None:
+    os.utime(target, ns=(_OLD_NS, _OLD_NS + 1))
+    remove_list(target / _NAME)
+    status = target.stat()
+    assert (status.st_atime_ns, status.st_mtime_ns) == (_OLD_NS, _OLD_NS + 1)
+    assert not (target / _NAME).exists()
+
+
+def test_the_list_does_not_use_the_last_space(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (target / _NAME).read_bytes()
+    monkeypatch.setattr("datamover.data_path.finished._SPARE_BYTES", 1 << 60)
+    assert _record(_open(target)) == 2
+    assert (target / _NAME).read_bytes() == before
+
+
+def test_long_lists_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datamover.data_path.finished._BATCH", 16)
+    finished = _open(tmp_path)
+    for number in range(200):
+        _finish(tmp_path / f"file {number}")
+    assert _record(finished) == 200
+    assert _unlisted(tmp_path) == []
+    some = random.Random(1).sample(range(200), 30)
+    for number in some:
+        _finish(tmp_path / f"file {number}")
+    assert _unlisted(tmp_path) == sorted(f"file {number}".encode() for number in some)
+
+
+def test_names_that_are_not_utf8_and_line_feeds_are_kept_apart(target: Path) -> None:
+    finished = _open(target)
+    for name in (b"\xff", b"a\nb", b"\xc3\xa4"):
+        _finish(Path(os.fsdecode(os.fsencode(target) + b"/" + name)))
+    _record(finished)
+    _finish(Path(os.fsdecode(os.fsencode(target) + b"/\xff")))
+    assert _unlisted(target) == [b"link", b"partial", b"\xff"]
+
+
+def test_removed_files_mark_the_directories_above_as_unfinished(target: Path) -> None:
+    _finish(target / "x" / "y" / "z" / "file")
+    for directory in ("x/y/z", "x/y", "x", "a"):
+        os.utime(target / directory, ns=(_OLD_NS, _OLD_NS))
+    remove_files(target, [b"x/y/z/file", b"link"])
+    assert not (target / "x" / "y" / "z" / "file").exists()
+    assert not (target / "link").is_symlink()
+    changed = [name for name in ("x/y/z", "x/y", "x", "a") if (target / name).stat().st_mtime_ns != _OLD_NS]
+    assert changed == ["x/y/z", "x/y", "x"]

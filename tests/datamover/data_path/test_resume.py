@@ -1,0 +1,220 @@
+"""A restore that is killed and continued equals an uninterrupted one, whatever happened to the target meanwhile."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import AsyncMock, Mock
+
+import pytest
+
+from core.errors import DataPathError
+from datamover.data_path.finished import FinishedList
+from datamover.kopia.repository import Repository
+from datamover.storage.providers import FileStorage
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.repositories import opened
+from tests.datamover.support.resuming import (
+    OLD_NS,
+    Seed,
+    has_listed,
+    kill_restore,
+    list_of,
+    make_seed,
+    make_volume,
+    restore_all,
+)
+from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
+from tests.datamover.support.trees import make_tree
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def seed(_new_repository: Path, tmp_path_factory: pytest.TempPathFactory, kopia_program: Path) -> Seed:
+    folder = tmp_path_factory.mktemp("seed")
+    kopia = PlainKopia(kopia_program, folder)
+    kopia.connect(repository := Path(shutil.copytree(_new_repository, folder / "repository")))
+    return make_seed(make_volume(folder / "volume"), repository, kopia)
+
+
+@pytest.fixture
+def movers(seed: Seed) -> Iterator[Repository]:
+    with opened(FileStorage(seed.repository)) as found:
+        yield found
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tmp_path / "target"
+
+
+@pytest.fixture(autouse=True)
+def sync(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
+    """Record finished files all the time, without the syncs, which take long while other tests write."""
+    monkeypatch.setattr("datamover.data_path.resume._COST", 0)
+    monkeypatch.setattr("datamover.data_path.restore.sync_file_system", AsyncMock())
+    sync = AsyncMock()
+    monkeypatch.setattr("datamover.data_path.resume.sync_file_system", sync)
+    return sync
+
+
+def _files(target: Path) -> dict[Path, tuple[int, int]]:
+    """Return the inode and ctime of each file of the snapshot."""
+    paths = (path for path in target.rglob("*") if path != list_of(target))
+    return {
+        path: (status.st_ino, status.st_ctime_ns)
+        for path in paths
+        if path.is_file() and not path.is_symlink() and (status := path.stat())
+    }
+
+
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+async def test_a_restore_that_is_killed_at_any_moment_equals_an_uninterrupted_one(
+    movers: Repository, seed: Seed, tmp_path: Path
+) -> None:
+    """What was listed before a kill is not written again, and counts as done."""
+    for number in range(KILLS):
+        target = tmp_path / f"target {number}"
+        wanted = seed.restore_to(target)
+        kept = []
+        for listed in (1 + number * 200 // KILLS, 20):
+            await kill_restore(movers, wanted, has_listed(target, listed))
+            kept.append((listed, _files(target)))
+        done = await restore_all(movers, wanted)
+        seed.check(target)
+        after = _files(target)
+        same = [[path for path in before if after.get(path) == before[path]] for _, before in kept]
+        assert all(len(paths) >= listed for paths, (listed, _) in zip(same, kept, strict=True))
+        assert done >= max(sum(path.stat().st_size for path in paths) for paths in same) / 2
+        shutil.rmtree(target)
+
+
+def _exchange_content(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+    os.utime(path, ns=(OLD_NS, OLD_NS))
+
+
+def _exchange_file(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    _exchange_content(other)
+    other.rename(path)
+
+
+def _exchange_owner(path: Path) -> None:
+    os.chown(path, 1234, 1234)
+
+
+def _exchange_mode(path: Path) -> None:
+    path.chmod(0o777)
+
+
+def _put_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+
+
+def _add_name(path: Path) -> None:
+    path.with_name("foreign").unlink(missing_ok=True)
+    path.with_name("foreign").hardlink_to(path)
+
+
+def _exchange_directory(path: Path) -> None:
+    os.chown(path.parent, 99, 99)
+    path.parent.chmod(0o777)
+
+
+def _leave_partial(path: Path) -> None:
+    """As kopia has one: with the size of the snapshot's file, and, which is unlikely, a time that is near its time."""
+    path.write_bytes(bytes(path.stat().st_size))
+    os.utime(path, ns=(OLD_NS + 10**9, OLD_NS + 10**9))
+
+
+_CHANGES = (
+    _exchange_content,
+    _exchange_file,
+    _exchange_owner,
+    _exchange_mode,
+    _put_link,
+    _add_name,
+    _exchange_directory,
+    _leave_partial,
+)
+
+
+async def test_what_changed_between_attempts_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
+    """Only what the snapshot does not have is left alone."""
+    wanted = seed.restore_to(target)
+    await kill_restore(movers, wanted, has_listed(target, 30))
+    finished = [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS]
+    for number, path in enumerate(finished[:80]):
+        _CHANGES[number % len(_CHANGES)](path)
+    (target / "link").unlink(missing_ok=True)
+    (target / "link").symlink_to("/etc/passwd")
+    assert await restore_all(movers, wanted)
+    foreign = list(target.rglob("foreign"))
+    assert foreign
+    for path in foreign:
+        status = path.parent.stat()
+        path.unlink()
+        os.utime(path.parent, ns=(status.st_atime_ns, status.st_mtime_ns))
+    seed.check(target)
+
+
+async def test_without_a_list_everything_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
+    """Also what has the size and time of the snapshot's file."""
+    wanted = seed.restore_to(target)
+    await kill_restore(movers, wanted, has_listed(target, 30))
+    list_of(target).unlink()
+    for path in [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS][:20]:
+        _exchange_content(path)
+    assert await restore_all(movers, wanted) == 0
+    seed.check(target)
+
+
+async def test_the_list_gets_another_name_if_the_snapshot_has_it(
+    mover_repository: Repository, repository: Path, kopia: PlainKopia, tmp_path: Path, target: Path
+) -> None:
+    volume = make_tree(tmp_path / "volume")
+    list_of(volume).write_text("data of a tenant")
+    seed = make_seed(volume, repository, kopia)
+    await restore_all(mover_repository, seed.restore_to(target))
+    seed.check(target)
+    assert list_of(target).read_text() == "data of a tenant"
+
+
+async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(
+    movers: Repository, seed: Seed, target: Path, sync: AsyncMock
+) -> None:
+    """The kernel reports it once, so the sync at the end would not find it."""
+    sync.side_effect = DataPathError("cannot write restored data: Input/output error")
+    with pytest.raises(DataPathError, match=r"Input/output error$"):
+        await restore_all(movers, seed.restore_to(target))
+    assert sync.await_count == 1
+
+
+async def test_a_restore_goes_on_if_its_files_cannot_be_listed(
+    movers: Repository, seed: Seed, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(FinishedList, "append", full)
+    await restore_all(movers, seed.restore_to(target))
+    seed.check(target)
+    full.assert_called_once()
+
+
+async def test_files_are_listed_after_the_sync_that_follows_their_end(
+    movers: Repository, seed: Seed, target: Path, sync: AsyncMock
+) -> None:
+    """A list is empty while the first sync runs, and it ends before the restore does."""
+    sizes: list[int] = []
+    sync.side_effect = lambda _: sizes.append(list_of(target).stat().st_size)
+    await restore_all(movers, seed.restore_to(target))
+    assert sizes == sorted(sizes)
+    assert sizes[0] == len(
+        json.dumps({"version": 1, "transfer": "6b4c1a1e-uid", "snapshot": seed.snapshot_id}).encode() + b"\n"
+    )
+    assert not list_of(target).exists()

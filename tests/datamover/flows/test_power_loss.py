@@ -1,0 +1,121 @@
+"""The power fails in mid-restore: the next attempt, on another node, finds a volume that equals an uninterrupted one.
+
+The file system is shut down without its journal being flushed, as xfstests do: what was written and not synced is lost.
+Source: Linux, fs/ext4/ext4.h (EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH).
+"""
+
+import asyncio
+import fcntl
+import itertools
+import os
+import signal
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from datamover.kopia.repository import Repository
+from datamover.runtime.child import sync_file_system
+from tests.datamover.support.loopdevice import attached
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.processes import running_kopia
+from tests.datamover.support.resuming import (
+    Seed,
+    has_listed,
+    kill_restore,
+    list_of,
+    make_seed,
+    make_volume,
+    restore_all,
+)
+
+pytestmark = pytest.mark.processes
+
+_SHUTDOWN = 0x8004587D
+_NO_LOG_FLUSH = 2
+
+
+@contextmanager
+def _mounted(device: Path, folder: Path) -> Iterator[Path]:
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-o", "commit=300", device, folder], check=True)
+    try:
+        yield folder / "volume"
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def _lose_power(volume: Path) -> None:
+    fd = os.open(volume, os.O_RDONLY)
+    try:
+        fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
+    finally:
+        os.close(fd)
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Path]:
+    """A device with an empty file system."""
+    image = tmp_path / "image"
+    image.touch()
+    os.truncate(image, 256 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", image], check=True)
+    with attached(image) as found:
+        yield found
+
+
+@pytest.fixture
+def seed(repository: Path, kopia: PlainKopia, tmp_path: Path) -> Seed:
+    return make_seed(make_volume(tmp_path / "volume", files=2000), repository, kopia)
+
+
+async def _sync_once(folder: Path, calls: Iterator[int]) -> None:
+    """Sync the first time, and then wait as if the disk were slow."""
+    if next(calls):
+        await asyncio.Event().wait()
+    await sync_file_system(folder)
+
+
+def _count(target: Path) -> int:
+    return sum(len(names) for _, _, names in os.walk(target))
+
+
+def _long_after(target: Path, listed: Callable[[], bool]) -> Callable[[], bool]:
+    """Return whether 100 more files were written since the first ones were listed, for which kopia is halted."""
+    counts: list[int] = []
+
+    def check() -> bool:
+        count = _count(target)
+        if not counts and count >= 100:
+            _signal_kopia(signal.SIGCONT if listed() else signal.SIGSTOP)
+            counts.extend([count] if listed() else [])
+        return bool(counts) and count >= counts[0] + 100
+
+    return check
+
+
+def _signal_kopia(number: signal.Signals) -> None:
+    for one in running_kopia("restore"):
+        os.kill(one.pid, number)
+
+
+async def test_a_restore_continues_after_a_power_loss(
+    mover_repository: Repository, seed: Seed, tmp_path: Path, device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _mounted(device, tmp_path / "first node") as target:
+        with monkeypatch.context() as patched:
+            sync = partial(_sync_once, calls=itertools.count())
+            patched.setattr("datamover.data_path.resume.sync_file_system", sync)
+            enough = _long_after(target, has_listed(target, 1))
+            await kill_restore(mover_repository, seed.restore_to(target), enough)
+        written = _count(target)
+        _lose_power(target)
+    with _mounted(device, tmp_path / "second node") as target:
+        assert 0 < _count(target) < written
+        assert list_of(target).exists()
+        assert await restore_all(mover_repository, seed.restore_to(target))
+        seed.check(target)

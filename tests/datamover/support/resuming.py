@@ -1,0 +1,133 @@
+"""Restores that are killed, and continued by another attempt."""
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from core.contract import VolumeMode
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.resume import ResumeSettings
+from datamover.kopia.repository import Repository
+from tests.datamover.support.data_paths import restore_data_path
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.trees import make_tree
+
+__all__ = [
+    "OLD_NS",
+    "Seed",
+    "has_listed",
+    "kill_restore",
+    "list_of",
+    "make_seed",
+    "make_volume",
+    "restore_all",
+]
+
+_UID = "6b4c1a1e-uid"
+OLD_NS = 1_600_000_000_123_456_789
+_FILES = 1000
+_HEADER_BYTES = 200
+"""More than the list's first line has."""
+
+
+def make_volume(root: Path, files: int = _FILES) -> Path:
+    """Create a tree with everything that `make_tree` has, and enough files for a kill between two of them."""
+    make_tree(root)
+    rng = random.Random(2)
+    for number in range(files):
+        path = root / f"d{number % 30}" / f"e{number % 3}" / f"f{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.randbytes(rng.randrange(1, 8000)))
+        path.chmod(rng.choice([0o600, 0o644, 0o4755]))
+        os.chown(path, number % 7, number % 5)
+        if number % 50 == 0:
+            (path.parent / f"l{number}").symlink_to(path.name)
+    (root / "d1").chmod(0o500)
+    for path in sorted(root.rglob("*"), reverse=True):
+        # kopia rounds a link's time to microseconds.
+        time_ns = OLD_NS // 1000 * 1000 if path.is_symlink() else OLD_NS
+        os.utime(path, ns=(time_ns, time_ns), follow_symlinks=False)
+    os.utime(root, ns=(OLD_NS, OLD_NS))
+    return root
+
+
+def _describe(root: Path) -> dict[str, tuple[object, ...]]:
+    """Return all that a restore determines of each entry, also the times of directories and the holes of files."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in [root, *root.rglob("*")]:
+        status = path.lstat()
+        content: object = path.readlink() if path.is_symlink() else b"" if path.is_dir() else path.read_bytes()
+        blocks = status.st_blocks if path.is_file() and not path.is_symlink() else 0
+        found[str(path.relative_to(root))] = (
+            oct(status.st_mode),
+            status.st_uid,
+            status.st_gid,
+            status.st_mtime_ns,
+            content,
+            blocks,
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Seed:
+    """A repository with one snapshot, and what an uninterrupted restore of it leaves: the one of kopia itself."""
+
+    repository: Path
+    snapshot_id: str
+    reference: Path
+
+    def restore_to(self, target: Path, uid: str = _UID) -> RestoreParameters:
+        """Return a restore with a list that is written as often as possible."""
+        resume = ResumeSettings(uid, timedelta(milliseconds=1))
+        return RestoreParameters(self.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, sparse=True, resume=resume)
+
+    def check(self, target: Path) -> None:
+        """Check that the target equals the reference."""
+        found, wanted = _describe(target), _describe(self.reference)
+        assert found.keys() == wanted.keys()
+        assert [(name, found[name], wanted[name]) for name in found if found[name] != wanted[name]] == []
+
+
+def make_seed(volume: Path, repository: Path, kopia: PlainKopia) -> Seed:
+    """Back up the volume into the repository, to which kopia is connected."""
+    kopia.run("snapshot", "create", str(volume), "--override-source=default@default:some/volume")
+    (snapshot,) = kopia.snapshots()
+    reference = volume.with_name("reference")
+    kopia.run("restore", snapshot["id"], str(reference), "--mode=local", "--write-sparse-files")
+    return Seed(repository, snapshot["id"], reference)
+
+
+def list_of(target: Path, uid: str = _UID) -> Path:
+    return target / f".nodeagent-restore-{uid}"
+
+
+async def restore_all(movers: Repository, parameters: RestoreParameters) -> int:
+    """Restore until the end, and return how many bytes were done without being written."""
+    data_path = restore_data_path()
+    await restore(movers, parameters, data_path)
+    return data_path.meter.cached_bytes
+
+
+def has_listed(target: Path, files: int) -> Callable[[], bool]:
+    """Return a function that returns whether a restore has listed so many files more than now, by the list's size."""
+    path = list_of(target)
+    before = path.stat().st_size if path.exists() else _HEADER_BYTES
+    # Each file adds 8 bytes, and 20 more if it is the only one of a batch.
+    return lambda: path.exists() and path.stat().st_size >= before + 28 * files
+
+
+async def kill_restore(movers: Repository, parameters: RestoreParameters, when: Callable[[], bool]) -> None:
+    """Restore, and kill kopia and what is done beside it as soon as `when` returns True, unless all has ended."""
+    running = asyncio.create_task(restore(movers, parameters, restore_data_path()))
+    async with asyncio.timeout(60):
+        while not running.done() and not when():
+            await asyncio.sleep(0.005)
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
