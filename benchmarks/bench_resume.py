@@ -19,9 +19,11 @@ from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.resume.bed import FULL, QUICK, ResumePlan, open_bed
 from benchmarks.resume.figures import ResumeFigures
+from benchmarks.resume.restore import measure_restores
 from benchmarks.resume.upload import measure_uploads
 from benchmarks.stages import Stages
 from core.clock import SystemClock
+from datamover.data_path.resume import LIST_INTERVAL
 from datamover.kopia.snapshots import CHECKPOINT_INTERVAL
 from tests.support.tools import tool
 
@@ -29,24 +31,29 @@ __all__ = ["main"]
 
 _FIGURES: Final = "figures of interrupted transfers"
 _INSIDE: Final = "--inside"
+_UPLOADS, _RESTORES = "uploads", "restores"
 _NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 """A mount namespace for the service account and temporary file systems; a PID namespace: no process outlives it."""
 
 
-async def _measure(plan: ResumePlan, folder: Path, stages: Stages) -> ResumeFigures:
+async def _measure(plan: ResumePlan, only: str, folder: Path, stages: Stages) -> ResumeFigures:
     async with open_bed(plan, folder, stages) as bed:
-        return ResumeFigures(await measure_uploads(bed))
+        upload = await measure_uploads(bed) if only != _RESTORES else None
+        return ResumeFigures(upload, await measure_restores(bed) if only != _UPLOADS else None)
 
 
 def _table(plan: ResumePlan, figures: ResumeFigures, stages: Stages) -> list[str]:
     """Return the lines that describe the run."""
     tree, scale = plan.tree, CHECKPOINT_INTERVAL.total_seconds() / plan.checkpoint_seconds
+    lists = (
+        f"A list of finished files every {plan.list_seconds} s, 1/{LIST_INTERVAL.seconds // plan.list_seconds} of it"
+    )
     checkpoints = f"A checkpoint every {plan.checkpoint_seconds} s, 1/{scale:.0f} of the default"
     moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
     line = f"the line to the storage lets {plan.bytes_per_second / 1e6:.0f} MB/s pass"
     return [
         f"Machine: {describe_machine()}. Tree: {moved}; {line}.",
-        f"{checkpoints}. {plan.kills} random kills. {stages.seconds:.0f} s in all: {stages.line()}.",
+        f"{checkpoints}. {lists}. {plan.kills} random kills each way. {stages.seconds:.0f} s in all: {stages.line()}.",
         "",
         *figures.lines(),
     ]
@@ -61,7 +68,7 @@ def _run_inside(arguments: argparse.Namespace) -> int:
         if arguments.record:
             check_page(arguments.record, _FIGURES)
         with tempfile.TemporaryDirectory(prefix="bench-resume-", dir=arguments.folder) as folder:
-            figures = asyncio.run(_measure(plan, Path(folder), stages))
+            figures = asyncio.run(_measure(plan, arguments.only, Path(folder), stages))
     except BenchmarkError as e:
         stages.say(str(e))
         return 1
@@ -76,6 +83,7 @@ def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_resume", description="The cost of an interruption of a transfer.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one kill: does the benchmark work?")
+    parser.add_argument("--only", choices=[_UPLOADS, _RESTORES], default="", help="one direction (default: both)")
     parser.add_argument("--kills", type=int, metavar="N", help="how many random kills (default: 40)")
     parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
     parser.add_argument(

@@ -31,7 +31,7 @@ _SHOWN_DIFFERENCES: Final = 10
 
 @dataclass(frozen=True)
 class ResumePlan:
-    """What is moved, over which line, and how often kopia saves a checkpoint.
+    """What is moved, over which line, how often kopia saves a checkpoint, and how often a restore lists its files.
 
     `kills` transfers of `kill_tree` are killed at a random moment, each way, over a line that is not limited.
     """
@@ -39,19 +39,24 @@ class ResumePlan:
     tree: TreeShape
     bytes_per_second: float
     checkpoint_seconds: int
+    list_seconds: int
     kill_tree: TreeShape
     kills: int
 
     @property
     def settings(self) -> dict[str, str]:
         """Variables of the mover's environment."""
-        return {"DATA_MOVER_CHECKPOINT_INTERVAL": f"{self.checkpoint_seconds}s"}
+        return {
+            "DATA_MOVER_CHECKPOINT_INTERVAL": f"{self.checkpoint_seconds}s",
+            "DATA_MOVER_RESTORE_LIST_INTERVAL": f"{self.list_seconds}s",
+        }
 
 
 FULL: Final = ResumePlan(
     TreeShape(8, 250_000_000, 20_000, 100_000),
     bytes_per_second=25e6,
     checkpoint_seconds=10,
+    list_seconds=1,
     kill_tree=TreeShape(2, 100_000_000, 2_000, 100_000),
     kills=40,
 )
@@ -59,6 +64,7 @@ QUICK: Final = ResumePlan(
     TreeShape(4, 50_000_000, 500, 100_000),
     bytes_per_second=10e6,
     checkpoint_seconds=10,
+    list_seconds=1,
     kill_tree=TreeShape(1, 20_000_000, 100, 100_000),
     kills=1,
 )

@@ -36,7 +36,7 @@ from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
 from datamover.runtime.child import sync_file_system
 
-__all__ = ["ResumableRestore", "ResumeSettings", "open_resumable", "read_list_interval"]
+__all__ = ["LIST_INTERVAL", "ResumableRestore", "ResumeSettings", "open_resumable", "read_list_interval"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ _T = TypeVar("_T")
 _VARIABLE: Final = "DATA_MOVER_RESTORE_LIST_INTERVAL"
 """Inherited by mover pods from the node agent's DaemonSet."""
 
-_DEFAULT: Final = timedelta(seconds=10)
+LIST_INTERVAL: Final = timedelta(seconds=5)
+"""How long the mover waits before it lists finished files again."""
 
 _NAME: Final = ".nodeagent-restore-"
 _NAMES: Final = 10
@@ -54,7 +55,9 @@ _NAMES: Final = 10
 _LISTING: Final = "listing finished files in {}"
 
 _COST: Final = 20
-"""Recording takes at most one part of the time in so many."""
+"""Walking through the target takes at most one part of the time in so many. A sync takes at most half of the time: it
+writes what is to be written anyway.
+"""
 
 _READ_TOGETHER: Final = 10_000
 """Files that are not listed; they are looked up in the snapshot together."""
@@ -74,7 +77,7 @@ def read_list_interval(environment: Mapping[str, str]) -> timedelta:
     Raises:
         ConfigError: its value is not a duration, or negative.
     """
-    return read_duration(environment, _VARIABLE, _DEFAULT)
+    return read_duration(environment, _VARIABLE, LIST_INTERVAL)
 
 
 class ResumableRestore:
@@ -151,22 +154,23 @@ class ResumableRestore:
         clock, seconds = self._data_path.clock, self._interval
         while True:
             await clock.sleep(seconds)
-            started = clock.monotonic()
             try:
-                await self._record_once()
+                seconds = max(self._interval, await self._record_once())
             except OSError as e:
                 _logger.warning("cannot list finished files, so another attempt would write them again: %s", e.strerror)
                 return
             except DataPathError as e:
                 canceler.fail(e)
                 return
-            seconds = max(self._interval, _COST * (clock.monotonic() - started))
 
-    async def _record_once(self) -> None:
-        progress = Progress()
+    async def _record_once(self) -> float:
+        """List what was finished since the last time, and return how many seconds the next one should be away."""
+        progress, clock = Progress(), self._data_path.clock
+        started = clock.monotonic()
         now_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
         find = partial(find_finished, self._target, self._since_ns, progress=progress)
-        found = await self._in_thread(find, progress)
+        found = await self._in_thread(lambda stop: find(stop=stop), progress)
+        walked = clock.monotonic()
         if found:
             async with self._syncing:
                 try:
@@ -176,6 +180,7 @@ class ResumableRestore:
                     raise
             await self._in_thread(lambda _: self._finished.append(found), progress)
         self._since_ns = now_ns
+        return max(_COST * (walked - started), clock.monotonic() - walked)
 
     async def _in_thread(self, work: Callable[[ShouldStop], _T], progress: Progress) -> _T:
         return await self._data_path.run_in_thread(work, _LISTING.format(self._target), lambda: progress.entries)

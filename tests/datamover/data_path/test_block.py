@@ -1,7 +1,9 @@
+import errno
 import json
 import os
 import random
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,8 +35,8 @@ async def _back_up(movers: Repository, device: Path) -> BackupResult:
     return await back_up(movers, request, backup_data_path())
 
 
-async def _restore(movers: Repository, snapshot_id: str, target: Path) -> None:
-    request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2)
+async def _restore(movers: Repository, snapshot_id: str, target: Path, *, again: bool = False) -> None:
+    request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2, again=again)
     await restore(movers, request, restore_data_path())
 
 
@@ -137,3 +139,33 @@ async def test_a_read_only_device_is_reported(mover_repository: Repository, devi
         pytest.raises(DataPathError, match=f"to device {target}: cannot write to the device: Operation not perm"),
     ):
         await _restore(mover_repository, backup.snapshot_id, target)
+
+
+def _sectors_written(device: Path) -> int:
+    """Source: Linux, Documentation/block/stat.rst."""
+    return int(Path(f"/sys/block/{device.name}/stat").read_text().split()[6])
+
+
+async def test_another_attempt_writes_only_what_the_device_does_not_have(
+    mover_repository: Repository, device: Path, tmp_path: Path
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    content = device.read_bytes()
+    half = _SIZE // 2
+    (tmp_path / "target").write_bytes(content[:half] + b"\xff" * half)
+    with attached(tmp_path / "target") as target:
+        before = _sectors_written(target)
+        await _restore(mover_repository, backup.snapshot_id, target, again=True)
+        written = _sectors_written(target) - before
+    assert (tmp_path / "target").read_bytes() == content
+    assert written * 512 == half
+
+
+async def test_a_disk_error_of_an_earlier_attempt_fails_the_next_one(
+    mover_repository: Repository, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    (tmp_path / "target").write_bytes(bytes(_SIZE))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(DataPathError, match=r"cannot write restored data of .*target to the disk: Input/output error$"):
+        await _restore(mover_repository, backup.snapshot_id, tmp_path / "target", again=True)

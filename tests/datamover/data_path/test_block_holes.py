@@ -74,3 +74,22 @@ async def test_a_full_target_is_reported_and_the_writer_is_notified() -> None:
             await copying
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(ours)
+
+
+@pytest.mark.parametrize("holes", [True, False])
+def test_what_the_device_has_already_is_not_written_again(tmp_path: Path, holes: bool) -> None:
+    content = _content("ddd0dd00", "d" * 20, tail=b"short")
+    there = bytearray(content)
+    # A byte in each of three pieces, one of them of zeros.
+    for at in (_PIECE - 1, 3 * _PIECE, 20 * _PIECE + 5):
+        there[at] ^= 0xFF
+    (tmp_path / "device").write_bytes(there)
+    fd = os.open(tmp_path / "device", os.O_RDWR)
+    writer = HoleWriter(fd, holes=holes, compare=True)
+    for at in range(0, len(content), 16 * _PIECE):
+        writer.write(memoryview(content)[at : at + 16 * _PIECE])
+    assert writer.finish() == len(content)
+    os.close(fd)
+    assert (tmp_path / "device").read_bytes() == content
+    written = _PIECE * (2 if holes else 3)
+    assert writer.kept_bytes + writer.hole_bytes == len(content) - written

@@ -76,6 +76,7 @@ def test_upload_lines_have_hashed_cached_and_estimated_bytes(line: str, hashed: 
 def test_other_lines_are_not_progress() -> None:
     meter = Meter(SystemClock(), Direction.RESTORE)
     assert not meter.take("Processed 420 (13.5 MB) of 3258 (91.1 MB).")
+    assert not meter.take("Processed 420 (13.5 MB) of 3258 (91.1 MB), skipped 12 (1 KB) 3.1 MB/s (20.0%) remaining 3s.")
     glued = "Processed 119 (303.5 MB) of 120 (1.5 GB) 302.8 MB/s (20.0%) remaining 3s.error restoring: disk full"
     assert meter.take(glued) == "error restoring: disk full"
     assert meter.take('! Error when processing "z/mem": unable to open file')

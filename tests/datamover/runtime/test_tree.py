@@ -57,3 +57,22 @@ def test_the_walk_can_be_stopped_and_a_missing_root_is_an_error(tmp_path: Path) 
 def test_what_could_control_a_terminal_is_escaped_and_nothing_else() -> None:
     assert escape_controls("\x1b[31mred\x9b1m\a\t\n\x7f") == r"\x1b[31mred\x9b1m\x07\t\n\x7f"
     assert escape_controls("naïve/名前 \\ \U0001f600\xa0") == "naïve/名前 \\ \U0001f600\xa0"
+
+
+def test_skipped_directories_are_not_read_and_their_names_are_seen(tmp_path: Path) -> None:
+    for name in ("a/b", "c/d"):
+        (tmp_path / "v" / name).mkdir(parents=True)
+    walk = walk_tree(tmp_path / "v", lambda: False, skip=lambda entry: entry.name == "a")
+    assert {directory: {entry.name for entry in entries} for directory, entries in walk} == {
+        b"": {"a", "c"},
+        b"c": {"d"},
+        b"c/d": set(),
+    }
+
+
+def test_a_strict_walk_fails_for_a_directory_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "v" / "a").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError):  # noqa: PT012 - the directory goes during the walk
+        for _, entries in walk_tree(tmp_path / "v", lambda: False, strict=True):
+            assert [entry.name for entry in entries] == ["a"]
+            (tmp_path / "v" / "a").rmdir()
