@@ -10,7 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -191,9 +191,11 @@ async def open_resumable(
 ) -> ResumableRestore | None:
     """Begin the restore, or continue that of an earlier attempt; None: there is no list, so everything is written.
 
+    A file system on which no list can be kept, for example since it syncs no directory, is restored without one.
+
     Raises:
         KopiaError: the snapshot cannot be read.
-        DataPathError: the target cannot be read or changed.
+        DataPathError: the target hangs, or what an earlier attempt left cannot be removed.
     """
     names = [f"{_NAME}{settings.transfer_uid}{suffix}" for suffix in ("", *map(str, range(1, _NAMES)))]
     taken = await read_entries(kopia, snapshot, map(os.fsencode, names))
@@ -204,15 +206,24 @@ async def open_resumable(
         finished = open_list(target, name, owner, stop)
         return (finished, finished.now_ns()) if finished else None
 
-    with _named(target):
+    begun, cause = None, "it has files, and no list of finished ones"
+    try:
         begun = await data_path.run_in_thread(begin, _LISTING.format(target))
+    except OSError as e:
+        cause = f"cannot list finished files: {e.strerror}"
+        await data_path.run_in_thread(partial(_discard_list, target / name), _LISTING.format(target))
     if begun is None:
-        _logger.info("target %s has files and no list of finished ones: everything is written", target)
+        _logger.info("all files are written to target %s: %s", target, cause)
         return None
     restore = ResumableRestore(*begun, settings, data_path)
     if begun[0].resumed:
         await restore.discard_unfinished(kopia, snapshot)
     return restore
+
+
+def _discard_list(path: Path, _: ShouldStop) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _remove(target: Path, paths: list[bytes], _: ShouldStop) -> None:

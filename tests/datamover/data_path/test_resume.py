@@ -218,3 +218,11 @@ async def test_files_are_listed_after_the_sync_that_follows_their_end(
         json.dumps({"version": 1, "transfer": "6b4c1a1e-uid", "snapshot": seed.snapshot_id}).encode() + b"\n"
     )
     assert not list_of(target).exists()
+
+
+async def test_a_file_system_that_syncs_no_directory_is_restored_without_a_list(
+    movers: Repository, seed: Seed, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.EINVAL, "Invalid argument")))
+    await restore_all(movers, seed.restore_to(target))
+    seed.check(target)

@@ -1,0 +1,64 @@
+"""Which restores list what they finish, and which compare what they write."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from unittest.mock import AsyncMock
+
+import pytest
+
+from core.contract import RestoreResult, VolumeMode, VolumePath
+from core.kube.resources import DATA_DOWNLOADS
+from core.models.attempts import Attempts
+from datamover.data_path.restore import RestoreParameters
+from datamover.data_path.resume import ResumeSettings
+from tests.datamover.support.pods import MoverPod
+
+pytestmark = pytest.mark.processes
+
+_KINDS = {"DataDownload": "data-download", "PodVolumeRestore": "pod-volume-restore"}
+
+
+@pytest.fixture
+def restore(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
+    restore = AsyncMock(return_value=RestoreResult(target=VolumePath(by_path="/", volume_mode=""), total_bytes=1))
+    monkeypatch.setattr("datamover.pod.transfer.restore", restore)
+    return restore
+
+
+async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path) -> RestoreParameters:
+    pod.put_transfer(kind, snapshotID="k1")
+    pod.mounts = volume / "mountinfo"
+    pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
+    assert await pod.run(_KINDS[kind], volume, VolumeMode.FILESYSTEM) == 0, pod.message
+    parameters = restore.await_args.args[1]
+    assert isinstance(parameters, RestoreParameters)
+    return parameters
+
+
+async def test_a_data_download_lists_what_it_finishes(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
+    parameters = await _parameters(pod, "DataDownload", restore, tmp_path)
+    (stored,) = pod.stored(DATA_DOWNLOADS)
+    assert parameters.resume == ResumeSettings(stored["metadata"]["uid"], timedelta(seconds=5))
+    assert not parameters.again
+
+
+async def test_the_interval_of_the_list_is_configurable(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
+    found = []
+    for text in ("1m", "0"):
+        pod.environment = {**os.environ, "DATA_MOVER_RESTORE_LIST_INTERVAL": text}
+        found.append((await _parameters(pod, "DataDownload", restore, tmp_path)).resume)
+    assert found[0] is not None
+    assert found[0].interval == timedelta(minutes=1)
+    assert found[1] is None
+
+
+async def test_no_list_is_put_into_the_volume_of_a_pod(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:
+    assert (await _parameters(pod, "PodVolumeRestore", restore, tmp_path)).resume is None
+
+
+async def test_another_attempt_compares_what_it_writes_to_a_device(
+    pod: MoverPod, tmp_path: Path, restore: AsyncMock
+) -> None:
+    pod.attempts = Attempts(number=2)
+    assert (await _parameters(pod, "DataDownload", restore, tmp_path)).again
