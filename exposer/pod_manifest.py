@@ -76,7 +76,6 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
     labels = dict(configured.labels or template.labels) | plan.owner.labels
     if plan.label:
         labels[plan.label] = label_value(plan.owner.name)
-    if plan.owner.attempt > 1:
         labels[ATTEMPT_LABEL] = str(plan.owner.attempt)
     if plan.group:
         labels[EXPOSER_POD_GROUP_LABEL] = plan.group

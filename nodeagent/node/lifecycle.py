@@ -13,12 +13,12 @@ from typing import Any
 
 from core.models.attempts import AttemptStage, RetryRules
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, label_value
+from core.models.names import ATTEMPT_LABEL, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.node.durations import Measured
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_node, pod_state
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state
 from nodeagent.transfers.outcome import Outcome, read_outcome
 from nodeagent.transfers.retries import (
     Ending,
@@ -299,7 +299,7 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
     ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
     refused = _refuse(seen, ending)
     if ending is not None and kind.spec.restores and not ending.terminated and not _fences_itself(pod or departed):
-        refused = "a data mover of Velero may still write to the volume"
+        refused = "its data mover, of Velero or of an older version, may still write to the volume"
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
     case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
     return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
@@ -332,8 +332,8 @@ def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) ->
 
 
 def _fences_itself(pod: JsonDict | None) -> bool:
-    """Return whether a mover that is cut off ends itself before another one writes; one of Velero does not."""
-    return pod is None or is_own(pod)
+    """Return whether a mover that is cut off ends itself before another one writes."""
+    return pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def _refuse(seen: Observation, ending: Ending | None) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.models.base import JsonDict
-from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement
@@ -84,6 +84,7 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
         "spec.terminationGracePeriodSeconds": (0, 30),
         # Garbage collection finds the owner by it.
         f"metadata.labels.{OWNER_UID_LABEL}": (None, owner.uid),
+        f"metadata.labels.{ATTEMPT_LABEL}": (None, "1"),
         # Root keeps what reading and writing files of any owner needs, and writes nowhere else.
         "spec.securityContext.seccompProfile.type": (None, "RuntimeDefault"),
         f"{container}.securityContext.allowPrivilegeEscalation": (None, False),

@@ -159,7 +159,7 @@ async def test_only_a_restore_waits_until_a_mover_without_a_known_end_has_fenced
 
 
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_a_restore_whose_mover_of_velero_may_still_write_is_not_retried(kind: str) -> None:
+async def test_a_restore_whose_mover_knows_no_fence_and_may_still_write_is_not_retried(kind: str) -> None:
     async with interrupted_world(kind, {"phase": "Running"}) as world:
         pod = mover_pod(world, kind)
         world.kube.put(pod | {"metadata": {key: pod["metadata"][key] for key in pod["metadata"] if key != "labels"}})
