@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from core.contract import DataPathReason, ProgressMessage, parse_progress
+from core.models.attempts import Attempts
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -62,6 +64,10 @@ class _Bed:
         """Send the signal, and wait until kopia has it too."""
         self.signal()
         await self.pod.wait_for(lambda: self.pod.message == _KILLED)
+
+    def readings(self) -> list[ProgressMessage]:
+        """The progress in the Events, oldest first."""
+        return [parse_progress(text) for reason, text in self.pod.events() if reason == DataPathReason.PROGRESS]
 
     async def sent_by_next_backup(self) -> int:
         """Back up the volume again, and return how many bytes that sent."""
@@ -129,6 +135,20 @@ async def test_the_next_backup_does_not_send_again_what_a_drained_one_has_sent(b
     assert sent + await bed.sent_by_next_backup() <= 1.05 * _VOLUME_BYTES
     assert ("Data-Path-Warning", "removed 1 incomplete snapshots of earlier backups") in bed.pod.events()
     assert [one["id"] for one in bed.kopia.snapshots()] == [bed.pod.result["snapshotID"]]
+
+
+async def test_the_next_attempt_reads_only_what_the_checkpoint_of_a_drained_one_lacks(bed: _Bed) -> None:
+    """What it reads again is found in the repository: of the file that was being read."""
+    running = await bed.run_until(50)
+    await bed.drain()
+    bed.proxy.hold_bytes = 0
+    await running
+    (start,) = {one.snapshot_started for one in bed.readings() if one.snapshot_started is not None}
+    bed.pod.attempts = Attempts(number=2, starts=(start,))
+    bed.pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
+    await bed.sent_by_next_backup()
+    assert "Data-Path-Warning" not in bed.pod.reasons()
+    assert bed.readings()[-1].deduped_bytes <= 2 * _FILE_MIB << 20
 
 
 async def test_without_the_grace_the_next_backup_sends_everything_again(bed: _Bed) -> None:

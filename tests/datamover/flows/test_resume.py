@@ -16,6 +16,7 @@ from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.run import DataPath
 from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import CHECKPOINT_INTERVAL
 from tests.datamover.support.checkpoints import kopia_frozen_after_a_checkpoint
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.plainkopia import PlainKopia
@@ -84,8 +85,10 @@ async def _interrupt(movers: Repository, parameters: BackupParameters, kopia: Pl
 
 
 async def _resume(movers: Repository, parameters: BackupParameters) -> tuple[BackupResult, DataPath]:
+    """Back up to the end; a checkpoint that kopia saves in the last moment would stay."""
     data_path = backup_data_path()
-    return await back_up(movers, parameters, data_path), data_path
+    rarely = replace(parameters, checkpoint_interval=CHECKPOINT_INTERVAL)
+    return await back_up(movers, rarely, data_path), data_path
 
 
 async def test_the_next_attempt_reads_only_what_the_last_checkpoint_lacks(
