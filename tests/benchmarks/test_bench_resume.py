@@ -28,7 +28,7 @@ _CLEAN = UploadFigures(
 
 
 def test_what_no_index_named_does_not_count_as_sent_again() -> None:
-    assert json.loads(ResumeFigures(_CLEAN).last_line()) == {
+    assert json.loads(ResumeFigures(_CLEAN, None).last_line()) == {
         "upload_resent_share": 0.0,
         "total_time_ratio": 1.1,
         "kills": 40,

@@ -7,7 +7,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from core.errors import AgentError, CanceledError, ConfigError
+from core.errors import AgentError, CanceledError, ConfigError, FencedError
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint, read_checkpoint_grace
 from datamover.kopia.process import KopiaAnswer
 from datamover.runtime.cancellation import Canceler
@@ -159,3 +159,18 @@ async def test_a_complete_snapshot_is_left_as_it_is() -> None:
     kopia = AsyncMock()
     await keep_checkpoint(kopia, _answer({"id": "k1"}), await _stopped())
     kopia.call.assert_not_awaited()
+
+
+@pytest.mark.parametrize("grace", [_GRACE, timedelta()])
+async def test_a_signal_is_an_interruption_with_and_without_a_grace(grace: timedelta) -> None:
+    mover = _Mover(grace)
+    assert not mover.stop.interrupted
+    await mover.signal()
+    assert mover.stop.interrupted
+
+
+async def test_another_attempt_is_an_interruption_and_a_cancel_request_is_none() -> None:
+    overtaken, canceled = _Mover(), _Mover()
+    overtaken.canceler.fail(FencedError("another attempt has begun"))
+    canceled.canceler.cancel("DataUpload velero/a was canceled")
+    assert (overtaken.stop.interrupted, canceled.stop.interrupted) == (True, False)
