@@ -7,7 +7,7 @@ by the end. The files that were in flight are not counted: no attempt can contin
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,15 +15,15 @@ from typing import Final
 from benchmarks.processes import BenchmarkError
 from benchmarks.resume.bed import ResumeBed
 from benchmarks.tree import TreeShape
-from core.contract import BackupResult, parse_result
+from core.contract import BackupResult, DataPathReason, parse_progress, parse_result
 
 __all__ = ["RestoreFigures", "measure_restores"]
 
 _OLD_NS: Final = 1_600_000_000 * 10**9
 """A file that is restored within a minute after its last change cannot be told from one that is being written."""
 
-_LOOK_SECONDS: Final = 1.0
-"""Looking at 20,000 files takes a tenth of a second."""
+_KILLED_WITHIN: Final = 0.7
+"""Of the time of an uninterrupted restore; one that ends before it is killed would show nothing."""
 
 _BLOCK_BYTES: Final = 512
 
@@ -71,7 +71,12 @@ async def measure_restores(bed: ResumeBed) -> RestoreFigures:
         with bed.disks.volume() as target:
             with bed.stages.stage("interrupted restores"):
                 bed.mover.begin("DataDownload", snapshotID=snapshot_id)
-                killed = await bed.mover.interrupt(target, _now_and_then(lambda: _written(target) >= total_bytes // 2))
+                before = len(bed.mover.cluster.objects.events())
+
+                def half_done() -> bool:
+                    return _reported_bytes(bed.mover.cluster.objects.events()[before:]) >= total_bytes // 2
+
+                killed = await bed.mover.interrupt(target, half_done)
                 finished, flight_bytes = _finished(target), _written(target)
                 resumed_seconds, _ = await bed.mover.run(target)
             again = sum(size for path, (size, state) in finished.items() if _state(path) != state)
@@ -114,7 +119,8 @@ async def _kill_often(bed: ResumeBed) -> int:
             bed.mover.begin("DataDownload", snapshotID=snapshot_id)
             seconds, _ = await bed.mover.run(target)
         for number in range(bed.plan.kills):
-            after = chance.uniform(0.0, seconds)
+            # The first one takes longest.
+            after = chance.uniform(0.0, _KILLED_WITHIN * seconds)
             bed.stages.say(f"kill {number + 1} of {bed.plan.kills}, after {after:.1f} s")
             with bed.stages.stage("random kills of restores"), bed.disks.volume() as target:
                 lost += not await _survives(bed, tree, snapshot_id, target, after)
@@ -134,18 +140,11 @@ async def _survives(bed: ResumeBed, tree: Path, snapshot_id: str, target: Path, 
     return bed.is_same(tree, target)
 
 
-def _now_and_then(look: Callable[[], bool]) -> Callable[[], bool]:
-    """Return a function that is cheap to call often."""
-    due = time.monotonic()
-
-    def when() -> bool:
-        nonlocal due
-        if time.monotonic() < due:
-            return False
-        due = time.monotonic() + _LOOK_SECONDS
-        return look()
-
-    return when
+def _reported_bytes(events: Iterable[tuple[str, str]]) -> int:
+    """Return how many bytes a mover has reported as done."""
+    return max(
+        (parse_progress(text).done_bytes for reason, text in events if reason == DataPathReason.PROGRESS), default=0
+    )
 
 
 def _files(root: Path) -> Iterator[Path]:

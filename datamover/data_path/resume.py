@@ -171,13 +171,14 @@ class ResumableRestore:
         find = partial(find_finished, self._target, self._since_ns, progress=progress)
         found = await self._in_thread(lambda stop: find(stop=stop), progress)
         walked = clock.monotonic()
+        # Also if nothing was finished: a large file that is synced only at its end is listed long after it.
+        async with self._syncing:
+            try:
+                await sync_file_system(self._target)
+            except DataPathError as e:
+                self._failure = e
+                raise
         if found:
-            async with self._syncing:
-                try:
-                    await sync_file_system(self._target)
-                except DataPathError as e:
-                    self._failure = e
-                    raise
             await self._in_thread(lambda _: self._finished.append(found), progress)
         self._since_ns = now_ns
         return max(_COST * (walked - started), clock.monotonic() - walked)

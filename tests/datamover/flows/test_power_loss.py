@@ -6,14 +6,12 @@ Source: Linux, fs/ext4/ext4.h (EXT4_IOC_SHUTDOWN, EXT4_GOING_FLAGS_NOLOGFLUSH).
 
 import asyncio
 import fcntl
-import itertools
 import os
 import signal
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -73,26 +71,33 @@ def seed(repository: Path, kopia: PlainKopia, tmp_path: Path) -> Seed:
     return make_seed(make_volume(tmp_path / "volume", files=2000), repository, kopia)
 
 
-async def _sync_once(folder: Path, calls: Iterator[int]) -> None:
-    """Sync the first time, and then wait as if the disk were slow."""
-    if next(calls):
-        await asyncio.Event().wait()
-    await sync_file_system(folder)
+class _SlowDisk:
+    """Syncs until there is a list, and then hangs."""
+
+    def __init__(self, listed: Callable[[], bool]) -> None:
+        self._listed = listed
+        self.hangs = False
+
+    async def sync(self, folder: Path) -> None:
+        if self._listed():
+            self.hangs = True
+            await asyncio.Event().wait()
+        await sync_file_system(folder)
 
 
 def _count(target: Path) -> int:
     return sum(len(names) for _, _, names in os.walk(target))
 
 
-def _long_after(target: Path, listed: Callable[[], bool]) -> Callable[[], bool]:
-    """Return whether 100 more files were written since the first ones were listed, for which kopia is halted."""
+def _long_after(target: Path, disk: _SlowDisk) -> Callable[[], bool]:
+    """Return whether 100 more files were written since the disk hangs, until which kopia is halted."""
     counts: list[int] = []
 
     def check() -> bool:
         count = _count(target)
         if not counts and count >= 100:
-            _signal_kopia(signal.SIGCONT if listed() else signal.SIGSTOP)
-            counts.extend([count] if listed() else [])
+            _signal_kopia(signal.SIGCONT if disk.hangs else signal.SIGSTOP)
+            counts.extend([count] if disk.hangs else [])
         return bool(counts) and count >= counts[0] + 100
 
     return check
@@ -108,10 +113,9 @@ async def test_a_restore_continues_after_a_power_loss(
 ) -> None:
     with _mounted(device, tmp_path / "first node") as target:
         with monkeypatch.context() as patched:
-            sync = partial(_sync_once, calls=itertools.count())
-            patched.setattr("datamover.data_path.resume.sync_file_system", sync)
-            enough = _long_after(target, has_listed(target, 1))
-            await kill_restore(mover_repository, seed.restore_to(target), enough)
+            disk = _SlowDisk(has_listed(target, 1))
+            patched.setattr("datamover.data_path.resume.sync_file_system", disk.sync)
+            await kill_restore(mover_repository, seed.restore_to(target), _long_after(target, disk))
         written = _count(target)
         _lose_power(target)
     with _mounted(device, tmp_path / "second node") as target:

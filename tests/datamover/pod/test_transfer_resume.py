@@ -31,7 +31,8 @@ async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path
     pod.mounts = volume / "mountinfo"
     pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
     assert await pod.run(_KINDS[kind], volume, VolumeMode.FILESYSTEM) == 0, pod.message
-    parameters = restore.await_args_list[-1].args[1]
+    assert restore.await_args is not None
+    parameters = restore.await_args.args[1]
     assert isinstance(parameters, RestoreParameters)
     return parameters
 
