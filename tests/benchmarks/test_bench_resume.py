@@ -12,6 +12,7 @@ from benchmarks.programs import MoverRun
 from benchmarks.resume.figures import ResumeFigures
 from benchmarks.resume.movers import _started
 from benchmarks.resume.relay import run_relay
+from benchmarks.resume.restore import RestoreFigures
 from benchmarks.resume.upload import UploadFigures
 
 _CLEAN = UploadFigures(
@@ -27,6 +28,19 @@ _CLEAN = UploadFigures(
 )
 
 
+_RESTORED = RestoreFigures(
+    seconds=100.0,
+    killed_seconds=50.0,
+    resumed_seconds=70.0,
+    total_bytes=1000,
+    finished_bytes=450,
+    flight_bytes=50,
+    again_bytes=30,
+    kills=40,
+    lost=1,
+)
+
+
 def test_what_no_index_named_does_not_count_as_sent_again() -> None:
     assert json.loads(ResumeFigures(_CLEAN, None).last_line()) == {
         "upload_resent_share": 0.0,
@@ -34,6 +48,18 @@ def test_what_no_index_named_does_not_count_as_sent_again() -> None:
         "kills": 40,
         "lost_transfers": 0,
     }
+
+
+def test_the_worse_direction_counts_and_lost_transfers_of_both() -> None:
+    figures = ResumeFigures(_CLEAN, _RESTORED)
+    assert json.loads(figures.last_line()) == {
+        "upload_resent_share": 0.0,
+        "restore_rewritten_share": 0.03,
+        "total_time_ratio": 1.2,
+        "kills": 80,
+        "lost_transfers": 1,
+    }
+    assert "| its next attempt | 70.0 | 0.0 of finished files written again |" in list(figures.lines())
 
 
 @pytest.mark.parametrize(("kept", "second", "share"), [(480, 600, 0.08), (500, 1000, 0.5), (480, 400, 0.0)])
