@@ -178,7 +178,7 @@ class ProgressMessage(WireModel, omit_defaults=True):
     """The message of a `Data-Path-Progress` Event; zero fields are omitted.
 
     The fields after `bytes_per_second` are ours; Velero ignores unknown keys. `snapshot_started` is when kopia began
-    the snapshot of a backup, by the mover's clock.
+    the snapshot of a backup, by the mover's clock; `attempt` is the number of the mover's attempt.
     """
 
     total_bytes: Int64 = 0
@@ -187,6 +187,7 @@ class ProgressMessage(WireModel, omit_defaults=True):
     sent_bytes: Int64 = 0
     deduped_bytes: Int64 = 0
     snapshot_started: Time | None = None
+    attempt: int = 1
 
 
 _Id = Annotated[str, Meta(min_length=1)]

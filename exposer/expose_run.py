@@ -24,7 +24,15 @@ from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.handover import settle_source
 from exposer.model import Guard, NotOwnerError, Owner, Pending
-from exposer.ownership import check_copy, create_pod, created_by_velero, describe_object, is_copy_for
+from exposer.ownership import (
+    check_copy,
+    create_pod,
+    created_by_velero,
+    delete_object,
+    describe_object,
+    is_copy_for,
+)
+from exposer.pod_status import attempt_of
 from exposer.volumes import is_being_provisioned
 
 __all__ = ["ExposeRun"]
@@ -79,6 +87,8 @@ class ExposeRun:
             return Pending(PendingReason.NAME_TAKEN, f"{place} of an earlier attempt is still being deleted")
         copied = resource in {SECRETS, CONFIG_MAPS}
         if is_copy_for(obj, self._owner) if copied else _exposed_for(obj, self._owner):
+            if resource == PODS and attempt_of(obj) != self._owner.attempt:
+                return await delete_object(self._client, resource, obj)
             self._seen.append((resource, obj))
             return obj
         if copied:

@@ -134,7 +134,10 @@ class GenericRestoreExposer:
         claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
         if isinstance(claim, Pending):
             return claim
-        if placement.node:
+        if request.owner.attempt > 1 and claim["spec"].get("volumeName"):
+            # The volume is there: the scheduler knows which nodes can reach it, if the consumer's node is lost.
+            placement = replace(placement, node="")
+        elif placement.node:
             # The consumer's node may have changed since the PVC was created for the previous one.
             selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
             placement = replace(placement, node=selected or placement.node)

@@ -16,13 +16,14 @@ from typing import Final
 from core.errors import ExposeError
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL
+from core.models.names import ATTEMPT_LABEL, MAINTENANCE_CONTAINER, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Pending
 from exposer.placement import describe_nodes
 
 __all__ = [
     "PodEnd",
+    "attempt_of",
     "diagnose_pod",
     "diagnose_rejection",
     "explain_exit",
@@ -137,6 +138,12 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
 def is_ready(pod: JsonDict) -> bool:
     """Return whether the kubelet reports the pod (a v1 Pod as JSON dict) as ready."""
     return bool(_condition(pod.get("status") or {}, "Ready"))
+
+
+def attempt_of(pod: JsonDict) -> int:
+    """Return the number of the attempt that a mover pod was created for; one without a valid label is of the first."""
+    text = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
+    return int(text) if text.isdecimal() else 1
 
 
 def memory_limit(pod: JsonDict) -> str:

@@ -12,6 +12,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage, shorten_message
 from core.errors import AgentError, CanceledError
@@ -55,9 +57,10 @@ class Termination:
 
 
 class Reporter:
-    """Records the Events of one transfer, whose data path starts now."""
+    """Records the Events of one transfer, whose data path starts now in its `attempt`."""
 
-    def __init__(self, recorder: EventRecorder, about: ObjectRef, clock: Clock) -> None:
+    def __init__(self, recorder: EventRecorder, about: ObjectRef, clock: Clock, *, attempt: int = 1) -> None:
+        self._attempt = attempt
         self._recorder = recorder
         self._about = about
         self._clock = clock
@@ -81,7 +84,7 @@ class Reporter:
 
     async def progress(self, reading: ProgressMessage) -> None:
         """Report one reading."""
-        await self._record(DataPathReason.PROGRESS, reading.to_json())
+        await self._record(DataPathReason.PROGRESS, replace(reading, attempt=self._attempt).to_json())
 
     async def warn(self, message: str) -> None:
         """Report a problem that does not fail the transfer."""

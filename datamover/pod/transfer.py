@@ -120,7 +120,8 @@ class PodTransfer:
         # The owning agent watches the Events of all its movers at once, by this label.
         labels = {NODE_LABEL: owner} if (owner := cr.metadata.labels.get(NODE_LABEL)) else {}
         recorder = EventRecorder(context.client, context.clock, component=cr.name, host=context.node, labels=labels)
-        self._reporter = reporter = Reporter(recorder, ObjectRef.of(cr), context.clock)
+        about, attempt = ObjectRef.of(cr), self._options.attempt
+        self._reporter = reporter = Reporter(recorder, about, context.clock, attempt=attempt)
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
         move = partial(self._move, cr, plan, work_dir, meter=meter, reporter=reporter)

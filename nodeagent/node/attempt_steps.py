@@ -6,6 +6,7 @@ ends may be retried (`nodeagent.transfers.retries`), when a step is due, nor how
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from core.errors import ExposeError
@@ -18,10 +19,14 @@ from nodeagent.node.lifecycle import Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.interruptions import announce_next, build_interruption
+from nodeagent.transfers.mover_pod import pod_node
 from nodeagent.transfers.owners import read_owner_refusal
 from nodeagent.transfers.status import Change
 
 __all__ = ["AttemptSteps"]
+
+_FENCED_CHECK_SECONDS: Final = 60.0
+"""Between two looks at a pod that may still write: each costs two requests, and it may stay for hours."""
 
 _OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Source: Kubernetes, Non-graceful node shutdown: by this taint an administrator says that a node is off."""
@@ -41,7 +46,9 @@ class AttemptSteps(StepBase):
         if why := await self._find_obstacle(case):
             return await self._end(case, Phase.FAILED, f"{ending.message}; not retried: {why}")
         await self._tools.logs.copy(cr, case.pod)
-        interruption = build_interruption(ending, node=self._site.node, at=self._tools.api_time())
+        pod = case.pod or case.departed
+        node = (pod_node(pod) if pod is not None else "") or self._site.node
+        interruption = build_interruption(ending, node=node, at=self._tools.api_time())
         rules = self._tools.retry_rules(cr)
         announced = announce_next(cr, interruption, rules, restores=kind.spec.restores)
         stored = await self._tools.status.annotate(kind, cr, announced.change)
@@ -55,16 +62,26 @@ class AttemptSteps(StepBase):
     async def await_attempt(self, case: Case) -> Requeue | None:
         """Remove what the interrupted attempt left; once that is done and the delay is over, ask for the next one."""
         cr = case.cr
-        if why := await self._find_lost_volume(case):
+        if why := await self._find_obstacle(case):
             return await self._end(case, Phase.FAILED, f"{_last_message(cr.attempts)}; not retried: {why}")
-        await self._tools.logs.copy(cr, case.pod)
+        if cr.attempts.last is None or cr.attempts.last.cause is not InterruptionCause.NODE_LOST:
+            # The kubelet of a lost node does not answer.
+            await self._tools.logs.copy(cr, case.pod)
         pending = await self._pending_if_rejected(case.kind.withdraw(cr))
         if isinstance(pending, Pending):
             await self._report_pending(case, _explain_fence(case, pending))
-            return Requeue(min(self._pending.count_check(cr.uid), _CHECK_SECONDS))
+            fenced = self._pending.is_reported(cr.uid, PendingReason.FENCING)
+            return Requeue(_FENCED_CHECK_SECONDS if fenced else self._pending.count_check(cr.uid))
+        message = f"{_last_message(cr.attempts)}; attempt {cr.attempts.number} follows"
+        outdated = cr.pending_reason != PendingReason.INTERRUPTED
         if case.delay_seconds > 0:
+            if outdated:
+                await self._report_pending(case, Pending(PendingReason.INTERRUPTED, message))
             return Requeue(min(case.delay_seconds, _CHECK_SECONDS))
-        await self._tools.status.annotate(case.kind, cr, _change(cr.attempts.move(AttemptStage.READY)))
+        change = _change(cr.attempts.move(AttemptStage.READY))
+        if outdated:
+            change = replace(change, status={"message": message}, reason=PendingReason.INTERRUPTED)
+        await self._tools.status.annotate(case.kind, cr, change)
         return None
 
     async def give_up(self, case: Case) -> Requeue | None:
@@ -109,10 +126,12 @@ class AttemptSteps(StepBase):
 
 def _explain_fence(case: Case, pending: Pending) -> Pending:
     """Return why the next attempt has to wait for the end of the old pod; unchanged unless that may still write."""
-    if not case.kind.spec.restores or pending.reason != PendingReason.CLEANING_UP:
+    last = case.cr.attempts.last
+    writes = case.kind.spec.restores and case.pod is not None and last is not None and not last.terminated
+    if last is None or not writes or pending.reason != PendingReason.CLEANING_UP:
         return pending
-    last, message = case.cr.attempts.last, f"{pending.message}; until it is gone, its data mover may write"
-    if last is not None and last.cause is InterruptionCause.NODE_LOST:
+    message = f"{pending.message}; until it is gone, its data mover may write"
+    if last.cause is InterruptionCause.NODE_LOST:
         message += f": delete Node {last.node} or taint it {_OUT_OF_SERVICE} once the machine is off"
     return Pending(PendingReason.FENCING, message, blocked=True)
 

@@ -86,7 +86,7 @@ class DataPathSteps(StepBase):
     async def fail_unstarted(self, case: Case) -> Requeue | None:
         """Move to Failed: the mover ended by itself before its data path started."""
         outcome = self._read_outcome(case)
-        message = outcome.message or "data mover ended before its data path started"
+        message = f"{outcome.message or 'data mover ended before its data path started'}{_not_retried(case)}"
         return await self._end(case, Phase.FAILED, await self._with_log_end(case, message))
 
     async def record_outcome(self, case: Case) -> Requeue | None:

@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
+from exposer.pod_status import parse_pod_end
 from nodeagent.node.durations import Measured
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_node, pod_state
@@ -101,8 +102,8 @@ class View:
     `owned`: its node label names this node. `has_slot`: it holds one of the node's slots, or may
     take one. `timed_out`: the prepare timeout is over, counted from Accepted or, after a mover pod
     was lost while Prepared, from that loss, or from the beginning of another attempt. `stage` is that of the attempt
-    while InProgress. `retryable`: how the mover ended allows another attempt, and so do the limits; between two
-    attempts, the limits alone.
+    while InProgress. `retryable`: how the mover ended allows another attempt, and so do the limits; before the start of
+    another attempt, the limits alone. `succeeded`: the mover exited with 0.
     """
 
     phase: Phase
@@ -114,6 +115,7 @@ class View:
     timed_out: bool
     stage: AttemptStage = AttemptStage.RUNNING
     retryable: bool = False
+    succeeded: bool = False
 
     @property
     def exposing(self) -> bool:
@@ -179,12 +181,15 @@ def _decide_prepared(view: View) -> Action:
 
 def _decide_interrupted(view: View) -> Action:
     """Return the step for an owned transfer whose attempt was interrupted, up to the start of the next one."""
+    if view.stage is AttemptStage.WAITING and view.succeeded:
+        return Action.RECORD_OUTCOME
     if view.cancel is not CancelState.NONE:
         return Action.CANCEL
+    ended = view.stage is AttemptStage.EXPOSING and view.pod is PodState.ENDED
+    if not view.retryable and not ended:
+        return Action.GIVE_UP
     if view.stage is AttemptStage.EXPOSING:
         return _decide_before_start(view)
-    if not view.retryable:
-        return Action.GIVE_UP
     # The leader lets it begin.
     return Action.AWAIT_ATTEMPT if view.stage is AttemptStage.WAITING else Action.NOTHING
 
@@ -319,15 +324,21 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
         has_slot=seen.has_slot,
         timed_out=_exceeds(seen.measured.preparing_seconds, limits.prepare),
         stage=cr.stage or AttemptStage.RUNNING,
+        succeeded=_succeeded(seen.pod),
     )
+
+
+def _succeeded(pod: JsonDict | None) -> bool:
+    end = parse_pod_end(pod) if pod is not None else None
+    return end is not None and end.exit_code == 0
 
 
 def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) -> Ending | None:
     """Return how the attempt was interrupted; None while it was not, or if no other one may follow such an end."""
     if view.phase is not Phase.IN_PROGRESS or view.stage in {AttemptStage.WAITING, AttemptStage.READY}:
         return None
-    # While it gets a mover pod, there is none at first.
-    ends = _FINISHED if view.stage is AttemptStage.EXPOSING else _GONE
+    # While it gets a mover pod, there is none at first, and one that is lost is created again.
+    ends = {PodState.ENDED} if view.stage is AttemptStage.EXPOSING else _GONE
     return find_interruption(pod, departed) if view.pod in ends else None
 
 

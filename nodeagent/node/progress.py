@@ -92,6 +92,7 @@ class _Reading:
     def begin(self, attempt: int) -> None:
         """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
         self.attempt, self.done_bytes, self.counted_sent_bytes = attempt, 0, 0
+        self.pending = MoverPending()
         self.base_bytes = self.message.done_bytes
         self.message = replace(self.message, sent_bytes=0, bytes_per_second=0, snapshot_started=None)
 
@@ -143,7 +144,7 @@ class ProgressFollower:
         reading = self._readings.setdefault(cr.uid, _Reading(cr.uid))
         if reading.followed is None:
             reading.followed, reading.ended = _Followed(kind, read_transfer), False
-            if reading.attempt != cr.attempts.number:
+            if reading.attempt < cr.attempts.number:
                 reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
             self._queue.add(cr.uid)
@@ -248,7 +249,9 @@ class ProgressFollower:
             reading.pending.observe_event(event)
             return uid if reading.followed else ""
         message = read_progress(event)
-        if message is None or message.done_bytes < reading.done_bytes:
+        if message is not None and message.attempt > reading.attempt:
+            reading.begin(message.attempt)
+        if message is None or message.attempt < reading.attempt or message.done_bytes < reading.done_bytes:
             # A list has no order; an older Event changes nothing.
             return ""
         reading.pending.observe_progress(message)

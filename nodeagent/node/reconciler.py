@@ -9,6 +9,7 @@ is done: `nodeagent.node.expose_steps`, `nodeagent.node.data_path_steps` and
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from core.errors import AgentError
@@ -296,7 +297,12 @@ class Reconciler:
         return build_case(self._kinds[key[0]], seen, self._site, self._limits)
 
     def _measure(self, cr: Transfer) -> Measured:
-        return self._durations.measure(cr, mover_events=self._tools.progress.heard(cr.uid))
+        measured = self._durations.measure(cr, mover_events=self._tools.progress.heard(cr.uid))
+        if measured.waiting_seconds is None or cr.attempts.last is None:
+            return measured
+        # Also what another process waited: both times are the API server's.
+        waited_seconds = (self._tools.api_time() - cr.attempts.last.at).total_seconds()
+        return replace(measured, waiting_seconds=max(measured.waiting_seconds, waited_seconds))
 
     def _next_check(self, case: Case) -> Requeue | None:
         """Return when a transfer is due that only time changes."""

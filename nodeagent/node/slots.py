@@ -48,8 +48,8 @@ class SlotRequest:
 class Slots:
     """At most `limit` transfers of a node hold a slot; all kinds share them.
 
-    A slot is held until its transfer is observed in a final phase or disappears: an outdated
-    observation of an earlier phase frees nothing.
+    A slot is held until its transfer is observed in a final phase or disappears, or its attempt is interrupted: an
+    outdated observation of an earlier phase frees nothing.
     """
 
     def __init__(self, limit: int) -> None:

@@ -23,7 +23,7 @@ from core.models.attempts import RetryRules
 from core.models.names import NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
-from core.models.transfers import Transfer
+from core.models.transfers import Progress, Transfer
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
 from nodeagent.node.lifecycle import Case, Site, Timeouts
@@ -122,6 +122,10 @@ class StepBase:
         status: dict[str, object] = {"message": message} if message else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.cr, case.outcome)
+            if case.cr.attempts.number > 1:
+                # The volume of a workload may have shrunk since the first attempt.
+                most = max(case.outcome.total_bytes, case.cr.status.progress.bytes_done)
+                status["progress"] = Progress(total_bytes=most, bytes_done=most).to_wire()
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
         stored = await tools.status.move(kind, case.cr, phase, Change(status, annotations=marks))

@@ -11,6 +11,7 @@ from core.models.names import ATTEMPTS_ANNOTATION, MOVER_LOST_ANNOTATION, NODE_L
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
+from core.redact import redact
 from nodeagent.transfers.retries import Ending, backoff_seconds, fence_seconds
 from nodeagent.transfers.status import Change
 
@@ -53,4 +54,5 @@ def announce_next(
 
 def build_interruption(ending: Ending, *, node: str, at: datetime) -> Interruption:
     """Return `ending`, of an attempt on that node, as it is recorded."""
-    return Interruption(at=at, cause=ending.cause, message=ending.message, node=node, terminated=ending.terminated)
+    message = redact(ending.message)
+    return Interruption(at=at, cause=ending.cause, message=message, node=node, terminated=ending.terminated)

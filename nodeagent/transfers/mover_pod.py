@@ -18,9 +18,9 @@ from core.kube.resources import PODS
 from core.logs import bind
 from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
-from core.models.names import ATTEMPT_LABEL, OWNER_UID_LABEL
+from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
-from exposer.pod_status import PodEnd, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
+from exposer.pod_status import PodEnd, attempt_of, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
 
 __all__ = [
     "LOST_CONTAINER",
@@ -114,10 +114,8 @@ def is_current(pod: JsonDict, cr: Transfer) -> bool:
 
     Between two attempts any pod of `cr` is: it must be gone before the next one.
     """
-    text = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
-    attempt = int(text) if text.isdecimal() else 1
     between = cr.stage in {AttemptStage.WAITING, AttemptStage.READY}
-    return belongs_to(pod, cr) and (between or attempt == cr.attempts.number)
+    return belongs_to(pod, cr) and (between or attempt_of(pod) == cr.attempts.number)
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:

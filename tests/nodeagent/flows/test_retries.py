@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
-from core.models.attempts import Attempts, AttemptStage, InterruptionCause, RetryRules
-from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION
+from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause, RetryRules
+from core.models.base import parse_time
+from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, OUTCOME_ANNOTATION
 from nodeagent.runtime.metrics import Metrics
 from tests.nodeagent.support.harness import accepted, open_world, volumes_of
-from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 
 if TYPE_CHECKING:
@@ -170,12 +171,12 @@ async def test_a_restore_whose_mover_knows_no_fence_and_may_still_write_is_not_r
 
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_another_attempt_begins_only_when_the_old_pod_is_gone(kind: str) -> None:
-    async with interrupted_world(kind, disrupted("EvictionByEvictionAPI")) as world:
+    async with interrupted_world(kind, ended(137, reason="ContainerStatusUnknown")) as world:
         pod = mover_pod(world, kind)
         world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/hold"]}})
         await world.until(lambda: "is being deleted" in world.transfer(kind)["status"].get("message", ""), seconds=60)
         assert attempts_of(world, kind).stage is AttemptStage.WAITING
-        may_write = "until it is gone, its data mover may write" in world.transfer(kind)["status"]["message"]
+        may_write = f"its data mover may write: delete Node {NODE}" in world.transfer(kind)["status"]["message"]
         assert may_write is (kind in RESTORES)
         await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"metadata": {"finalizers": None}})
         await world.until(lambda: world.done(kind))
@@ -250,7 +251,9 @@ async def test_progress_does_not_decrease_and_what_is_sent_before_it_grows_is_se
         await world.until(lambda: attempts_of(world).number == 2 and attempts_of(world).stage is AttemptStage.RUNNING)
         for done, sent in ((100, 10), (300, 30), (700, 70)):
             message = {"totalBytes": 1000, "doneBytes": done, "sentBytes": sent, "bytesPerSecond": done}
-            await world.cluster.record(world.transfer(), json.dumps(message))
+            await world.cluster.record(world.transfer(), json.dumps(message | {"attempt": 2}))
+            # A list delivers Events of the first attempt again.
+            await world.cluster.record(world.transfer(), json.dumps(message | {"doneBytes": 900, "sentBytes": 900}))
             await asyncio.sleep(2)
             assert world.transfer()["status"]["progress"] == {"totalBytes": 1000, "bytesDone": max(400, done)}
     (resent,) = [line for line in metrics.render().decode().splitlines() if "retry_resent_bytes_total{" in line]
@@ -274,3 +277,22 @@ async def test_a_mover_that_gets_no_pod_keeps_no_other_from_a_slot() -> None:
         assert (
             Attempts.from_json(world.transfer(name="du-1")["metadata"]["annotations"][ATTEMPTS_ANNOTATION]).number == 2
         )
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_a_result_counts_that_an_announcement_came_too_late_for(kind: str) -> None:
+    async with interrupted_world(kind, {"phase": "Running"}) as world:
+        pod = mover_pod(world, kind)
+        world.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/hold"]}})
+        lost = Interruption(at=parse_time("2026-11-21T12:00:00Z"), cause=InterruptionCause.NODE_LOST, node=NODE)
+        transfer = world.transfer(kind)
+        mark = {ATTEMPTS_ANNOTATION: Attempts().interrupt(lost).to_json()}
+        world.kube.put(transfer | {"metadata": transfer["metadata"] | {"annotations": mark}})
+        await world.until(lambda: "deletionTimestamp" in mover_pod(world, kind)["metadata"])
+        done = BACKUP_DONE if kind not in RESTORES else RESTORE_DONE
+        await set_pod_status(world, kind, ended(0, done) | {"phase": "Succeeded"})
+        await world.until(lambda: OUTCOME_ANNOTATION in world.transfer(kind)["metadata"]["annotations"], seconds=100)
+        await world.cluster.client.patch(PODS, NAMESPACE, pod["metadata"]["name"], {"metadata": {"finalizers": None}})
+        await world.until(lambda: world.done(kind))
+    assert world.phase(kind) == "Completed"
+    assert "Retried" not in world.reasons()

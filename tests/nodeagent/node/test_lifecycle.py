@@ -38,6 +38,7 @@ class Row:
     timed_out: Collection[bool] = frozenset(BOTH)
     stages: Collection[AttemptStage] = frozenset(AttemptStage)
     retryable: Collection[bool] = frozenset(BOTH)
+    succeeded: Collection[bool] = frozenset(BOTH)
 
     def covers(self, view: View) -> bool:
         return (
@@ -50,6 +51,7 @@ class Row:
             and view.timed_out in self.timed_out
             and view.stage in self.stages
             and view.retryable in self.retryable
+            and view.succeeded in self.succeeded
         )
 
 
@@ -58,7 +60,8 @@ ACCEPTED, PREPARED = {Phase.ACCEPTED}, {Phase.PREPARED}
 HOLDING = ACCEPTED | PREPARED
 IN_PROGRESS = {Phase.IN_PROGRESS}
 EXPOSING, NOT_EXPOSING = {AttemptStage.EXPOSING}, set(AttemptStage) - {AttemptStage.EXPOSING}
-BETWEEN = {AttemptStage.WAITING, AttemptStage.READY}
+WAITING, READY = {AttemptStage.WAITING}, {AttemptStage.READY}
+BETWEEN = WAITING | READY
 MOVING = {AttemptStage.RUNNING}
 ANY_STAGE = set(AttemptStage)
 GONE = FINISHED | {PodState.ABSENT}
@@ -73,17 +76,21 @@ def rows_of_another_attempt() -> list[Row]:
 
     return [
         row(Action.FINISH, BETWEEN | EXPOSING, recorded={True}, cancels=ANY_CANCEL),
-        row(Action.CANCEL, BETWEEN | EXPOSING, cancels=REQUESTED),
-        row(Action.GIVE_UP, BETWEEN, retryable={False}),
-        row(Action.AWAIT_ATTEMPT, {AttemptStage.WAITING}, retryable={True}),
-        row(Action.NOTHING, {AttemptStage.READY}, retryable={True}),
-        row(Action.TIME_OUT, EXPOSING, pods=NOT_STARTED, timed_out={True}),
-        row(Action.RECREATE, EXPOSING, pods=LOST, timed_out={False}),
-        row(Action.EXPOSE, EXPOSING, pods=NOT_STARTED - LOST, timed_out={False}),
+        row(Action.RECORD_OUTCOME, WAITING, cancels=ANY_CANCEL, succeeded={True}),
+        row(Action.CANCEL, WAITING, cancels=REQUESTED, succeeded={False}),
+        row(Action.CANCEL, READY | EXPOSING, cancels=REQUESTED),
+        row(Action.GIVE_UP, WAITING, retryable={False}, succeeded={False}),
+        row(Action.GIVE_UP, READY, retryable={False}),
+        row(Action.GIVE_UP, EXPOSING, pods=ANY_POD - {PodState.ENDED}, retryable={False}),
+        row(Action.AWAIT_ATTEMPT, WAITING, retryable={True}, succeeded={False}),
+        row(Action.NOTHING, READY, retryable={True}),
+        row(Action.TIME_OUT, EXPOSING, pods=NOT_STARTED, timed_out={True}, retryable={True}),
+        row(Action.RECREATE, EXPOSING, pods=LOST, timed_out={False}, retryable={True}),
+        row(Action.EXPOSE, EXPOSING, pods=NOT_STARTED - LOST, timed_out={False}, retryable={True}),
         row(Action.INTERRUPT, EXPOSING, pods={PodState.ENDED}, retryable={True}),
         row(Action.FAIL_UNSTARTED, EXPOSING, pods={PodState.ENDED}, retryable={False}),
-        row(Action.START_ATTEMPT, EXPOSING, pods={PodState.RUNNING}, slot={True}),
-        row(Action.REPORT_SLOT_PENDING, EXPOSING, pods={PodState.RUNNING}, slot={False}),
+        row(Action.START_ATTEMPT, EXPOSING, pods={PodState.RUNNING}, slot={True}, retryable={True}),
+        row(Action.REPORT_SLOT_PENDING, EXPOSING, pods={PodState.RUNNING}, slot={False}, retryable={True}),
         # Its data path runs.
         row(Action.INTERRUPT, MOVING, pods=GONE, retryable={True}),
         row(Action.RECORD_OUTCOME, MOVING, pods=FINISHED, retryable={False}),
@@ -152,7 +159,8 @@ LEADS_TO = {
 
 def every_view() -> Iterator[View]:
     yes_no = (True, False)
-    for fields in product(Phase, yes_no, CancelState, PodState, yes_no, yes_no, yes_no, AttemptStage, yes_no):
+    stages = (AttemptStage, yes_no, yes_no)
+    for fields in product(Phase, yes_no, CancelState, PodState, yes_no, yes_no, yes_no, *stages):
         yield View(*fields)
 
 
