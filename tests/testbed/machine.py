@@ -95,7 +95,8 @@ def _cover(path: Path, layer: Path) -> None:
     """Mount a writable overlay over `path`; where overlays cannot be nested, an empty folder."""
     upper, work = layer / "upper", layer / "work"
     for folder in (upper, work):
-        folder.mkdir(parents=True)
+        # A node that is started again has them.
+        folder.mkdir(parents=True, exist_ok=True)
     options = f"lowerdir={path},upperdir={upper},workdir={work}"
     try:
         run("mount", "-t", "overlay", "overlay", "-o", options, str(path))
@@ -104,7 +105,7 @@ def _cover(path: Path, layer: Path) -> None:
 
 
 def _shield_sysctls(folder: Path) -> None:
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for name, wanted in _SYSCTLS.items():
         setting = Path("/proc/sys") / name
         with suppress(FileNotFoundError):

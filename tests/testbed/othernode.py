@@ -23,7 +23,7 @@ from tests.testbed.settings import node_address, pod_subnet
 if TYPE_CHECKING:
     from tests.testbed.node import Node
 
-__all__ = ["main", "start"]
+__all__ = ["lay_cable", "main", "start"]
 
 _UPLINK = "uplink"
 _START_SECONDS = 60
@@ -54,13 +54,15 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
     argv += [sys.executable, "-m", "tests.testbed.othernode", str(node.folder)]
     component = supervisor.start(f"node-{node.index}", argv)
     ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{component.process.pid}/ns/net")
-    supervisor.wait("the second node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_START_SECONDS)
-    _lay_cable(node.index, component.process.pid)
+    supervisor.wait("the node's network", lambda: theirs.readlink() != ours.readlink(), seconds=_START_SECONDS)
+    lay_cable(node.index, component.process.pid)
 
 
-def _lay_cable(index: int, pid: int) -> None:
+def lay_cable(index: int, pid: int) -> None:
     """Join this network namespace with that of a process; the far end is configured in the other one."""
     cable = f"to-node-{index}"
+    # That of a node that ended: the kernel removes it when it comes to it.
+    subprocess.run(["ip", "link", "delete", cable], capture_output=True, check=False)
     machine.run("ip", "link", "add", cable, "type", "veth", "peer", "name", _UPLINK, "netns", str(pid))
     machine.run("ip", "link", "set", cable, "up")
     machine.run("ip", "route", "add", node_address(index), "dev", cable, "src", node_address(1))
@@ -80,8 +82,10 @@ def main(folder: Path) -> int:
         _connect(node_address(index))
         supervisor.start(f"containerd-{index}", task["containerd"])
         supervisor.wait("containerd", Path(task["socket"]).exists, seconds=_START_SECONDS)
-        for argv in task["imports"]:
+        imported = folder / "imported"
+        for argv in task["imports"] if not imported.exists() else ():
             machine.run(*argv)
+        imported.touch()
         supervisor.start(f"kubelet-{index}", task["kubelet"])
         while True:
             supervisor.check()

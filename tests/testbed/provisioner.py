@@ -11,12 +11,15 @@ import argparse
 import http.client
 import logging
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.testbed.api import Api, ApiError
+from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import Layout
 from tests.testbed.storage import objects
+from tests.testbed.storage.attachments import Attachments
 from tests.testbed.storage.cache import Cache
 from tests.testbed.storage.claims import Claims
 from tests.testbed.storage.contents import Contents
@@ -40,6 +43,8 @@ _KINDS = (
     objects.VOLUMES,
     objects.CONTENTS,
     objects.SNAPSHOTS,
+    objects.ATTACHMENTS,
+    PODS,
 )
 _IDLE_SECONDS = 1.0
 _STALE = (404, 409)
@@ -60,6 +65,7 @@ def main() -> None:
     cache = Cache(api, _KINDS)
     disk, jobs = Disk(layout.volumes, layout.snapshots), Jobs(cache)
     claims = Claims(api, cache, disk, jobs, Recorder(api), arguments.node)
+    attachments = Attachments(api, cache)
     snapshots, contents = Snapshots(api, cache), Contents(api, cache, disk, jobs)
     rounds: list[tuple[Resource, Callable[[Json], None]]] = [
         (objects.SNAPSHOTS, snapshots.reconcile),
@@ -70,15 +76,19 @@ def main() -> None:
     while True:
         for resource, reconcile in rounds:
             for item in cache.all(resource):
-                _attempt(reconcile, item)
+                _attempt(partial(reconcile, item), f"{item['kind']} {_name(item)}")
         claims.drop_orphans()
+        _attempt(attachments.reconcile, "VolumeAttachments")
         cache.wait(_IDLE_SECONDS)
 
 
-def _attempt(reconcile: Callable[[Json], None], item: Json) -> None:
-    name = f"{item['kind']} {item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+def _name(item: Json) -> str:
+    return f"{item['metadata'].get('namespace', '')}/{item['metadata']['name']}"
+
+
+def _attempt(reconcile: Callable[[], None], name: str) -> None:
     try:
-        reconcile(item)
+        reconcile()
     except ApiError as error:
         if error.status not in _STALE:
             _log.warning("%s: %s", name, error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.testbed.api import ApiError
 from tests.testbed.storage.faults import find_fault
-from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, SNAPSHOTS, STORAGE_CLASSES, VOLUMES
+from tests.testbed.storage.objects import CLAIMS, CONTENTS, DRIVER, SHARED, SNAPSHOTS, STORAGE_CLASSES, VOLUMES
 from tests.testbed.storage.quantity import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ class Claims:
         metadata, spec = claim["metadata"], claim["spec"]
         policy = storage_class.get("reclaimPolicy", "Delete")
         node = metadata.get("annotations", {}).get(_SELECTED_NODE) or _allowed_node(storage_class) or self._node
-        term = {"key": _HOSTNAME, "operator": "In", "values": [node]}
+        term: Json = {"key": _HOSTNAME, "operator": "In", "values": [node]}
+        if (storage_class.get("parameters") or {}).get(SHARED) == "true":
+            # Folders and devices of the test bed are the same on all of its nodes.
+            term = {"key": _HOSTNAME, "operator": "Exists"}
         reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
         reference |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
         return {

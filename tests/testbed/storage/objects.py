@@ -5,11 +5,14 @@ from __future__ import annotations
 from tests.testbed.api import Json, Resource
 
 __all__ = [
+    "ATTACHMENTS",
     "CLAIMS",
     "CONFIG_MAPS",
     "CONTENTS",
     "DRIVER",
     "EVENTS",
+    "SHARED",
+    "SHARED_CLASS",
     "SNAPSHOTS",
     "SNAPSHOT_CLASSES",
     "STORAGE_CLASSES",
@@ -20,6 +23,11 @@ __all__ = [
 DRIVER = "bed.node-agent.test/local"
 """Provisioner of the storage classes and driver of the snapshot classes."""
 
+SHARED = "shared"
+"""The parameter of storage classes whose volumes every node reaches; `true` or nothing."""
+
+SHARED_CLASS = "bed-shared"
+
 _SNAPSHOT_GROUP = "/apis/snapshot.storage.k8s.io/v1"
 _STORAGE_GROUP = "/apis/storage.k8s.io/v1"
 
@@ -28,6 +36,7 @@ VOLUMES = Resource("/api/v1", "persistentvolumes", namespaced=False)
 CONFIG_MAPS = Resource("/api/v1", "configmaps")
 EVENTS = Resource("/api/v1", "events")
 STORAGE_CLASSES = Resource(_STORAGE_GROUP, "storageclasses", namespaced=False)
+ATTACHMENTS = Resource(_STORAGE_GROUP, "volumeattachments", namespaced=False)
 SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
 CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
 SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
@@ -39,6 +48,7 @@ def class_objects() -> list[tuple[Resource, Json]]:
         (STORAGE_CLASSES, _storage_class("bed", "Immediate", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-retain", "Immediate", "Retain")),
+        (STORAGE_CLASSES, {**_storage_class(SHARED_CLASS, "Immediate", "Delete"), "parameters": {SHARED: "true"}}),
         (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete")),
         (SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
     ]
