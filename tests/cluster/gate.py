@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import threading
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class Gate:
         """Start open, without a connection."""
         self.port = 0
         self._passes_bytes = _PASSES_BYTES
+        self._together = False
+        self._carried: Counter[tuple[str, str]] = Counter()
         self._held: dict[int, str] = {}
         self._writers: set[asyncio.StreamWriter] = set()
         self._numbers = itertools.count()
@@ -54,9 +57,13 @@ class Gate:
         """Where the S3 server is, for a storage location."""
         return f"http://{S3_ADDRESS}:{self.port}"
 
-    def shut(self, *, passes_bytes: int = _PASSES_BYTES) -> None:
-        """Hold what moves from now on, but for the first bytes of each connection."""
-        self._passes_bytes = passes_bytes
+    def shut(self, *, passes_bytes: int = _PASSES_BYTES, together: bool = False) -> None:
+        """Hold what moves from now on, but for the first bytes.
+
+        They are those of each connection, or of all connections of a client `together`, in each direction.
+        """
+        self._passes_bytes, self._together = passes_bytes, together
+        self._carried.clear()
         self._loop.call_soon_threadsafe(self._opened.clear)
 
     def open(self) -> None:
@@ -105,8 +112,8 @@ class Gate:
             writers.add(to_server)
             self._writers.add(to_server)
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, to_server, address), name="to the server")
-                group.create_task(self._pump(from_server, writer, address), name="from the server")
+                group.create_task(self._pump(reader, to_server, (address, "up")), name="to the server")
+                group.create_task(self._pump(from_server, writer, (address, "down")), name="from the server")
         except OSError:
             # No server, no connection.
             pass
@@ -118,13 +125,14 @@ class Gate:
                     await each.wait_closed()
             self._writers -= writers
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: tuple[str, str]) -> None:
         number, carried = next(self._numbers), 0
         with suppress(OSError):
             while chunk := await reader.read(_CHUNK_BYTES):
                 carried = 0 if self._opened.is_set() else carried + len(chunk)
-                if carried > self._passes_bytes:
-                    self._held[number] = address
+                self._carried[way] += 0 if self._opened.is_set() else len(chunk)
+                if (self._carried[way] if self._together else carried) > self._passes_bytes:
+                    self._held[number] = way[0]
                     await self._opened.wait()
                     del self._held[number]
                 writer.write(chunk)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "find_all", "is_agent", "is_kopia", "is_mover", "of_pod", "wait_for_one"]
 
+_SHOWN = {"blob", "content", "manifest", "policy"}
 _WAIT_SECONDS = 120
 _POLL_SECONDS = 0.05
 
@@ -130,7 +131,10 @@ def is_mover(process: Process) -> bool:
 
 def is_kopia(process: Process) -> bool:
     """Whether a process is a kopia that moves data."""
-    return Path(process.argv[0]).name == "kopia" and bool({"create", "restore"} & set(process.argv))
+    words = set(process.argv)
+    # Of a device it shows the only file.
+    moves = words & {"create", "restore"} or ("show" in words and not words & _SHOWN)
+    return Path(process.argv[0]).name == "kopia" and bool(moves)
 
 
 def _state(pid: int) -> str:
