@@ -1,20 +1,27 @@
-"""Components of the test bed that are killed, and started again as they were."""
+"""Components of the test bed, and its second node, that are killed, and started again as they were."""
 
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.processes import find_all, wait_for_one
+from tests.testbed.othernode import lay_cable
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+    from tests.cluster.conftest import Bed
     from tests.cluster.processes import Process
 
-__all__ = ["Component", "is_api_server", "is_kubelet", "kill_node"]
+__all__ = ["Component", "LostNode", "is_api_server", "is_kubelet", "kill_node"]
+
+_SECONDS = 120
+_POLL_SECONDS = 0.1
 
 
 class Component:
@@ -61,5 +68,40 @@ def is_api_server(process: Process) -> bool:
 
 def kill_node() -> None:
     """End everything of the second node at once: its namespaces end with their first process."""
-    for process in find_all(lambda each: each.argv[0] == "unshare" and "tests.testbed.othernode" in each.argv):
+    for process in find_all(_is_node):
         process.kill()
+
+
+class LostNode:
+    """The second node, from its loss to its return: it ends as by a power cut, and its disks keep what they have."""
+
+    name = "bed-2"
+
+    def __init__(self, bed: Bed) -> None:
+        """End everything of it at once."""
+        self._bed = bed
+        self._first = Component.find("the node's first process", _is_node, bed.folder / "logs" / "node-2.log")
+        self._first.kill()
+        _wait("the end of the kubelet", lambda: not find_all(is_kubelet(self.name)))
+
+    def start(self) -> None:
+        """Start it again; returns when it is Ready."""
+        self._first.start()
+        pid = wait_for_one("the node's first process", _is_node).pid
+        ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{pid}/ns/net")
+        _wait("the node's network", lambda: theirs.readlink() != ours.readlink())
+        lay_cable(2, pid)
+        _wait("the kubelet", lambda: bool(find_all(is_kubelet(self.name))))
+        self._bed.user.kubectl("wait", f"node/{self.name}", "--for=condition=Ready", f"--timeout={_SECONDS}s")
+
+
+def _is_node(process: Process) -> bool:
+    return process.argv[0] == "unshare" and "tests.testbed.othernode" in process.argv
+
+
+def _wait(what: str, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise BedError(f"waited for {what}")
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,176 @@
+"""A transfer that a test follows from its creation to its end, as a Velero server's watch sees it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, is_final
+from tests.cluster.workloads import BACKUPS, RESTORES
+from tests.testbed.api import ApiError
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.storage.objects import EVENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json, Resource
+
+__all__ = ["PHASES", "RESOURCES", "Followed"]
+
+RESOURCES = {
+    "DataUpload": UPLOADS,
+    "DataDownload": DOWNLOADS,
+    "PodVolumeBackup": BACKUPS,
+    "PodVolumeRestore": RESTORES,
+}
+
+PHASES = ["", "Accepted", "Prepared", "InProgress", "Completed"]
+"""Those of a transfer that is not interrupted, and of one that is."""
+
+_ATTEMPTS = "nodeagent.io/attempts"
+_SECONDS = 120
+_LONGEST_SECONDS = 900
+_POLL_SECONDS = 0.1
+
+
+@dataclass
+class Followed:
+    """One transfer.
+
+    Attributes:
+        bed: Where it is.
+        transfer: It as it was made.
+        versions: It as it has been since, one version after the other.
+    """
+
+    bed: Bed
+    transfer: Json
+    versions: list[Json] = field(default_factory=list)
+    _watch: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name, which is also that of its mover pod."""
+        return str(self.transfer["metadata"]["name"])
+
+    @property
+    def resource(self) -> Resource:
+        """Where it is found."""
+        return RESOURCES[self.transfer["kind"]]
+
+    @property
+    def last(self) -> Json:
+        """Its newest version."""
+        return self.versions[-1] if self.versions else self.transfer
+
+    @property
+    def phase(self) -> str:
+        """Its phase now."""
+        return str(self.last.get("status", {}).get("phase", ""))
+
+    @property
+    def phases(self) -> list[str]:
+        """Its phases, each time that one came."""
+        return [phase for phase, _ in itertools.groupby(v.get("status", {}).get("phase", "") for v in self.versions)]
+
+    @property
+    def attempts(self) -> Json:
+        """The annotation with its attempts, empty in the first one."""
+        found: Json = json.loads((self.last["metadata"].get("annotations") or {}).get(_ATTEMPTS, "{}"))
+        return found
+
+    @property
+    def number(self) -> int:
+        """The number of its attempt."""
+        return int(self.attempts.get("number", 1))
+
+    @property
+    def causes(self) -> list[str]:
+        """What interrupted its attempts."""
+        return [str(each["cause"]) for each in self.attempts.get("interruptions", [])]
+
+    @property
+    def done_bytes(self) -> list[int]:
+        """`bytesDone` of each version that has it."""
+        progress = [version.get("status", {}).get("progress", {}) for version in self.versions]
+        return [each["bytesDone"] for each in progress if "bytesDone" in each]
+
+    def start(self) -> None:
+        """Create it, and follow it until it is final."""
+        created = self.bed.api.create(self.resource, self.transfer)
+        self.versions.append(created)
+        self._watch = threading.Thread(target=self._follow, name=f"watch of {self.name}", daemon=True)
+        self._watch.start()
+
+    def wait(self, what: str, until: Callable[[Followed], bool], *, seconds: float = _SECONDS) -> None:
+        """Return once something is true of it.
+
+        Raises:
+            BedError: It did not come true in time, or it ended before.
+        """
+        deadline = time.monotonic() + seconds
+        while not until(self):
+            ended = is_final(self.last)
+            if until(self):
+                return
+            if ended or time.monotonic() > deadline:
+                raise BedError(f"{self.transfer['kind']} {self.name}: no {what}: {self._story()}")
+            time.sleep(_POLL_SECONDS)
+
+    def wait_phase(self, phase: str, *, seconds: float = _SECONDS) -> None:
+        """Return once it has a phase."""
+        self.wait(f"phase {phase}", lambda each: each.phase == phase, seconds=seconds)
+
+    def wait_interrupted(self, *, times: int = 1, seconds: float = _SECONDS) -> None:
+        """Return once it was interrupted so often."""
+        self.wait("interruption", lambda each: each.number > times, seconds=seconds)
+
+    def pod(self) -> Json:
+        """Its mover pod.
+
+        Raises:
+            BedError: It has none.
+        """
+        found = self.bed.api.get(PODS, NAMESPACE, self.name)
+        if found is None:
+            raise BedError(f"{self.transfer['kind']} {self.name} has no mover pod: {self._story()}")
+        return found
+
+    def events(self, reason: str) -> list[str]:
+        """The messages of its Events of a reason."""
+        found = [each for each in self.bed.api.objects(EVENTS, NAMESPACE) if each["reason"] == reason]
+        return [each["message"] for each in found if each["involvedObject"]["name"] == self.name]
+
+    def _follow(self) -> None:
+        deadline = time.monotonic() + _LONGEST_SECONDS
+        while not is_final(self.last) and time.monotonic() < deadline:
+            try:
+                self._take(self.last["metadata"]["resourceVersion"])
+            except (ApiError, OSError, ValueError):
+                # The API server does not answer for a while, or no longer has the versions since.
+                time.sleep(_POLL_SECONDS)
+                fresh = self.bed.api.get(self.resource, NAMESPACE, self.name)
+                if fresh is None:
+                    return
+                self.versions.append(fresh)
+
+    def _take(self, since: str) -> None:
+        for event in self.bed.api.watch(self.resource, since, name=self.name):
+            if event["type"] == "ERROR":
+                raise ApiError(int(event["object"].get("code", 0)), str(event["object"]))
+            if event["type"] == "DELETED":
+                return
+            self.versions.append(event["object"])
+            if is_final(event["object"]):
+                return
+
+    def _story(self) -> str:
+        return f"{self.phases}, attempts {self.attempts}, {self.last.get('status')}"

@@ -1,0 +1,270 @@
+"""Volumes whose data a test writes from outside, the transfers that move it, and the comparison of what came of it.
+
+The test bed keeps volumes as folders and images, so nothing needs a pod to fill or to read them. Every volume is of
+the class that all nodes reach.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.cluster.followed import Followed
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import Place, Volume
+from tests.cluster.workloads import RESTORE_UID, build_restore_wait
+from tests.testbed.demonstration.compare import Survey, compare
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
+from tests.testbed.demonstration.survey import describe
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.processes import BedError
+from tests.testbed.settings import AGENT_IMAGE
+from tests.testbed.storage.objects import CLAIMS, SHARED_CLASS, VOLUMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+__all__ = ["DATA_BYTES", "Site"]
+
+_FILES, _FILE_BYTES = 20, 3 << 19
+DATA_BYTES = _FILES * _FILE_BYTES
+"""What each volume holds, which cannot be compressed: 30 MiB."""
+
+_SIZE = "64Mi"
+_SECONDS = 120
+_POLL_SECONDS = 0.1
+_DONE = ".velero"
+"""What a PodVolumeRestore leaves in its volume."""
+
+
+@dataclass
+class Site:
+    """What a test moves: a volume `data`, a device `disk`, and the volume of a pod `writer`.
+
+    Attributes:
+        bed: Where it is.
+        space: Its namespace.
+        url: Where the storage of its transfers is.
+        node: The node of its pods; empty: any.
+        devices: It has a device.
+    """
+
+    bed: Bed
+    space: str
+    url: str
+    node: str = ""
+    devices: bool = False
+
+    def prepare(self) -> None:
+        """Make the volumes, with data in them, and the pod."""
+        self.bed.user.apply(self._claim("data"), self._claim("writer"), self._pod("writer"))
+        _fill(self._path("data"))
+        _fill(self._path("writer"))
+        if self.devices:
+            self.bed.user.apply(self._claim("disk", block=True))
+            _fill_device(self._path("disk"))
+        self._wait_pod("writer", lambda pod: pod["status"].get("phase") == "Running")
+
+    def open_place(self, word: str) -> str:
+        """Make a storage location with an empty repository; returns its name."""
+        place = Place(self.bed, f"{self.space}-{word}")
+        self.bed.user.apply(*place.build(url=self.url))
+        return place.name
+
+    def upload(self, name: str, *, location: str, block: bool = False) -> Followed:
+        """A DataUpload of the volume or of the device."""
+        claim = "disk" if block else "data"
+        # A snapshot is handed over to one transfer.
+        Volume(self.bed, self.space, claim).take_snapshots([name])
+        body = Volume(self.bed, self.space, claim).upload(self._full(name), snapshot=name, location=location)
+        body["spec"]["csiSnapshot"]["storageClass"] = SHARED_CLASS
+        return Followed(self.bed, body)
+
+    def download(self, name: str, *, of: Followed) -> Followed:
+        """A DataDownload of what an upload kept, into a new claim."""
+        block = of.transfer["spec"]["sourcePVC"] == "disk"
+        claim = self._claim(name, block=block)
+        claim["spec"]["selector"] = Volume(self.bed, self.space).target(name)["spec"]["selector"]
+        self.bed.user.apply(claim)
+        status, location = of.last["status"], of.transfer["spec"]["backupStorageLocation"]
+        body = Volume(self.bed, self.space).download(name, snapshot_id=status["snapshotID"], location=location)
+        body["metadata"]["name"] = self._full(name)
+        body["spec"]["snapshotSize"] = status["progress"]["totalBytes"]
+        return Followed(self.bed, body)
+
+    def backup(self, name: str, *, location: str) -> Followed:
+        """A PodVolumeBackup of the pod's volume."""
+        pod = self.bed.api.get(PODS, self.space, "writer") or {}
+        return self._pod_transfer("PodVolumeBackup", name, pod, {"node": pod["spec"]["nodeName"]}, location)
+
+    def restore(self, name: str, *, of: Followed) -> Followed:
+        """A PodVolumeRestore of what a backup kept, into the volume of a new pod that waits for it."""
+        self.bed.user.apply(self._claim(name), self._pod(name, waits=True))
+        pod = self._wait_pod(name, _waits)
+        spec = {"snapshotID": of.last["status"]["snapshotID"], "sourceNamespace": self.space}
+        return self._pod_transfer("PodVolumeRestore", name, pod, spec, of.transfer["spec"]["backupStorageLocation"])
+
+    def differences(self, followed: Followed) -> list[str]:
+        """What a transfer has kept or restored otherwise than it was; nothing where all is well."""
+        spec = followed.transfer["spec"]
+        match followed.transfer["kind"]:
+            case "DataUpload":
+                return self._kept_differences(followed, spec["sourcePVC"])
+            case "PodVolumeBackup":
+                return self._kept_differences(followed, "writer")
+            case "PodVolumeRestore":
+                return _compare(self._path("writer"), self._path(spec["pod"]["name"]))
+        source, target = (self._path(name) for name in (self._source_of(followed), spec["targetVolume"]["pvc"]))
+        return _compare(source, target) if source.is_dir() else _compare_files(source, target)
+
+    def remove(self, followed: Iterable[Followed], *places: str) -> None:
+        """Delete transfers and storage locations."""
+        left = [f"{each.transfer['kind'].lower()}/{each.name}" for each in followed]
+        for place in places:
+            left += [f"backuprepository/{self.space}-{place}-kopia", f"backupstoragelocation.velero.io/{place}"]
+            left += [f"secret/{place}-keys"]
+        self.bed.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+    def _source_of(self, download: Followed) -> str:
+        block = self.bed.api.get(CLAIMS, self.space, download.transfer["spec"]["targetVolume"]["pvc"]) or {}
+        return "disk" if block["spec"].get("volumeMode") == "Block" else "data"
+
+    def _kept_differences(self, followed: Followed, claim: str) -> list[str]:
+        """What of a kopia snapshot is not as in the volume; kopia restores it, and nothing of ours."""
+        source = self._path(claim)
+        place = followed.transfer["spec"]["backupStorageLocation"]
+        with tempfile.TemporaryDirectory(prefix="kept-", dir=self.bed.folder) as folder:
+            copy = Path(folder) / "copy"
+            with open_kopia(self.bed, self.space, prefix=place) as kopia:
+                kopia.connect()
+                kopia.run("restore", followed.last["status"]["snapshotID"], str(copy))
+            if source.is_dir():
+                return _compare(source, copy)
+            (device,) = copy.iterdir()
+            return _compare_files(source, device)
+
+    def _full(self, name: str) -> str:
+        return f"{self.space}-{name}"
+
+    def _claim(self, name: str, *, block: bool = False) -> Json:
+        claim = build_claim(self.space, name, size=_SIZE)
+        claim["spec"] |= {"storageClassName": SHARED_CLASS, "volumeMode": "Block" if block else "Filesystem"}
+        return claim
+
+    def _path(self, claim: str) -> Path:
+        """Where the test bed has the volume of a claim: a folder or a device."""
+        deadline = time.monotonic() + _SECONDS
+        while True:
+            found = self.bed.api.get(CLAIMS, self.space, claim) or {"spec": {}}
+            volume = self.bed.api.get(VOLUMES, "", found["spec"].get("volumeName") or "none")
+            if volume is not None:
+                return Path(volume["spec"]["local"]["path"])
+            if time.monotonic() > deadline:
+                raise BedError(f"claim {self.space}/{claim} has no volume")
+            time.sleep(_POLL_SECONDS)
+
+    def _pod(self, name: str, *, waits: bool = False) -> Json:
+        container = {
+            "name": "app",
+            "image": AGENT_IMAGE,
+            "imagePullPolicy": "IfNotPresent",
+            "command": ["sleep", "infinity"],
+            "securityContext": {"runAsUser": 0},
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+        }
+        spec = {
+            "terminationGracePeriodSeconds": 0,
+            # It stays on a node that is lost, or tainted by other tests.
+            "tolerations": [{"operator": "Exists"}],
+            "initContainers": [build_restore_wait(["data"]) | {"securityContext": {"runAsUser": 0}}] if waits else [],
+            "containers": [container],
+            "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
+            "nodeSelector": {"kubernetes.io/hostname": self.node} if self.node else {},
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": self.space, "name": name}, "spec": spec}
+
+    def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
+        deadline = time.monotonic() + _SECONDS
+        while not until(pod := self.bed.api.get(PODS, self.space, name) or {"status": {}}):
+            if time.monotonic() > deadline:
+                raise BedError(f"pod {self.space}/{name} is {pod.get('status')}")
+            time.sleep(_POLL_SECONDS)
+        return pod
+
+    def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json, location: str) -> Followed:
+        metadata: Json = {"namespace": NAMESPACE, "name": self._full(name)}
+        if kind == "PodVolumeRestore":
+            owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "restore", "uid": RESTORE_UID}
+            metadata["ownerReferences"] = [owner]
+        common = {
+            "pod": {"kind": "Pod", **{key: pod["metadata"][key] for key in ("namespace", "name", "uid")}},
+            "volume": "data",
+            "backupStorageLocation": location,
+            "repoIdentifier": "",
+            "uploaderType": "kopia",
+        }
+        body = {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**common, **spec}}
+        return Followed(self.bed, body)
+
+
+def _waits(pod: Json) -> bool:
+    states = pod["status"].get("initContainerStatuses") or [{}]
+    return "running" in states[0].get("state", {})
+
+
+def _fill(folder: Path) -> None:
+    """Write random files, and one of each kind of entry that a restore could get wrong."""
+    for number in range(_FILES):
+        parent = folder / f"folder-{number % 4}"
+        parent.mkdir(exist_ok=True)
+        (parent / f"file-{number}").write_bytes(os.urandom(_FILE_BYTES))
+    own = folder / "own"
+    own.mkdir()
+    for number, mode in enumerate((0o400, 0o640, 0o4755)):
+        file = own / f"file-{number}"
+        file.write_text(secrets.token_hex(2000))
+        os.chown(file, 1000 + number, 2000)
+        file.chmod(mode)
+        os.utime(file, ns=(10**18 + number, 10**18 + 123_456_789 * number))
+    (own / "link").symlink_to("../folder-0/file-0")
+    (own / "broken").symlink_to("/nowhere")
+    os.chown(own / "broken", 1001, 1001, follow_symlinks=False)
+    (own / "empty").mkdir(mode=0o750)
+    with (own / "holes").open("wb") as sparse:
+        sparse.seek(5 << 20)
+        sparse.write(b"after a hole")
+
+
+def _fill_device(path: Path) -> None:
+    with path.open("r+b") as device:
+        device.write(os.urandom(DATA_BYTES))
+        device.seek(60 << 20)
+        device.write(b"after a hole")
+        device.flush()
+        os.fsync(device.fileno())
+
+
+def _survey(folder: Path) -> Survey:
+    paths = [path for path in folder.rglob("*") if path.relative_to(folder).parts[0] != _DONE]
+    return {str(path.relative_to(folder)): describe(path) for path in paths}
+
+
+def _compare(source: Path, copy: Path) -> list[str]:
+    return list(compare(_survey(source), _survey(copy)).differences)
+
+
+def _compare_files(source: Path, copy: Path) -> list[str]:
+    digests = []
+    for path in (source, copy):
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return [] if len(set(digests)) == 1 else [f"{copy} differs from {source}"]

@@ -1,0 +1,137 @@
+"""A transfer of each kind that is interrupted halfway, each in another way, and completes as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.followed import PHASES, Followed
+from tests.cluster.gate import open_gate
+from tests.cluster.interruptions import INTERRUPTIONS
+from tests.cluster.scenes import wait_released
+from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.site import DATA_BYTES, Site
+from tests.cluster.writers import Writer, observed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
+
+_STRUCK = {
+    "DataUpload": "kill-mover",
+    "PodVolumeBackup": "kill-kopia",
+    "DataDownload": "memory",
+    "PodVolumeRestore": "eviction",
+}
+"""How the transfer of each kind is interrupted."""
+
+
+@dataclass
+class Ended:
+    """What became of the transfers.
+
+    Attributes:
+        transfers: Them, by their kinds.
+        differences: What they have kept or restored otherwise than it was.
+        writers: Who could write to the volumes that were restored.
+        double_writers: Those who could at the same time as another one.
+    """
+
+    transfers: dict[str, Followed]
+    differences: dict[str, list[str]]
+    writers: list[Writer]
+    double_writers: list[str]
+
+
+@pytest.fixture(scope="module")
+def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
+    """Two backups at the same time, then two restores of them."""
+    with ExitStack() as stack:
+        gate, observer = stack.enter_context(open_gate()), stack.enter_context(observed(module_space))
+        stack.enter_context(relies_on(agent, Shared.AGENTS))
+        site = Site(agent, module_space, gate.url)
+        site.prepare()
+        location = site.open_place("kept")
+        backups = {
+            "DataUpload": site.upload("du", location=location),
+            "PodVolumeBackup": site.backup("pvb", location=location),
+        }
+        transfers = dict(backups)
+        stack.callback(lambda: site.remove(transfers.values(), location))
+        _interrupt(agent, gate, backups)
+        restores = {
+            "DataDownload": site.download("dd", of=backups["DataUpload"]),
+            "PodVolumeRestore": site.restore("pvr", of=backups["PodVolumeBackup"]),
+        }
+        transfers |= restores
+        _interrupt(agent, gate, restores)
+        for each in transfers.values():
+            wait_released(agent, each.resource, [each.name])
+        differences = {kind: site.differences(each) for kind, each in transfers.items()}
+        yield Ended(transfers, differences, observer.writers, observer.double_writers)
+
+
+def _interrupt(bed: Bed, gate: Gate, transfers: Mapping[str, Followed]) -> None:
+    """Interrupt each transfer halfway; return when all have completed."""
+    gate.shut(passes_bytes=DATA_BYTES // 2, together=True)
+    for each in transfers.values():
+        each.start()
+    for each in transfers.values():
+        each.wait_phase("InProgress")
+    gate.wait_held(*(str(each.pod()["status"]["podIP"]) for each in transfers.values()))
+    for kind, each in transfers.items():
+        INTERRUPTIONS[_STRUCK[kind]].strike(bed, gate, [each])
+    for each in transfers.values():
+        each.wait_interrupted()
+    gate.open()
+    for each in transfers.values():
+        each.wait_phase("Completed")
+
+
+@pytest.mark.parametrize("kind", _STRUCK)
+def test_it_completes_and_a_velero_server_sees_the_phases_of_any_other(ended: Ended, kind: str) -> None:
+    transfer = ended.transfers[kind]
+    assert transfer.phases == PHASES
+    assert transfer.done_bytes == sorted(transfer.done_bytes)
+    assert transfer.last["status"]["progress"]["bytesDone"] == transfer.last["status"]["progress"]["totalBytes"]
+    assert "message" not in transfer.last["status"]
+
+
+@pytest.mark.parametrize("kind", _STRUCK)
+def test_what_it_has_moved_is_the_same(ended: Ended, kind: str) -> None:
+    assert ended.differences[kind] == []
+
+
+@pytest.mark.parametrize("kind", _STRUCK)
+def test_its_attempts_are_recorded(ended: Ended, kind: str) -> None:
+    transfer = ended.transfers[kind]
+    assert transfer.number == 2
+    assert transfer.attempts.get("stage", "Running") == "Running"
+    (cause,) = transfer.causes
+    assert cause in INTERRUPTIONS[_STRUCK[kind]].causes
+    messages = {version["status"].get("message", "") for version in transfer.versions if "status" in version}
+    assert any(cause in message for message in messages), messages
+    (event,) = transfer.events("Interrupted")
+    assert cause in event
+
+
+@pytest.mark.parametrize("kind", _STRUCK)
+def test_its_node_is_that_of_its_attempt(ended: Ended, kind: str) -> None:
+    transfer = ended.transfers[kind]
+    nodes = [version["status"]["node"] for version in transfer.versions if version.get("status", {}).get("node")]
+    first = json.loads(transfer.versions[-1]["metadata"]["annotations"]["nodeagent.io/attempts"])["interruptions"][0]
+    assert first["node"] == nodes[0]
+    assert transfer.last["metadata"]["labels"]["nodeagent.io/node"] == nodes[-1]
+
+
+def test_no_target_volume_has_two_writers(ended: Ended) -> None:
+    assert len({writer.pod for writer in ended.writers}) >= 4
+    assert ended.double_writers == []
