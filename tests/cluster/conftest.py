@@ -27,6 +27,9 @@ __all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_s
 _VARIABLES = ("DATA_MOVER_STALL_TIMEOUT=30s",)
 """A storage that does not answer fails a transfer within the tests' limits."""
 
+_OWN = {"retry": {"initialBackoff": "1s"}}
+"""What tests that interrupt a transfer would wait for."""
+
 _OUTSIDE = "not in a cluster: python -m tests.testbed run -- pytest -m cluster"
 
 RAN = "tests-that-ran"
@@ -95,7 +98,7 @@ def one_slot(agent: Bed) -> Iterator[str]:
 
 def _set_slots(bed: Bed, *, one_slot: str = "") -> None:
     """Give each node many slots, but the named one only one; return when their agents use them."""
-    activate(bed, json.dumps({"loadConcurrency": build_concurrency(one_slot=one_slot)}))
+    activate(bed, json.dumps({"loadConcurrency": build_concurrency(one_slot=one_slot), "nodeagent.io": _OWN}))
 
 
 @pytest.fixture(scope="module", autouse=True)

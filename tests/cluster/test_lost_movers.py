@@ -1,4 +1,4 @@
-"""Evicted movers on a real cluster: recreated before they start; afterward the failure names the eviction.
+"""Evicted movers on a real cluster: recreated before they start; afterward their transfer gets another attempt.
 
 A backup that is evicted afterward keeps what it has sent.
 """
@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.gate import HELD_BYTES
+from tests.cluster.interruptions import evict
 from tests.cluster.scenes import open_gated_place
-from tests.cluster.workloads import BACKUPS, Workload, back_up, expect_nothing_left, wait_held, wait_logged, wait_until
-from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.cluster.workloads import (
+    BACKUPS,
+    Workload,
+    back_up,
+    expect_nothing_left,
+    find_mover,
+    wait_held,
+    wait_logged,
+    wait_until,
+)
 
 if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
@@ -22,17 +31,15 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
 _LOST = "nodeagent.io/mover-lost"
+_ATTEMPTS = "nodeagent.io/attempts"
 
 
-def _evict(bed: Bed, transfer: Json) -> None:
-    """Have the mover pod of a transfer evicted as a drain does."""
-    name = transfer["metadata"]["name"]
-    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"namespace": NAMESPACE, "name": name}}
-    path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/eviction"
-    bed.user.kubectl("create", "--raw", path, "-f", "-", stdin=json.dumps(body))
+def _attempts(transfer: Json) -> Json:
+    found: Json = json.loads(transfer["metadata"]["annotations"].get(_ATTEMPTS, "{}"))
+    return found
 
 
-def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_afterward(
+def test_an_evicted_mover_is_recreated_before_it_starts_and_replaced_afterward(
     agent: Bed, space: str, one_slot: str
 ) -> None:
     with open_gated_place(agent, space) as (gate, place):
@@ -47,19 +54,22 @@ def test_an_evicted_mover_is_recreated_before_it_starts_and_fails_its_transfer_a
         second = back_up(moving, "scratch")
         prepared = wait_until(agent, BACKUPS, second, "Prepared")
 
-        _evict(agent, prepared)
+        evict(agent, find_mover(agent, prepared))
         recreated = wait_until(
             agent, BACKUPS, second, "Prepared", when=lambda transfer: _LOST in transfer["metadata"]["annotations"]
         )
         assert json.loads(recreated["metadata"]["annotations"][_LOST])["times"] == 1
-        _evict(agent, first)
+        evict(agent, find_mover(agent, first))
         wait_logged(agent, first, "kopia may save a checkpoint within 25s")
         gate.open()
 
-        ended = wait_until(agent, BACKUPS, first, "Failed")["status"]
-        assert "Eviction API: evicting" in ended["message"]
-        assert "; kopia saved a checkpoint, " in ended["message"]
-        completed = wait_until(agent, BACKUPS, second, "Completed")
-        assert "message" not in completed["status"]
+        wait_until(agent, BACKUPS, first, "InProgress", when=lambda transfer: _attempts(transfer).get("number") == 2)
+        for transfer, attempts in ((first, 2), (second, 1)):
+            completed = wait_until(agent, BACKUPS, transfer, "Completed")
+            assert "message" not in completed["status"]
+            assert _attempts(completed).get("number", 1) == attempts
+        (interruption,) = _attempts(wait_until(agent, BACKUPS, first, "Completed"))["interruptions"]
+        assert interruption["cause"] == "Evicted"
+        assert "; kopia saved a checkpoint, " in interruption["message"]
         moving.delete()
         expect_nothing_left(agent, first, second)

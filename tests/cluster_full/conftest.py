@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from typing import TYPE_CHECKING
 
@@ -10,15 +11,16 @@ import pytest
 from tests.cluster.conftest import agent, bed
 from tests.cluster.gate import open_gate
 from tests.cluster_full.quartet import Quartet, Seed
-from tests.testbed.demonstration.manifests import build_namespace
+from tests.testbed.demonstration.manifests import NAMESPACE, build_namespace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["agent", "bed", "quartet", "seed"]
+__all__ = ["agent", "bed", "quartet", "quick_to_notice", "seed"]
 
+_GONE_AFTER = "--node-gone-after=20s"
 _LAST = "test_lost_node.py"
 """It leaves one node only."""
 
@@ -27,6 +29,15 @@ _LAST = "test_lost_node.py"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that come last behind all others."""
     items.sort(key=lambda item: item.path.name == _LAST)
+
+
+@pytest.fixture(scope="session")
+def quick_to_notice(agent: Bed) -> Bed:
+    """Agents with a short `--node-gone-after`."""
+    change = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": _GONE_AFTER}]
+    agent.user.kubectl("patch", "daemonset/node-agent", "-n", NAMESPACE, "--type=json", "-p", json.dumps(change))
+    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, "--timeout=120s")
+    return agent
 
 
 @pytest.fixture(scope="module")

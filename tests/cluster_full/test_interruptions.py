@@ -155,7 +155,9 @@ def test_interrupted_transfers_complete(sextet: Sextet, observer: Observer, name
 
 
 @pytest.mark.parametrize("percent", _PERCENT)
-def test_transfers_of_a_lost_node_complete(sextet: Sextet, observer: Observer, percent: int) -> None:
+def test_transfers_of_a_lost_node_complete(
+    quick_to_notice: Bed, sextet: Sextet, observer: Observer, percent: int
+) -> None:
     """Elsewhere if they can; on their node when it is back if they are about a pod of it."""
     bed = sextet.site.bed
     with ExitStack() as stack:

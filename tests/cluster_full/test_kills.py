@@ -1,4 +1,7 @@
-"""SIGKILL while data moves, to each process that takes part in it, with a transfer of each kind."""
+"""SIGKILL while data moves, to agent, kubelet and API server, with a transfer of each kind.
+
+`test_interruptions` kills data movers.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.processes import find_all, is_agent, is_kopia, is_mover, of_pod, wait_for_one
+from tests.cluster.processes import find_all, is_agent, is_mover, of_pod, wait_for_one
 from tests.cluster_full.quartet import Quartet, wait_leaked
 from tests.cluster_full.respawn import Component, is_api_server, is_kubelet
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -45,17 +48,6 @@ def _expect_completed(quartet: Quartet, folder: Path) -> None:
         assert "message" not in transfer["status"]
     assert wait_leaked(quartet.bed) == []
     assert quartet.differences(ended, folder) == []
-
-
-def _expect_failed(quartet: Quartet, pattern: str) -> None:
-    ended = quartet.wait("Failed")
-    for kind, transfer in ended.items():
-        assert re.search(pattern, transfer["status"]["message"], re.IGNORECASE), (
-            f"{kind}: {transfer['status']['message']}"
-        )
-        assert "snapshotID" not in transfer["status"]
-        assert transfer["status"]["completionTimestamp"]
-    assert wait_leaked(quartet.bed) == []
 
 
 def _wait_movers_ended(pods: dict[str, Json]) -> None:
@@ -110,17 +102,3 @@ def test_api_server(held: Quartet, tmp_path: Path) -> None:
     server.start()
     _wait_api(held.bed)
     _expect_completed(held, tmp_path)
-
-
-def test_mover(held: Quartet) -> None:
-    for pod in held.pods().values():
-        belongs = of_pod(pod)
-        wait_for_one("the mover", lambda each, belongs=belongs: is_mover(each) and belongs(each)).kill()  # type: ignore[misc]
-    _expect_failed(held, "137|SIGKILL|killed")
-
-
-def test_kopia(held: Quartet) -> None:
-    for pod in held.pods().values():
-        belongs = of_pod(pod)
-        wait_for_one("kopia", lambda each, belongs=belongs: is_kopia(each) and belongs(each)).kill()  # type: ignore[misc]
-    _expect_failed(held, "kopia.*(SIGKILL|killed|signal)")

@@ -1,12 +1,15 @@
-"""A node that is killed while movers of all kinds move data. It comes last: the node does not come back."""
+"""A node that is killed for good while movers move data, without retries. It comes last: the node does not come back.
+
+`test_interruptions` has what is retried.
+"""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.configuration import change
 from tests.cluster.gate import HELD_BYTES, open_gate
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.upkeep import open_upkeep
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 _NODE, _OTHER = "bed-2", "bed-1"
-_GONE_AFTER_SECONDS = 20
 _FAILED_SECONDS = 240
 """The node controller alone takes 50 s to set a lost node to not Ready."""
 
@@ -38,13 +40,10 @@ _WAIT = f"until [ -e /data/.velero/{RESTORE_UID} ]; do sleep 1; done"
 
 
 @pytest.fixture
-def quick_to_fail(agent: Bed) -> Bed:
-    """Agents with a short `--node-gone-after`."""
-    flag = f"--node-gone-after={_GONE_AFTER_SECONDS}s"
-    change = [{"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": flag}]
-    agent.user.kubectl("patch", "daemonset/node-agent", "-n", NAMESPACE, "--type=json", "-p", json.dumps(change))
-    agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", NAMESPACE, "--timeout=120s")
-    return agent
+def quick_to_fail(quick_to_notice: Bed) -> Bed:
+    """Agents that soon notice the loss of a node, and retry nothing."""
+    change(quick_to_notice, **{"nodeagent.io": {"retry": {"enabled": False}}})
+    return quick_to_notice
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,11 @@ _LABELS = (
 _ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
 
 
+def _interruptions(transfer: Json) -> list[Json]:
+    attempts = json.loads((transfer["metadata"].get("annotations") or {}).get("nodeagent.io/attempts", "{}"))
+    return list(attempts.get("interruptions", []))
+
+
 def _expect_failed(quartet: Quartet, pattern: str) -> None:
     for kind, transfer in quartet.wait("Failed").items():
         assert re.search(pattern, transfer["status"]["message"], re.IGNORECASE), (
@@ -40,9 +46,22 @@ def _expect_failed(quartet: Quartet, pattern: str) -> None:
 def test_a_mover_that_gets_too_little_memory(quartet: Quartet) -> None:
     limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
     quartet.make_repository()
-    with configured(quartet.bed, podResources=limits):
+    with configured(quartet.bed, podResources=limits, **{"nodeagent.io": {"retry": {"enabled": False}}}):
         quartet.make()
         _expect_failed(quartet, "OOMKilled|out of memory")
+
+
+def test_its_next_attempts_get_more(quartet: Quartet) -> None:
+    limits = {"cpuRequest": "0", "cpuLimit": "0", "memoryRequest": "16Mi", "memoryLimit": _ENOUGH_FOR_A_MOVER_ALONE}
+    retry = {"initialBackoff": "1s", "oomMemoryFactor": 2}
+    quartet.make_repository()
+    with configured(quartet.bed, podResources=limits, **{"nodeagent.io": {"retry": retry}}):
+        quartet.make()
+        for kind, transfer in quartet.wait("Completed").items():
+            interruptions = _interruptions(transfer)
+            assert interruptions, kind
+            assert {each["cause"] for each in interruptions} == {"OOMKilled"}, kind
+    assert wait_leaked(quartet.bed) == []
 
 
 def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
@@ -56,10 +75,13 @@ def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
     }
     bed.user.apply(priority, _lone_pod())
     try:
-        _expect_failed(quartet, "preempt")
         bed.user.wait("pod/lone", "condition=Ready", namespace="default", seconds=60)
     finally:
         bed.user.kubectl("delete", "pod/lone", "priorityclass/before-movers", "--ignore-not-found")
+    quartet.seed.gate.open()
+    for kind, transfer in quartet.wait("Completed").items():
+        assert [each["cause"] for each in _interruptions(transfer)] == ["Preempted"], kind
+    assert wait_leaked(bed) == []
 
 
 def _lone_pod() -> Json:

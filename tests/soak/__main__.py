@@ -45,6 +45,9 @@ _WITHOUT_FAULT = 3
 _CHAOS_ROUNDS = 8
 """In the time that the soak has; each kind of fault that affects all workers is injected once a round."""
 
+_BACKOFF = "2s"
+"""A transfer that is interrupted continues soon, so that the workers have time for others."""
+
 _SAMPLE_SECONDS = 5.0
 _MOST_GROWTH_MIB = 10.0
 
@@ -68,7 +71,8 @@ class Soak:
         faults = Deck([*FAULTS, *[NO_FAULT] * _WITHOUT_FAULT], random.Random(chance.random()))
         install_agent(self.bed.user, self.bed.env)
         # It is not restored: the kubelet may start an agent that was killed often only five minutes later.
-        change(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME})
+        own = {"retry": {"initialBackoff": _BACKOFF}}
+        change(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME}, **{"nodeagent.io": own})
         with ExitStack() as stack:
             wrong = Place(self.bed, WRONG_LOCATION).build(secret_key="notthesecretofanybody")
             self.bed.user.apply(*wrong)

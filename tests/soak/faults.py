@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.cluster.processes import is_kopia, is_mover, of_pod, wait_for_one
+from tests.cluster.interruptions import evict, exhaust_memory, kill_kopia, kill_mover, movers_of
 from tests.cluster.scenes import is_final
 from tests.cluster_full.quartet import RESOURCES
 from tests.soak.journal import Ending
@@ -74,22 +74,27 @@ def hold(ground: Ground, transfer: Json) -> None:
     ground.gate.wait_held(str(ground.mover(transfer)["status"]["podIP"]))
 
 
-def _kill_mover(ground: Ground, transfer: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(transfer))
-    wait_for_one("the mover", lambda process: is_mover(process) and belongs(process)).kill()
-
-
-def _kill_kopia(ground: Ground, transfer: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(transfer))
-    wait_for_one("kopia", lambda process: is_kopia(process) and belongs(process)).kill()
+def _at_pod(strike: Callable[[Json], None]) -> Callable[[Ground, Json, random.Random], None]:
+    """Interrupt a transfer by its mover pod; it continues in another attempt, so that it may not end as Failed."""
+    return lambda ground, transfer, _chance: strike(ground.mover(transfer))
 
 
 def _delete_pod(ground: Ground, transfer: Json, _chance: random.Random) -> None:
-    belongs = of_pod(ground.mover(transfer))
-    mover = wait_for_one("the mover", lambda process: is_mover(process) and belongs(process))
+    pod = ground.mover(transfer)
     ground.bed.api.delete(PODS, NAMESPACE, transfer["metadata"]["name"])
-    # Until then the gate stays shut: otherwise the mover might complete before the kubelet ends it.
-    mover.wait_gone()
+    _wait_ended(pod)
+
+
+def _evict_pod(ground: Ground, transfer: Json, _chance: random.Random) -> None:
+    pod = ground.mover(transfer)
+    evict(ground.bed, pod)
+    _wait_ended(pod)
+
+
+def _wait_ended(pod: Json) -> None:
+    """Until then the gate stays shut: otherwise the mover might complete before the kubelet ends it."""
+    for mover in movers_of(pod):
+        mover.wait_gone()
 
 
 def _stall(ground: Ground, _transfer: Json, _chance: random.Random) -> None:
@@ -149,9 +154,11 @@ def _failed(pattern: str) -> Ending:
 
 
 FAULTS = (
-    Fault("mover killed", ending=_failed("137|SIGKILL|killed"), strike=_kill_mover, holds=True),
-    Fault("kopia killed", ending=_failed("kopia.*(SIGKILL|killed|signal)"), strike=_kill_kopia, holds=True),
-    Fault("pod deleted", ending=_failed("lost|deleted|stopped"), strike=_delete_pod, holds=True),
+    Fault("mover killed", strike=_at_pod(kill_mover), holds=True),
+    Fault("kopia killed", strike=_at_pod(kill_kopia), holds=True),
+    Fault("out of memory", strike=_at_pod(exhaust_memory), holds=True),
+    Fault("pod deleted", strike=_delete_pod, holds=True),
+    Fault("pod evicted", strike=_evict_pod, holds=True),
     Fault("storage stalls", strike=_stall, holds=True),
     Fault("provisioning fails for a while", _CLAIMS_ONLY, strike=_fail_provisioning),
     Fault("canceled", ending=Ending(frozenset({"Canceled", "Completed"})), strike=_cancel),
