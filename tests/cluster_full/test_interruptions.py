@@ -169,8 +169,10 @@ def test_transfers_of_a_lost_node_complete(
     node = LostNode(bed)
     with ExitStack() as stack:
         stack.callback(node.start)
-        for each in sextet.transfers:
+        for each in sextet.unbound:
             each.wait_interrupted(seconds=_LOST_SECONDS)
+        for each in sextet.bound:
+            each.wait("message about the node", lambda one: _NODE in one.last["status"].get("message", ""))
         assert {each.phase for each in sextet.transfers} == {"InProgress"}
         # An administrator says so: the volumes of its pods may be used elsewhere.
         bed.user.kubectl("taint", "node", _NODE, f"{_OUT_OF_SERVICE}=lost:NoExecute")

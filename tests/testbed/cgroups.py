@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["group_name", "make_groups", "processes_in", "remove_groups"]
+__all__ = ["group_name", "make_groups", "processes_in", "remove_below", "remove_groups"]
 
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
@@ -46,13 +46,19 @@ def processes_in(bed: str) -> set[int]:
 
 def remove_groups(bed: str) -> bool:
     """Remove the test bed's groups, the deepest first; False while one is still in use."""
+    remove_below(bed)
     for top in _tops(bed):
-        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
-            with suppress(OSError):
-                path.rmdir()
         with suppress(OSError):
             top.rmdir()
     return not _tops(bed)
+
+
+def remove_below(group: str) -> None:
+    """Remove the groups below one that have no process, the deepest first."""
+    for top in _tops(group):
+        for path in sorted((p for p in top.rglob("*") if p.is_dir()), reverse=True):
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _tops(bed: str) -> list[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.support.seccomp import LANDLOCK, deny
-from tests.testbed import machine
+from tests.testbed import cgroups, machine
 from tests.testbed.firstprocess import run_as_first_process
 from tests.testbed.processes import BedError, Supervisor
 from tests.testbed.settings import node_address, pod_subnet
@@ -43,6 +43,7 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
     """
     task = {
         "index": node.index,
+        "cgroup": node.cgroup,
         "containerd": node.containerd,
         "kubelet": node.kubelet,
         "socket": node.socket,
@@ -77,6 +78,8 @@ def main(folder: Path) -> int:
     index = task["index"]
     try:
         machine.prepare_mounts(folder)
+        # A kubelet looks for seconds at each group of a pod that ended with the node.
+        cgroups.remove_below(task["cgroup"])
         machine.add_addresses(node_address(index))
         supervisor.wait("the cable", _has_uplink, seconds=_START_SECONDS)
         _connect(node_address(index))
