@@ -13,7 +13,7 @@ from typing import Any
 
 from core.models.attempts import AttemptStage, RetryRules
 from core.models.base import JsonDict
-from core.models.names import ATTEMPT_LABEL, NODE_LABEL, label_value
+from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from exposer.pod_status import parse_pod_end
@@ -25,6 +25,7 @@ from nodeagent.transfers.retries import (
     Ending,
     backoff_seconds,
     explain_deadline,
+    fence_refusal,
     fence_seconds,
     find_interruption,
     refusal,
@@ -303,8 +304,8 @@ def build_case(kind: NodeKind[Any], seen: Observation, site: Site, limits: Timeo
     view = build_view(replace(seen, pod=pod), site, limits, outcome_recorded=outcome is not None)
     ending = _find_ending(view, pod, departed) if seen.rules.enabled else None
     refused = _refuse(seen, ending)
-    if ending is not None and kind.spec.restores and not ending.terminated and not _fences_itself(pod or departed):
-        refused = "its data mover, of Velero or of an older version, may still write to the volume"
+    if ending is not None and kind.spec.restores:
+        refused = fence_refusal(ending, pod or departed) or refused
     retryable = (ending is not None or view.stage is not AttemptStage.RUNNING) and not refused
     case = Case(kind, seen.cr, pod, outcome, replace(view, retryable=retryable), departed)
     return replace(case, ending=ending, refused=refused, delay_seconds=_delay_seconds(kind, seen))
@@ -340,11 +341,6 @@ def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) ->
     # While it gets a mover pod, there is none at first, and one that is lost is created again.
     ends = {PodState.ENDED} if view.stage is AttemptStage.EXPOSING else _GONE
     return find_interruption(pod, departed) if view.pod in ends else None
-
-
-def _fences_itself(pod: JsonDict | None) -> bool:
-    """Return whether a mover that is cut off ends itself before another one writes."""
-    return pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {})
 
 
 def _refuse(seen: Observation, ending: Ending | None) -> str:

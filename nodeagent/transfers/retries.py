@@ -12,6 +12,7 @@ from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
 from core.models.attempts import Attempts, InterruptionCause, RetryRules
 from core.models.base import JsonDict
+from core.models.names import ATTEMPT_LABEL
 from core.models.units import format_duration
 from exposer.pod_status import PodEnd, explain_exit, mover_status, parse_pod_end, signal_of
 from nodeagent.transfers.mover_pod import LOST_CONTAINER, disruption_of, explain_loss, rejection_reason
@@ -22,6 +23,7 @@ __all__ = [
     "RetryRules",
     "backoff_seconds",
     "explain_deadline",
+    "fence_refusal",
     "fence_seconds",
     "find_interruption",
     "refusal",
@@ -131,6 +133,22 @@ def fence_seconds(attempts: Attempts, restores: bool) -> float:  # noqa: FBT001 
     """
     last = attempts.last
     return FENCE_SECONDS if restores and last is not None and not last.terminated else 0.0
+
+
+def fence_refusal(ending: Ending, pod: JsonDict | None) -> str:
+    """Return why no attempt may follow on one that wrote to its volume and ended so; empty: one may.
+
+    Movers that know no attempts, of Velero or of older versions, do not end themselves when they are cut off. A pod
+    that is not known any more was deleted from the API, and the kubelet does that after its containers have ended;
+    for one that was deleted by force the delay has to do.
+
+    Args:
+        ending: how the attempt ended.
+        pod: its mover pod, or the last version of it, a v1 Pod as JSON dict; None: it is not known.
+    """
+    if ending.terminated or pod is None or ATTEMPT_LABEL in (pod["metadata"].get("labels") or {}):
+        return ""
+    return "its data mover, of Velero or of an older version, may still write to the volume"
 
 
 def _lost_while_running(pod: JsonDict) -> Ending:

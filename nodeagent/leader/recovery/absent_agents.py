@@ -25,7 +25,7 @@ from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome
-from nodeagent.transfers.retries import Ending, find_interruption
+from nodeagent.transfers.retries import Ending, fence_refusal, find_interruption
 from nodeagent.transfers.status import Change
 
 __all__ = ["AbsentAgents", "node_of"]
@@ -86,7 +86,7 @@ class AbsentAgents:
             ending = find_interruption(mover, None) if mover is not None else None
             if ending is None and cr.stage in _PLACED:
                 ending = Ending(InterruptionCause.NODE_LOST, why, terminated=False)
-            refused = await self._continue(kind, cr, ending, why)
+            refused = await self._continue(kind, cr, ending, mover, why=why)
             if not refused:
                 return
             message = f"{message}; {refused}"
@@ -125,7 +125,7 @@ class AbsentAgents:
         elif cr.phase is Phase.IN_PROGRESS and not _may_run(cr):
             late = self._late(cr, unavailable_for)
             ending = Ending(InterruptionCause.NODE_LOST, f"{late}: {cause}", terminated=False) if late else None
-            if refused := await self._continue(kind, cr, ending, cause):
+            if refused := await self._continue(kind, cr, ending, mover, why=cause):
                 await self._end(kind, cr, Phase.FAILED, f"{cause}; {refused}")
             return
         elif late := self._late(cr, unavailable_for):
@@ -138,12 +138,14 @@ class AbsentAgents:
         refused = ""
         ending = find_interruption(mover, None)
         if cr.phase is Phase.IN_PROGRESS and not cr.cancel_requested and ending is not None:
-            refused = await self._continue(kind, cr, ending, why)
+            refused = await self._continue(kind, cr, ending, mover, why=why)
             if not refused:
                 return
         await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
-    async def _continue(self, kind: Admits[Any], cr: Transfer, ending: Ending | None, why: str) -> str:
+    async def _continue(
+        self, kind: Admits[Any], cr: Transfer, ending: Ending | None, mover: JsonDict | None, *, why: str
+    ) -> str:
         """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
 
         The only agent that can continue the transfer announces what was running itself, and may find a result. An
@@ -153,6 +155,7 @@ class AbsentAgents:
             kind: the transfer's kind.
             cr: the transfer, InProgress and without a cancel request.
             ending: how its attempt ended; None: it has not begun.
+            mover: the pod that ran the attempt, if it is known.
             why: why its own agent does not act.
         """
         interruptions = Interruptions(self.tools, self.rules, self.choose)
@@ -160,6 +163,8 @@ class AbsentAgents:
             return f"not retried: {refused}"
         bound = kind.spec.bound_to_node
         given_up = None if bound and _may_run(cr) else ending
+        if given_up is not None and kind.spec.restores and (unfenced := fence_refusal(given_up, mover)):
+            return f"not retried: {unfenced}"
         if given_up is not None and await interruptions.announce(kind, cr, given_up, node=await node_of(kind, cr)):
             return ""
         condition = "the agent is back" if given_up is None else "an agent is ready"

@@ -10,12 +10,15 @@ import pytest
 
 from core.contract import CANCELED_ENDING
 from core.models.attempts import Attempts, Interruption, InterruptionCause
+from core.models.names import ATTEMPT_LABEL
 from nodeagent.transfers.mover_pod import trim_pod
 from nodeagent.transfers.retries import (
     FENCE_SECONDS,
+    Ending,
     RetryRules,
     backoff_seconds,
     explain_deadline,
+    fence_refusal,
     fence_seconds,
     find_interruption,
     refusal,
@@ -249,6 +252,16 @@ def test_only_a_restore_waits_for_a_mover_that_may_still_run(
 
 def test_the_first_attempt_waits_for_nothing() -> None:
     assert fence_seconds(Attempts(), restores=True) == 0.0
+
+
+@pytest.mark.parametrize("terminated", [True, False], ids=["terminated", "may run"])
+@pytest.mark.parametrize("pod", ["ours", "another's", "unknown"])
+def test_no_attempt_follows_on_a_mover_that_may_run_and_knows_no_attempts(pod: str, *, terminated: bool) -> None:
+    mover = _pod(_RUNNING)
+    if pod == "ours":
+        mover["metadata"]["labels"][ATTEMPT_LABEL] = "1"
+    refused = fence_refusal(Ending(Cause.NODE_LOST, "lost", terminated), None if pod == "unknown" else mover)
+    assert bool(refused) is (pod == "another's" and not terminated)
 
 
 def test_only_the_last_interruption_decides_about_the_fence() -> None:

@@ -12,8 +12,8 @@ from core.kube.resources import BACKUPS, DATA_UPLOADS, NODES, PODS
 from core.kube.retry import Retry
 from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.base import JsonDict
-from core.models.names import DATA_MOVER_FINALIZER, NODE_LABEL
-from core.models.transfers import PodVolumeBackup
+from core.models.names import ATTEMPT_LABEL, DATA_MOVER_FINALIZER, NODE_LABEL
+from core.models.transfers import DataDownload, PodVolumeBackup
 from nodeagent.transfers.retries import RetryRules
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, agent_pod, cluster_node, interrupted, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE, mover_pod
@@ -239,6 +239,27 @@ async def test_an_attempt_with_a_pod_on_its_node_is_given_up_in_time(node_lost: 
         await scene.until(lambda: scene.ledger() == set(), seconds=90)
     attempts = scene.attempts("du")
     assert (attempts.number, attempts.stage, label(scene)) == (3, AttemptStage.WAITING, "node-a" if bound else "node-b")
+
+
+@pytest.mark.parametrize("mover", ["ours", "another's", "another's evicted", "gone"])
+async def test_a_restore_does_not_continue_while_a_mover_without_a_fence_may_write(mover: str) -> None:
+    scene = open_scene("node-a", "node-b")
+    scene.others.append(ScriptedKind(DataDownload))
+    labels = {NODE_LABEL: "node-a"}
+    restore = scene.add_kind(DataDownload, "du", status={"phase": "InProgress", "node": "node-a"}, labels=labels)
+    evicted = {"phase": "Failed", "reason": "Evicted"}
+    pod = mover_pod(restore, **(evicted if "evicted" in mover else {"phase": "Running"}))
+    pod["metadata"]["labels"] |= {ATTEMPT_LABEL: "1"} if mover == "ours" else {}
+    if mover != "gone":
+        scene.kube.put(pod)
+    async with scene.dispatching():
+        await asyncio.sleep(5)
+        lose_node(scene)
+        await scene.until(lambda: scene.attempts("du").number == 2 or scene.phase("du") == "Failed", seconds=400)
+    refused = scene.message("du").endswith(
+        "; not retried: its data mover, of Velero or of an older version, may still write to the volume"
+    )
+    assert (scene.phase("du") == "Failed", refused) == (("another's" in mover,) * 2)
 
 
 @pytest.mark.parametrize("phase", ["Completed", "InProgress"])
