@@ -78,6 +78,11 @@ class Entry:
         return Phase.PREPARED if self.stage is AttemptStage.EXPOSING else self.phase
 
     @property
+    def idle(self) -> bool:
+        """Whether it is assigned to an agent and no mover moves its data: Accepted, or between two attempts."""
+        return self.phase is Phase.ACCEPTED or self.stage not in {None, AttemptStage.RUNNING}
+
+    @property
     def log_fields(self) -> dict[str, Any]:
         """The identity of the transfer, as fields of a log line."""
         return fields(kind=self.kind, namespace=self.namespace, name=self.name, uid=self.uid)

@@ -14,7 +14,6 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import CONFIG_ANNOTATION, label_value
-from core.models.phases import Phase
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.leader.node_backoff import NodeBackoff
@@ -22,7 +21,7 @@ from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, AgentReporter, shown
 from nodeagent.runtime.timers import Timers
 
-__all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_accepted", "describe_difference"]
+__all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_idle", "describe_difference"]
 
 
 class _LiveAgent(NamedTuple):
@@ -157,20 +156,25 @@ def describe_difference(active: Mapping[str, str]) -> str:
     )
 
 
-def count_accepted(entries: Iterable[Entry]) -> Counter[str]:
-    """Return the number of Accepted transfers by node label."""
-    return Counter(entry.node_label for entry in entries if entry.phase is Phase.ACCEPTED)
+def count_idle(entries: Iterable[Entry], chosen: Mapping[str, str] | None = None) -> Counter[str]:
+    """Return the number of transfers that are assigned but not moving data, by node label.
+
+    Args:
+        entries: all transfers.
+        chosen: node labels, by uid, that `entries` may not show yet.
+    """
+    return Counter(({entry.uid: entry.node_label for entry in entries if entry.idle} | dict(chosen or {})).values())
 
 
 def choose_node(
-    agents: Mapping[str, str], accepted: Mapping[str, int], passed_over: AbstractSet[str] = frozenset()
+    agents: Mapping[str, str], idle: Mapping[str, int], passed_over: AbstractSet[str] = frozenset()
 ) -> str | None:
-    """Return the node label of the live agent with the fewest Accepted transfers, or None without agents.
+    """Return the node label of the live agent with the fewest idle transfers, or None without agents.
 
     Args:
         agents: node names of all live agents, by node label.
-        accepted: number of Accepted transfers, by node label.
+        idle: the result of `count_idle`.
         passed_over: node labels that are chosen only if there are no others.
     """
     preferred = agents.keys() - passed_over or agents.keys()
-    return min(preferred, key=lambda label: (accepted.get(label, 0), label), default=None)
+    return min(preferred, key=lambda label: (idle.get(label, 0), label), default=None)

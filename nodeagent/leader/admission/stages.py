@@ -22,7 +22,7 @@ from nodeagent.leader.admission.resumptions import awaited_locations, plan_resum
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
-from nodeagent.leader.live_agents import count_accepted
+from nodeagent.leader.live_agents import count_idle
 from nodeagent.runtime.tasks import attempt
 
 __all__ = ["AdmissionPass", "Pass", "is_queued", "settle_entries"]
@@ -204,7 +204,7 @@ class AdmissionPass:
         """Accept all that are ready, in order."""
         for checked in current.ready:
             self._pending.postpone(checked.entry.uid)
-        await self._writer.accept(current.ready, count_accepted(current.entries))
+        await self._writer.accept(current.ready, count_idle(current.entries))
         return current
 
     async def report_queued(self, current: Pass) -> Pass:

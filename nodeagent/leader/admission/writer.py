@@ -71,23 +71,23 @@ class AdmissionWriter:
         self._on_accepted = on_accepted
         self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
 
-    async def accept(self, ready: Sequence[Checked], accepted: Counter[str]) -> None:
+    async def accept(self, ready: Sequence[Checked], idle: Counter[str]) -> None:
         """Accept transfers one after the other, in order; one that fails keeps its reservation.
 
         Args:
             ready: transfers with a reservation each, as read before it was written.
-            accepted: the number of Accepted transfers by node label; increased here.
+            idle: the number of transfers that no mover works on, by node label; increased here.
         """
         async with asyncio.TaskGroup() as events:
             for checked in ready:
                 agents = self._agents()
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, accepted, self._passed_over())
+                label = label_value(node) if node else choose_node(agents, idle, self._passed_over())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
                 if stored is not None:
-                    accepted[label] += 1
+                    idle[label] += 1
                     self._on_accepted(stored)
                     # The next one is accepted meanwhile.
                     events.create_task(self._record_accepted(checked, stored, agents[label]), name="accepted")

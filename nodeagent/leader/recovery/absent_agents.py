@@ -67,7 +67,7 @@ class AbsentAgents:
     tools: DispatchTools
     rules: DispatchRules
     canceling: Timers
-    choose: Callable[[], tuple[str, str] | None]
+    choose: Callable[[Transfer], tuple[str, str] | None]
 
     async def leave_node(self, kind: Admits[Any], cr: Transfer, loss: NodeLoss) -> None:
         """Continue a transfer of a lost node if that is possible, else set it to a final phase.
@@ -194,7 +194,7 @@ class AbsentAgents:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
         if cr.phase not in RUNNING_PHASES or not _has_result(cr, mover):
             return False
-        chosen = self.choose()
+        chosen = self.choose(cr)
         if chosen is None:
             return False
         label, node = chosen

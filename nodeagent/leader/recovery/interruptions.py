@@ -27,12 +27,12 @@ class Interruptions:
     """Announces interruptions.
 
     Attributes:
-        choose: returns node label and node name of a live agent, or None if there is none.
+        choose: returns node label and node name of a live agent for a transfer, or None if there is none.
     """
 
     tools: DispatchTools
     rules: DispatchRules
-    choose: Callable[[], tuple[str, str] | None]
+    choose: Callable[[Transfer], tuple[str, str] | None]
 
     async def refuse(self, kind: Admits[Any], cr: Transfer, cause: InterruptionCause | None) -> str:
         """Return why the transfer cannot continue; empty: it can.
@@ -70,7 +70,7 @@ class Interruptions:
         Raises:
             AgentError: it could not be written.
         """
-        chosen = (cr.metadata.labels[NODE_LABEL], node) if kind.spec.bound_to_node else self.choose()
+        chosen = (cr.metadata.labels[NODE_LABEL], node) if kind.spec.bound_to_node else self.choose(cr)
         if chosen is None:
             return False
         label, _ = chosen

@@ -24,7 +24,7 @@ from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.index import Entry, TransferIndex, build_entry
-from nodeagent.leader.live_agents import LiveAgents, choose_node, count_accepted
+from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
 from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
 from nodeagent.leader.recovery.node_health import NodeHealth
 from nodeagent.runtime.tasks import Faults
@@ -77,10 +77,6 @@ class OwnerState:
     bound: bool
 
 
-_BETWEEN: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY, AttemptStage.EXPOSING})
-"""The stages between two attempts, in which no mover moves data."""
-
-
 def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
     """Return the recovery step for a transfer."""
     if entry.fault and not entry.node_label:
@@ -96,8 +92,7 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
         return (
             RecoveryAction.CLEAR_REPORT if entry.reason == PendingReason.AGENT_UNAVAILABLE else RecoveryAction.NOTHING
         )
-    idle = entry.phase is Phase.ACCEPTED or entry.stage in _BETWEEN
-    if idle and not owner.bound:
+    if entry.idle and not owner.bound:
         return RecoveryAction.REASSIGN
     return RecoveryAction.LEAVE_NODE if owner.node_lost else RecoveryAction.WAIT_FOR_AGENT
 
@@ -139,6 +134,7 @@ class OrphanRecovery:
         self._cleaner = CleanUp(tools.status, tools.events, self._pending, rules.resource_timeout)
         self._logs = MoverLogs(tools.client)
         self._last_error = ""
+        self._chosen: dict[str, str] = {}
         self._not_before: dict[tuple[str, str, str], float] = {}
         self._explained: set[str] = set()
         self._faults = Faults(_log)
@@ -171,6 +167,8 @@ class OrphanRecovery:
         """Enqueue what needs a step; a transfer that waits for its agent only every 30 seconds."""
         now = self._tools.clock.monotonic()
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
+        # The index shows by now what was chosen after the last scan.
+        self._chosen.clear()
         entries = self._index.entries()
         uids = {entry.uid for entry in entries}
         self._canceling.retain(uids)
@@ -295,9 +293,9 @@ class OrphanRecovery:
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
         """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted."""
-        chosen = self._choose()
-        if chosen is None or kind.spec.bound_to_node:
-            # Only the agent on its volume's node can carry it out.
+        # One that is bound can only be carried out by the agent on its volume's node.
+        chosen = None if kind.spec.bound_to_node else self._choose(cr)
+        if chosen is None:
             return
         label, node = chosen
         previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
@@ -314,12 +312,16 @@ class OrphanRecovery:
         pod = await read_mover(self._tools.client, cr)
         return "" if pod is None else pod_node(pod)
 
-    def _choose(self) -> tuple[str, str] | None:
-        """Return node label and node name of the live agent with the fewest Accepted transfers.
+    def _choose(self, cr: Transfer) -> tuple[str, str] | None:
+        """Return node label and node name of the live agent with the fewest idle transfers, to be given `cr` too.
 
         Agents on lost nodes are left out: their pods read as Ready for a while.
         """
         live = self._agents.nodes()
         agents = {label: node for label, node in live.items() if not self._nodes.explain_loss(label, node)}
-        label = choose_node(agents, count_accepted(self._index.entries()), self._agents.backoff.labels())
-        return (label, agents[label]) if label is not None else None
+        idle = count_idle(self._index.entries(), self._chosen)
+        label = choose_node(agents, idle, self._agents.backoff.labels())
+        if label is None:
+            return None
+        self._chosen[cr.uid] = label
+        return label, agents[label]

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.models.attempts import AttemptStage
 from core.models.phases import Phase
 from nodeagent.leader.admission.queue import in_order, round_robin
 from nodeagent.leader.index import Entry
-from nodeagent.leader.live_agents import choose_node, count_accepted
+from nodeagent.leader.live_agents import choose_node, count_idle
 
 
 def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:
@@ -62,19 +63,31 @@ def test_every_transfer_comes_once_and_no_namespace_twice_while_another_is_queue
         assert still_queued <= {e.queue for e in order[position + 1 : again]}
 
 
-def test_the_agent_with_the_fewest_accepted_transfers_is_chosen() -> None:
-    accepted = count_accepted(
+def test_the_agent_with_the_fewest_transfers_without_a_mover_is_chosen() -> None:
+    idle = count_idle(
         [
             entry("1", phase=Phase.ACCEPTED, node_label="node-a"),
             entry("2", phase=Phase.ACCEPTED, node_label="node-b"),
             entry("3", phase=Phase.IN_PROGRESS, node_label="node-c"),
             entry("4", phase=Phase.ACCEPTED, node_label="node-a"),
+            entry("5", phase=Phase.IN_PROGRESS, stage=AttemptStage.RUNNING, node_label="node-c"),
         ]
     )
     agents = {name: name for name in ("node-a", "node-b", "node-c")}
-    assert choose_node(agents, accepted) == "node-c"
-    assert choose_node({"node-a": "node-a", "node-b": "node-b"}, accepted) == "node-b"
-    assert choose_node({}, accepted) is None
+    assert choose_node(agents, idle) == "node-c"
+    assert choose_node({"node-a": "node-a", "node-b": "node-b"}, idle) == "node-b"
+    assert choose_node({}, idle) is None
+
+
+@pytest.mark.parametrize("stage", [AttemptStage.WAITING, AttemptStage.READY, AttemptStage.EXPOSING])
+def test_transfers_between_two_attempts_count_for_the_agent_they_were_given_to(stage: AttemptStage) -> None:
+    entries = [
+        entry("1", phase=Phase.IN_PROGRESS, stage=stage, node_label="node-b"),
+        entry("2", phase=Phase.IN_PROGRESS, stage=stage, node_label="node-a"),
+        entry("3", phase=Phase.IN_PROGRESS, node_label="node-a"),
+    ]
+    # What the index does not show yet counts once.
+    assert count_idle(entries, {"2": "node-c", "3": "node-c"}) == {"node-b": 1, "node-c": 2}
 
 
 def test_an_agent_that_is_passed_over_is_chosen_only_if_there_are_no_others() -> None:

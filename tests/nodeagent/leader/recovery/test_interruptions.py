@@ -1,6 +1,7 @@
 """Transfers whose mover and agent are lost continue, if they may."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
@@ -53,8 +54,8 @@ def lose_node(scene: Scene) -> None:
     scene.kube.put(agent_pod("node-a", ready=False))
 
 
-def label(scene: Scene) -> str:
-    return str(scene.transfer("du")["metadata"]["labels"][NODE_LABEL])
+def label(scene: Scene, name: str = "du") -> str:
+    return str(scene.transfer(name)["metadata"]["labels"][NODE_LABEL])
 
 
 async def until_failed(scene: Scene, *, seconds: float = 45) -> str:
@@ -79,6 +80,22 @@ async def test_a_transfer_of_a_deleted_node_continues_on_another() -> None:
     assert (scene.phase("du"), scene.reason("du")) == ("InProgress", "Interrupted")
     assert scene.message("du") == f"attempt 1 was interrupted: {LOST}; attempt 2 begins in 30s"
     assert scene.reasons("du") == ["Interrupted"]
+
+
+@pytest.mark.parametrize("running", [True, False], ids=["running", "between two attempts"])
+async def test_the_transfers_of_a_deleted_node_are_shared_among_all_agents(*, running: bool) -> None:
+    scene = lost_scene("node-a", "node-b", "node-c", "node-d")
+    names = ["du", *(f"du-{number}" for number in range(8))]
+    for name in names[1:]:
+        transfer = scene.add(name, status={"phase": "InProgress", "node": "node-a"}, labels={NODE_LABEL: "node-a"})
+        scene.kube.put(mover_pod(transfer, phase="Running"))
+    for name in names if not running else ():
+        scene.set_attempts(name, interrupted(InterruptionCause.EVICTED, AttemptStage.WAITING))
+    async with scene.dispatching():
+        await asyncio.sleep(10)
+        await delete(scene, "node")
+        await scene.until(lambda: all(label(scene, name) != "node-a" for name in names), seconds=60)
+    assert Counter(label(scene, name) for name in names) == {"node-b": 3, "node-c": 3, "node-d": 3}
 
 
 async def test_a_transfer_of_a_node_that_is_not_ready_for_long_continues_on_another() -> None:
