@@ -78,7 +78,7 @@ class AbsentAgents:
         mover, why = await self._read_mover(cr), loss.why
         if await self._reassign(kind, cr, mover, why):
             return
-        if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(cr, mover):
+        if cr.phase in RUNNING_PHASES and not cr.cancel_requested and _has_result(kind, cr, mover):
             await self._report(kind, cr, f"{why}; its result is kept until a node agent is ready")
             return
         message = f"{why}; {_work_on_node(cr)}"
@@ -113,7 +113,7 @@ class AbsentAgents:
         mover = await self._read_mover(cr)
         if await self._reassign(kind, cr, mover, cause):
             return
-        if lost := _explain_lost_mover(cr, mover):
+        if lost := _explain_lost_mover(kind, cr, mover):
             await self._leave_mover(kind, cr, mover, f"{lost}; {cause}")
             return
         if cr.cancel_requested:
@@ -192,7 +192,7 @@ class AbsentAgents:
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
-        if cr.phase not in RUNNING_PHASES or not _has_result(cr, mover):
+        if cr.phase not in RUNNING_PHASES or not _has_result(kind, cr, mover):
             return False
         chosen = self.choose(cr)
         if chosen is None:
@@ -242,15 +242,20 @@ def _how_it_continues(cr: Transfer) -> str:
     return "continues when the agent is back"
 
 
-def _has_result(cr: Transfer, mover: JsonDict | None) -> bool:
-    """Return whether an outcome is recorded, or the mover's container has terminated."""
+def _has_result(kind: Admits[Any], cr: Transfer, mover: JsonDict | None) -> bool:
+    """Return whether an outcome is recorded, or the mover's container has terminated.
+
+    A mover that was interrupted counts only where another agent may let the next attempt begin.
+    """
     end = parse_pod_end(mover) if mover is not None else None
-    return read_outcome(cr) is not None or (end is not None and end.exit_code is not None)
+    ended = end is not None and end.exit_code is not None
+    stays = ended and kind.spec.bound_to_node and find_interruption(mover, None) is not None
+    return read_outcome(cr) is not None or (ended and not stays)
 
 
-def _explain_lost_mover(cr: Transfer, mover: JsonDict | None) -> str:
+def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: JsonDict | None) -> str:
     """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
-    if not _may_run(cr) or _has_result(cr, mover):
+    if not _may_run(cr) or _has_result(kind, cr, mover):
         return ""
     lost = f"data mover pod {cr.metadata.namespace}/{cr.name} was lost without a result"
     if mover is None:

@@ -212,6 +212,26 @@ async def test_a_transfer_that_is_bound_to_its_node_continues_when_that_is_back(
     assert (scene.attempts("du").number, label(scene), scene.phase("du")) == (1, "node-a", "InProgress")
 
 
+@pytest.mark.parametrize("bound", [True, False], ids=["bound", "free"])
+@pytest.mark.parametrize("reason", ["OOMKilled", "Completed"])
+async def test_a_transfer_that_is_bound_to_its_node_is_taken_over_with_a_result_only(
+    reason: str, *, bound: bool
+) -> None:
+    scene = lost_scene("node-b", bound=bound)
+    state = {"terminated": {"exitCode": 0 if reason == "Completed" else 137, "reason": reason}}
+    containers = [{"name": "mover", "state": state}]
+    scene.kube.put(mover_pod(scene.transfer("du"), phase="Failed", containerStatuses=containers))
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("du") != [], seconds=60)
+        await asyncio.sleep(60)
+    waits = bound and reason == "OOMKilled"
+    assert (label(scene), scene.reasons("du")) == (
+        ("node-a", ["AgentUnavailable"]) if waits else ("node-b", ["Reassigned"])
+    )
+    assert (scene.attempts("du").number, scene.phase("du")) == (1, "InProgress")
+    assert scene.message("du").endswith("continues when the agent is back") is waits
+
+
 @pytest.mark.parametrize("stage", [AttemptStage.RUNNING, *BETWEEN])
 async def test_a_transfer_that_is_bound_to_its_node_fails_with_its_workload_pod(stage: AttemptStage) -> None:
     scene = lost_scene("node-b", bound=True)
