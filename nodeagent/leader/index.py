@@ -44,7 +44,7 @@ class Entry:
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
     its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
-    ended the one before, None in the first.
+    ended the one before, None in the first. `bound`: only its own node can carry it out.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Entry:
     location: str = ""
     stage: AttemptStage | None = None
     interrupted_by: InterruptionCause | None = None
+    bound: bool = False
 
     @property
     def admission_phase(self) -> Phase:
@@ -135,6 +136,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         location=location,
         stage=stage,
         interrupted_by=interrupted_by,
+        bound=kind.spec.bound_to_node,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from core.kube.errors import ForbiddenError, MalformedObjectError
 from core.models.attempts import AttemptStage
-from core.models.names import NODE_LABEL, label_value
+from core.models.names import label_value
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
@@ -110,13 +110,15 @@ class Examiner:
     async def check_interrupted(self, entry: Entry) -> Checked | None:
         """Read an interrupted transfer; None unless its next attempt may begin, as far as it alone shows.
 
+        It begins on the node of the label that `entry` has, which may be another one than is stored.
+
         Raises:
             AgentError: it could not be read.
         """
         cr = await self._read(entry)
         if cr is None or cr.stage is not AttemptStage.READY:
             return None
-        node = self.agents().get(cr.metadata.labels.get(NODE_LABEL, ""), "")
+        node = self.agents().get(entry.node_label, "")
         state = CheckState.READY if node and not cr.cancel_requested else CheckState.PENDING
         return Checked(entry, self._kinds[entry.kind], cr, state, Admission(AdmissionState.READY, node=node))
 

@@ -18,7 +18,7 @@ from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.queue import QueueReports, in_order
-from nodeagent.leader.admission.resumptions import awaited_locations, plan_resumptions
+from nodeagent.leader.admission.resumptions import Conditions, awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
@@ -156,13 +156,10 @@ class AdmissionPass:
     async def check_interrupted(self, current: Pass) -> Pass:
         """Choose the interrupted transfers that begin their next attempt; release reservations that they cannot use."""
         answering = frozenset(filter(self._rules.location_answers, awaited_locations(current.entries)))
-        plan = plan_resumptions(
-            current.entries,
-            current.reserved,
-            limit=self._rules.queue_length,
-            agents=self._examiner.agents(),
-            answering=answering,
+        conditions = Conditions(
+            self._rules.queue_length, self._examiner.agents(), answering, passed_over=self._writer.passed_over()
         )
+        plan = plan_resumptions(current.entries, current.reserved, conditions)
         released = await self._release(await self._checks.run_interrupted(plan.release))
         resuming = [checked for checked in await self._checks.run_interrupted(plan.start) if checked.ready]
         reserved = (current.reserved - released) | {checked.entry.uid for checked in resuming}

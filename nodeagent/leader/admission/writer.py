@@ -67,7 +67,7 @@ class AdmissionWriter:
         self._tools = tools
         self._pending = pending
         self._agents = agents
-        self._passed_over = passed_over
+        self.passed_over = passed_over
         self._on_accepted = on_accepted
         self._events = asyncio.Semaphore(_EVENTS_AT_A_TIME)
 
@@ -82,7 +82,7 @@ class AdmissionWriter:
             for checked in ready:
                 agents = self._agents()
                 node = checked.admission.node
-                label = label_value(node) if node else choose_node(agents, idle, self._passed_over())
+                label = label_value(node) if node else choose_node(agents, idle, self.passed_over())
                 if label is None or label not in agents:
                     continue
                 stored = await attempt(checked.entry.log_fields, self._accept(checked, agents[label]))
@@ -211,7 +211,11 @@ class AdmissionWriter:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
         self._tools.check_leading()
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
-        change = Change(status={"message": None}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()})
+        change = Change(
+            status={"message": None},
+            labels={NODE_LABEL: label_value(checked.admission.node)},
+            annotations={ATTEMPTS_ANNOTATION: attempts.to_json()},
+        )
         return await self._answered(checked, self._tools.status.annotate(checked.kind, checked.cr, change))
 
     async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:
@@ -248,7 +252,7 @@ class AdmissionWriter:
 
     async def _record_resumed(self, checked: Checked) -> None:
         async with self._events:
-            message = f"attempt {checked.cr.attempts.number} begins on node {checked.admission.node}"
+            message = f"the node agent on node {checked.admission.node} prepares attempt {checked.cr.attempts.number}"
             await self._tools.events.record(checked.cr, "Resumed", message)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import DATA_UPLOADS
+from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.kube.retry import Retry
 from core.kube.transport import Request
 from core.models.attempts import AttemptStage, InterruptionCause
@@ -52,6 +52,7 @@ async def test_one_write_begins_the_next_attempt() -> None:
 
 async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_a_time() -> None:
     scene = open_scene("node-a", "node-b", limit=3)
+    object.__setattr__(scene.kind, "bound_to_node", True)
     scene.add("new-1", creationTimestamp="2026-11-20T10:00:00Z")
     scene.add("new-2", creationTimestamp="2026-11-20T10:00:00Z")
     scene.add_interrupted("a-old", creationTimestamp=OLD)
@@ -69,6 +70,18 @@ async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_
         scene.set_stage("b", AttemptStage.RUNNING)
         await scene.until(lambda: scene.accepted == ["new-1", "new-2"], seconds=5)
     assert most_held(scene.kube) == 3
+
+
+async def test_one_that_does_not_get_on_delays_no_other() -> None:
+    scene = open_scene("node-a", "node-b", limit=5)
+    scene.add_interrupted("stuck", stage=AttemptStage.EXPOSING)
+    scene.add_interrupted("next")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reasons("next") == ["Resumed"])
+        assert resumed(scene) == ["next", "stuck"]
+        assert scene.transfer("next")["metadata"]["labels"][NODE_LABEL] == "node-b"
+    (event,) = [one for one in scene.kube.objects(EVENTS) if one["reason"] == "Resumed"]
+    assert event["message"] == "the node agent on node node-b prepares attempt 2"
 
 
 async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_is_polled() -> None:
@@ -91,7 +104,7 @@ async def test_without_quota_it_is_reported_once_what_it_waits_for_and_nothing_i
 
 
 async def test_a_transfer_after_a_storage_outage_waits_until_the_location_answers() -> None:
-    scene = open_scene("node-a", "node-b")
+    scene = open_scene("node-a", "node-b", limit=3)
     location = scene.add("probe")["spec"]["backupStorageLocation"]
     scene.silent.add(location)
     scene.add_interrupted("outage", creationTimestamp=OLDER)

@@ -9,7 +9,7 @@ import pytest
 
 from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.phases import Phase
-from nodeagent.leader.admission.resumptions import Resumptions, awaited_locations, plan_resumptions
+from nodeagent.leader.admission.resumptions import Conditions, Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.index import Entry
 from tests.nodeagent.leader.admission.test_queue import entry
 
@@ -29,7 +29,7 @@ def waiting(name: str, label: str = "a", *, outage: bool = False, **others: Any)
 
 def plan(*entries: Entry, reserved: tuple[str, ...] = (), limit: int | None = 5, answers: bool = True) -> Resumptions:
     answering = frozenset({"s3"} if answers else ())
-    return plan_resumptions(entries, frozenset(reserved), limit=limit, agents=AGENTS, answering=answering)
+    return plan_resumptions(entries, frozenset(reserved), Conditions(limit, AGENTS, answering))
 
 
 def started(found: Resumptions) -> list[str]:
@@ -43,7 +43,8 @@ def messages(found: Resumptions) -> dict[str, str]:
 def every_case() -> Iterator[tuple[list[Entry], frozenset[str], int | None, bool]]:
     """Yield every combination of two transfers, their reservations, one that is exposed, quota and storage."""
     shapes = [
-        {"label": label, "outage": outage, "stop": stop} for label, outage, stop in product(("a", "gone"), ANY, ANY)
+        {"label": label, "outage": outage, "stop": stop, "bound": bound}
+        for label, outage, stop, bound in product(("a", "gone"), ANY, ANY, ANY)
     ]
     for first, second, exposing, held, limit, answers in product(
         shapes, shapes, ANY, product(ANY, ANY), (None, 0, 1, 2), ANY
@@ -63,8 +64,9 @@ def test_no_case_exceeds_the_quota_or_begins_two_of_a_node_or_keeps_an_unusable_
         case = (entries, reserved, limit, answers)
         if limit is not None:
             assert len(reserved | names) <= max(limit, len(reserved)), case
-        on_node = [one for one in entries if one.name in names or one.stage is AttemptStage.EXPOSING]
+        on_node = [*found.start, *(one for one in entries if one.stage is AttemptStage.EXPOSING)]
         assert len({one.node_label for one in on_node}) == len(on_node), case
+        assert all(one.node_label in ("a" if one.bound else AGENTS) for one in found.start), case
         ready = {one.name: one for one in entries if one.stage is AttemptStage.READY}
         assert released == (reserved & ready.keys()) - names, case
         assert not names & found.waiting.keys(), case
@@ -80,7 +82,7 @@ def _of_outage(entries: list[Entry]) -> list[Entry]:
 
 def test_the_oldest_goes_first_and_one_of_each_node_at_a_time() -> None:
     entries = [
-        waiting("a2", created="2026-11-21T10:00:02Z"),
+        waiting("a2", created="2026-11-21T10:00:02Z", bound=True),
         waiting("b1", "b", created="2026-11-21T10:00:03Z"),
         waiting("a1", created="2026-11-21T10:00:01Z"),
     ]
@@ -89,9 +91,41 @@ def test_the_oldest_goes_first_and_one_of_each_node_at_a_time() -> None:
     assert messages(found) == {"a2": LAST}
 
 
+def test_one_that_any_node_can_carry_out_begins_on_the_agent_with_the_fewest() -> None:
+    entries = [
+        waiting("first", created="2026-11-21T10:00:00Z"),
+        waiting("second", created="2026-11-21T10:00:01Z"),
+        waiting("third"),
+        entry("idle", phase=Phase.ACCEPTED, node_label="b"),
+    ]
+    conditions = Conditions(None, AGENTS | {"c": "node-c", "d": "node-d"}, frozenset(), passed_over={"d"})
+    found = plan_resumptions(entries, frozenset(), conditions)
+    assert [(one.name, one.node_label) for one in found.start] == [("first", "a"), ("second", "c"), ("third", "b")]
+
+
+@pytest.mark.parametrize("bound", ANY)
+@pytest.mark.parametrize("reason", ["WaitingForSlot", "Scheduling"])
+def test_one_that_has_a_mover_and_waits_for_a_slot_delays_those_of_its_node_only(reason: str, *, bound: bool) -> None:
+    exposing = [replace(waiting(f"at-{label}", label, reason=reason), stage=AttemptStage.EXPOSING) for label in AGENTS]
+    found = plan(*exposing, waiting("next", bound=bound))
+    begins = reason == "WaitingForSlot" and not bound
+    assert (started(found), messages(found)) == ((["next"], {}) if begins else ([], {"next": LAST}))
+
+
 def test_one_with_a_reservation_goes_before_an_older_one() -> None:
-    found = plan(waiting("held"), waiting("older", created="2026-11-21T10:00:00Z"), reserved=("held",), limit=1)
+    older = waiting("older", created="2026-11-21T10:00:00Z")
+    found = plan(waiting("held"), older, reserved=("held",), limit=1)
+    assert (started(found), messages(found)) == (["held"], {"older": FULL})
+    found = plan(waiting("held"), replace(older, bound=True), reserved=("held",), limit=1)
     assert (started(found), messages(found)) == (["held"], {"older": LAST})
+
+
+def test_what_it_waits_for_first_does_not_depend_on_its_location() -> None:
+    exposing = replace(waiting("exposing"), stage=AttemptStage.EXPOSING)
+    for answers in ANY:
+        found = plan(exposing, waiting("next", outage=True, bound=True), answers=answers)
+        assert messages(found) == {"next": LAST}
+        assert messages(plan(waiting("next", outage=True), limit=0, answers=answers))["next"].startswith("is queued")
 
 
 def test_without_quota_it_waits() -> None:
