@@ -5,6 +5,7 @@ memory alone: another leader probes again.
 """
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +19,9 @@ _log = logging.getLogger(__name__)
 
 _FRESH_SECONDS: Final = 30.0
 """How long an answer counts, and so the least time between two probes of one location."""
+
+_LAST_SECONDS: Final = 120.0
+"""How long a positive answer counts at most while the next probe is under way, which takes a minute if it fails."""
 
 
 @dataclass
@@ -51,15 +55,17 @@ class LocationProbes:
                 request(name)
 
     def answers(self, name: str) -> bool:
-        """Return whether the location has just answered; without a recent probe, request one."""
+        """Return whether the location has just answered; without a recent probe, request one.
+
+        Until that ends, the last answer counts: what transfers wait for must not change with each probe.
+        """
         probe = self._probes.setdefault(name, _Probe())
         at_seconds = probe.answered_at_seconds
-        if at_seconds is not None and self._clock.monotonic() - at_seconds < _FRESH_SECONDS:
-            return probe.answers
-        if not probe.wanted:
+        age_seconds = math.inf if at_seconds is None else self._clock.monotonic() - at_seconds
+        if age_seconds >= _FRESH_SECONDS and not probe.wanted:
             probe.wanted = True
             self._request(name)
-        return False
+        return probe.answers and age_seconds < _LAST_SECONDS
 
     def is_wanted(self, name: str) -> bool:
         """Return whether a probe of the location is asked for."""

@@ -134,5 +134,20 @@ async def test_an_answer_is_announced_and_a_new_term_probes_what_is_still_wanted
     probes.end("s3", SILENT)
     assert probes.answers("s3")
     await asyncio.sleep(31)
-    assert not probes.answers("s3")
+    # The last answer counts until the next one.
+    assert probes.answers("s3")
     assert requested == ["s3", "s3"]
+    probes.end("s3", SILENT)
+    assert not probes.answers("s3")
+
+
+async def test_an_old_answer_does_not_count() -> None:
+    probes = LocationProbes(LoopClock())
+    probes.answers("s3")
+    probes.end("s3", Verdict())
+    await asyncio.sleep(100)
+    assert probes.answers("s3")
+    await asyncio.sleep(20)
+    assert not probes.answers("s3")
+    await asyncio.sleep(1000)
+    assert not probes.answers("s3")
