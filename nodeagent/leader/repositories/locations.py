@@ -16,7 +16,7 @@ from typing import Final
 
 from core.clock import Clock
 from core.contract import LocationResult, parse_result
-from core.errors import ExposeError
+from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
@@ -150,9 +150,15 @@ class LocationController:
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             # Its pod is deleted with it.
             self._forget(name)
-            self._tools.probes.end(name, Verdict("it does not exist"))
+            # The next mover of each transfer fails with the reason.
+            self._tools.probes.end(name, Verdict("it does not exist", carried_out=False))
             return None
-        return await self._reconcile(raw, BackupStorageLocation.parse(raw))
+        try:
+            location = BackupStorageLocation.parse(raw)
+        except ContractError as e:
+            self._tools.probes.end(name, Verdict(str(e), carried_out=False))
+            raise
+        return await self._reconcile(raw, location)
 
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)

@@ -113,13 +113,20 @@ async def test_a_pod_that_never_starts_delays_no_transfer() -> None:
         await until_answer(scene, seconds=60)
 
 
-async def test_a_location_that_was_deleted_does_not_answer() -> None:
-    scene = server_scene(RepositoryControllerMode.OFF, Verdict())
+@pytest.mark.parametrize("cause", ["it does not exist", "spec"])
+async def test_a_location_that_is_gone_or_invalid_delays_no_transfer(
+    cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = server_scene(RepositoryControllerMode.OFF, SILENT)
     async with scene.running():
-        await scene.delete_location()
         assert not await ask(scene, seconds=50)
-        scene.put_location()
+        if cause == "spec":
+            scene.put_location(accessMode=["ReadOnly"])
+        else:
+            await scene.delete_location()
         await until_answer(scene, seconds=40)
+    (line,) = [one for one in caplog.messages if "transfers do not wait" in one]
+    assert cause in line.partition("transfers do not wait: ")[2]
 
 
 async def test_an_answer_is_announced_and_a_new_term_probes_what_is_still_wanted() -> None:
