@@ -1,8 +1,9 @@
 """The admission ledger: ConfigMap `node-agent-admissions`.
 
-It lists the UIDs of all transfers that are, or may become, Accepted or Prepared. Only the agent that
-wrote it last may accept: a write carries the version that was read, so a former leader can reserve
-nothing more. Which transfer is admitted next is decided in `nodeagent.leader.admission.stages`.
+It lists the UIDs of all transfers that are, or may become, Accepted or Prepared, and of those whose next attempt is, or
+may become, exposed. Only the agent that wrote it last may accept or resume: a write carries the version that was read,
+so a former leader can reserve nothing more. Which transfer is admitted next is decided in
+`nodeagent.leader.admission.stages`.
 """
 
 import uuid

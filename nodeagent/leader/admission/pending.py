@@ -1,4 +1,4 @@
-"""What the leader remembers about New transfers, one record per uid, and when each is checked next.
+"""What the leader remembers about New and interrupted transfers, one record per uid, and when each is checked next.
 
 The records hold nothing that could not be observed again: another leader begins without them.
 """
@@ -43,13 +43,13 @@ _NOT_PENDING: Final = PendingRecord()
 
 @dataclass(slots=True)
 class PendingTransfer:
-    """What is remembered about one New transfer; times are readings of a monotonic clock, in seconds.
+    """What is remembered about one New or interrupted transfer; times are readings of a monotonic clock, in seconds.
 
     `report` is its reason, and what was reported of it. `next_check_seconds` is 0.0 where it is due.
     `since_seconds` is when it began to be pending for something that has a limit. `pod` is the
     workload pod that wakes it, `node_label` the node whose share it is pending for. `queued`: it is
-    reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept, while it
-    is unknown whether that was applied.
+    reported as queued, or will be after `queued_after_seconds`. `unanswered` is its accept or
+    resumption, while it is unknown whether that was applied.
     """
 
     report: PendingRecord = _NOT_PENDING
@@ -67,7 +67,7 @@ _UNKNOWN: Final = PendingTransfer()
 
 
 class PendingTransfers:
-    """The records of all New transfers, by uid."""
+    """The records of all New and interrupted transfers, by uid."""
 
     def __init__(self, clock: Clock, pods: PodWatch) -> None:
         """Measure on `clock`; transfers are woken by changes that `pods` observes."""
@@ -102,7 +102,7 @@ class PendingTransfers:
         return {uid: record.node_label for uid, record in self._records.items() if record.node_label}
 
     def unanswered(self) -> dict[str, Checked]:
-        """Return the accepts of which it is unknown whether they were applied, by uid."""
+        """Return the accepts and resumptions of which it is unknown whether they were applied, by uid."""
         return {uid: record.unanswered for uid, record in self._records.items() if record.unanswered is not None}
 
     def postpone(self, uid: str, seconds: float = _RETRY_SECONDS) -> None:
@@ -223,11 +223,11 @@ class PendingTransfers:
         self._record(uid).queued = True
 
     def begin_accept(self, uid: str, checked: Checked) -> None:
-        """Record an accept before its answer has come."""
+        """Record an accept or resumption before its answer has come."""
         self._record(uid).unanswered = checked
 
     def end_accept(self, uid: str) -> None:
-        """Record that the result of an accept is known."""
+        """Record that the result of an accept or resumption is known."""
         if uid in self._records:
             self._records[uid].unanswered = None
 
