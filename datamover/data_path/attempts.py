@@ -6,12 +6,14 @@ Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests), snapshot/uplo
 """
 
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
 from core.errors import DataPathError, KopiaError
+from core.models.base import JsonDict
 from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
 from datamover.kopia.snapshots import (
     Checkpoint,
@@ -36,11 +38,13 @@ class BackupAttempt:
 
     `uid` is the transfer's. `starts` are the times at which kopia began the snapshots of its earlier attempts, by the
     clocks of their movers. `is_alone` returns whether no other transfer backs up the same source at present.
+    `check` raises a DataPathError if another attempt has begun; it raises none if that cannot be found out.
     """
 
     uid: str
     number: int
     is_alone: Callable[[], Awaitable[bool]]
+    check: Callable[[], Awaitable[None]]
     starts: tuple[datetime, ...] = ()
 
     @property
@@ -101,17 +105,28 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:
-    """Delete the complete snapshots of the transfer's other attempts, of which nothing will know; return a warning.
+    """Delete the complete snapshots of the transfer's earlier attempts, of which nothing will know; return a warning.
 
-    A mover that completes its snapshot even later leaves it: the snapshot report finds that it was overtaken.
+    That of a later attempt may be the transfer's result. A mover that completes its snapshot even later leaves it: the
+    snapshot report finds that it was overtaken.
+
+    Raises:
+        DataPathError: another attempt has begun; nothing is deleted.
     """
+    await attempt.check()
     tags = {TRANSFER_UID_TAG: attempt.uid}
     try:
         found = await find_tagged(kopia, target, tags)
-        others = [one["id"] for one in found if one["tags"].get(f"tag:{ATTEMPT_TAG}") != str(attempt.number)]
+        others = [one["id"] for one in found if _number(one) < attempt.number]
         await delete_snapshots(kopia, f"delete snapshots of earlier attempts of {target}", others)
     except DataPathError as e:
         return f"could not remove the snapshots of overtaken attempts: {e}"
     if others:
         _logger.info("removed %d snapshots of overtaken attempts", len(others))
     return ""
+
+
+def _number(listed: JsonDict) -> int:
+    """Return the attempt in the tags of a snapshot as kopia lists it; without a valid one it counts as a later one."""
+    text = str(listed["tags"].get(f"tag:{ATTEMPT_TAG}", ""))
+    return int(text) if text.isdecimal() else sys.maxsize

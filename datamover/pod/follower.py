@@ -8,10 +8,12 @@ import asyncio
 import logging
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Final
 
 from core.clock import Clock
 from core.errors import AgentError, ContractError, DataPathError, FencedError
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
 from core.kube.retry import Retry
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.attempts import Attempts, AttemptStage
@@ -24,6 +26,8 @@ from datamover.runtime.cancellation import Canceler
 __all__ = ["TransferFollower", "WatchedTransfer"]
 
 _log = logging.getLogger(__name__)
+
+_CHECK_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,21 @@ class TransferFollower:
         for raw in found:
             self._read(raw)
         return not self._canceler.requested and _attempts_of(found[0]).number == self._watched.attempt
+
+    async def check(self) -> None:
+        """Ask the API server once more whether this attempt may go on; it may if there is no answer.
+
+        Raises:
+            AgentError: it is to end, because of another attempt or a cancel request.
+        """
+        try:
+            async with asyncio.timeout(_CHECK_SECONDS):
+                await self.confirm()
+        except (KubeError, TimeoutError) as e:
+            cause = e if isinstance(e, KubeError) else "timed out"
+            _log.warning("cannot find out whether another attempt has begun: %s", cause)
+        if self._canceler.error is not None:
+            raise self._canceler.error
 
     def take(self, change: WatchChange) -> None:
         """Observe one change."""

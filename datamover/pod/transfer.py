@@ -124,7 +124,7 @@ class PodTransfer:
         self._reporter = reporter = Reporter(recorder, about, context.clock, attempt=attempt)
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
-        move = partial(self._move, cr, plan, work_dir, meter=meter, reporter=reporter)
+        move = partial(self._move, cr, work_dir, follower, meter=meter, reporter=reporter)
         if isinstance(plan, RestorePlan):
             move = partial(self._fence(follower).run, move)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
@@ -144,10 +144,10 @@ class PodTransfer:
         return Fence(timeout, follower.confirm, expire, clock=context.clock)
 
     async def _move(
-        self, cr: Transfer, plan: BackupPlan | RestorePlan, work_dir: WorkDir, *, meter: Meter, reporter: Reporter
+        self, cr: Transfer, work_dir: WorkDir, follower: TransferFollower, *, meter: Meter, reporter: Reporter
     ) -> BackupResult | RestoreResult:
         """Open the repository, move the data, and return the result."""
-        context = self._context
+        context, plan = self._context, plan_of(cr)
         settings = parse_settings(cr.settings, TRANSFER_KINDS[self._options.kind_flag].verb)
         waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
         if settings.ignored:
@@ -159,7 +159,8 @@ class PodTransfer:
         self._check_mounted()
         match plan:
             case BackupPlan():
-                result = await back_up(repository, self._backup_parameters(cr, plan, settings), data_path)
+                backup = self._backup_parameters(cr, plan, settings, follower)
+                result = await back_up(repository, backup, data_path)
                 self._check_mounted()
             case RestorePlan():
                 parameters = self._restore_parameters(cr, plan, settings, workers)
@@ -207,12 +208,15 @@ class PodTransfer:
             await self._reporter.ready(f"BackupRepository {context.namespace}/{ready.name} is ready")
         return ready
 
-    def _backup_parameters(self, cr: Transfer, plan: BackupPlan, settings: UploaderSettings) -> BackupParameters:
+    def _backup_parameters(
+        self, cr: Transfer, plan: BackupPlan, settings: UploaderSettings, follower: TransferFollower
+    ) -> BackupParameters:
         context, kind = self._context, TRANSFER_KINDS[self._options.kind_flag]
         attempt = BackupAttempt(
             uid=cr.uid,
             number=self._options.attempt,
             is_alone=lambda: backs_up_alone(context.client, kind, cr, plan.source),
+            check=follower.check,
             starts=cr.attempts.starts,
         )
         return BackupParameters(

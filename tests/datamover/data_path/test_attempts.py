@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
 
+from core.errors import FencedError
 from datamover.data_path.attempts import BackupAttempt, choose_checkpoints, inherit, remove_overtaken
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Checkpoint
@@ -54,7 +56,11 @@ async def _not_alone() -> bool:
     return False
 
 
-_ATTEMPT: Final = BackupAttempt("u", 3, _alone, (_START, _at(3600)))
+async def _check() -> None:
+    """Find no other attempt."""
+
+
+_ATTEMPT: Final = BackupAttempt("u", 3, _alone, _check, (_START, _at(3600)))
 _CHECKPOINTS: Final = [
     _listed("a", 0.2, 600),
     _listed("b", 0.2, 1200.5),
@@ -85,7 +91,7 @@ async def test_the_last_checkpoint_of_each_earlier_attempt_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "attempt", [None, BackupAttempt("u", 1, _alone), BackupAttempt("u", 3, _not_alone, _ATTEMPT.starts)]
+    "attempt", [None, BackupAttempt("u", 1, _alone, _check), BackupAttempt("u", 3, _not_alone, _check, _ATTEMPT.starts)]
 )
 async def test_all_are_removed_without_a_start_or_beside_another_transfer(attempt: BackupAttempt | None) -> None:
     kopia = _Lister(_CHECKPOINTS)
@@ -100,7 +106,7 @@ async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_check
         raise AssertionError
 
     kopia = _Lister([_listed("e", 1800, 5000)])
-    found = await inherit(kopia, _TARGET, BackupAttempt("u", 2, ask, (_START,)))
+    found = await inherit(kopia, _TARGET, BackupAttempt("u", 2, ask, _check, (_START,)))
     assert (kopia.deleted, found.continued) == ({"e"}, False)
 
 
@@ -116,11 +122,23 @@ def _complete(name: str, attempt: str | None) -> dict[str, Any]:
     return _listed(name, 0, 600, incomplete="", tags=tags)
 
 
-async def test_the_complete_snapshots_of_other_attempts_are_deleted_and_never_its_own() -> None:
-    kopia = _Lister([_complete("first", "1"), _complete("second", "2"), _complete("own", "3"), _listed("c", 0, 1)])
+async def test_the_complete_snapshots_of_earlier_attempts_are_deleted_and_never_its_own_or_a_later_ones() -> None:
+    """Also where it has been cut off from the API server: the fourth has the result of the transfer."""
+    numbered = {"first": "1", "second": "2", "own": "3", "fourth": "4", "tenth": "10", "untagged": None, "odd": "2a"}
+    kopia = _Lister([*(_complete(name, number) for name, number in numbered.items()), _listed("c", 0, 1)])
     assert await remove_overtaken(kopia, _TARGET, _ATTEMPT) == ""
     assert kopia.calls[0][-1] == "--tags=nodeagent.io/transfer-uid:u"
     assert kopia.deleted == {"first", "second"}
+
+
+async def test_an_attempt_that_was_overtaken_deletes_nothing() -> None:
+    async def check() -> None:
+        raise FencedError("another attempt (4) has begun")
+
+    kopia = _Lister([_complete("second", "2"), _complete("own", "3")])
+    with pytest.raises(FencedError):
+        await remove_overtaken(kopia, _TARGET, replace(_ATTEMPT, check=check))
+    assert kopia.calls == []
 
 
 async def test_nothing_is_deleted_where_no_attempt_was_overtaken() -> None:
@@ -136,4 +154,4 @@ async def test_an_overtaken_snapshot_that_cannot_be_removed_is_a_warning(failing
 
 
 def test_each_attempt_has_tags_of_its_own() -> None:
-    assert BackupAttempt("u", 1, _alone).tags == {"nodeagent.io/transfer-uid": "u", "nodeagent.io/attempt": "1"}
+    assert BackupAttempt("u", 1, _alone, _check).tags == {"nodeagent.io/transfer-uid": "u", "nodeagent.io/attempt": "1"}

@@ -47,10 +47,14 @@ async def _not_alone() -> bool:
     return False
 
 
+async def _check() -> None:
+    """Find no other attempt."""
+
+
 def _parameters(
     volume: Path, number: int, starts: tuple[datetime, ...] = (), is_alone: Callable[[], Awaitable[bool]] = _alone
 ) -> BackupParameters:
-    attempt = BackupAttempt(_UID, number, is_alone, starts)
+    attempt = BackupAttempt(_UID, number, is_alone, _check, starts)
     return BackupParameters(
         volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=1, checkpoint_interval=_OFTEN, attempt=attempt
     )
@@ -58,7 +62,7 @@ def _parameters(
 
 def _of_another(parameters: BackupParameters) -> BackupParameters:
     """Return the parameters of another transfer of the same source."""
-    return replace(parameters, attempt=BackupAttempt("another", 1, _alone))
+    return replace(parameters, attempt=BackupAttempt("another", 1, _alone, _check))
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import pytest
 
@@ -185,3 +185,20 @@ async def test_an_answer_that_is_not_the_custom_resource_confirms_nothing() -> N
         await followed.follower.confirm()
     assert len(followed.kube.requests) == 1
     assert await followed.follower.confirm()
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_an_attempt_that_was_overtaken_fails_its_check(number: int) -> None:
+    followed = Followed(attempt=2)
+    followed.announce(number, "Running")
+    with pytest.raises(FencedError) if number > 2 else nullcontext():
+        await followed.follower.check()
+
+
+@pytest.mark.looptime
+async def test_an_attempt_without_an_answer_passes_its_check() -> None:
+    followed = Followed(attempt=2)
+    followed.announce(3, "Waiting")
+    followed.kube.fail_next("GET", "/datauploads", 500)
+    await followed.follower.check()

@@ -43,6 +43,18 @@ async def test_a_snapshot_has_the_attempt_in_its_tags_and_those_it_overtook_are_
     assert second["id"] == pod.result["snapshotID"]
 
 
+async def test_an_attempt_that_completes_late_leaves_the_snapshot_of_a_later_one(
+    pod: MoverPod, tree: Path, kopia_program: Path
+) -> None:
+    """It is the result of the transfer."""
+    for number in (3, 2):
+        pod.attempts = Attempts(number=number)
+        pod.put_transfer("DataUpload")
+        assert await pod.run("data-upload", tree) == 0, pod.message
+    found = _connect(pod, kopia_program).snapshots()
+    assert [one["tags"][f"tag:{ATTEMPT_TAG}"] for one in found] == ["3", "2"]
+
+
 @pytest.mark.timeout(180)
 async def test_the_reported_start_is_kopias_own_however_slow_the_storage_is(
     s3: S3Server, tmp_path: Path, kopia_program: Path
