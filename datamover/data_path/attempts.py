@@ -52,11 +52,17 @@ class BackupAttempt:
         """The tags by which a snapshot is known as this attempt's; the first attempt has them too."""
         return {TRANSFER_UID_TAG: self.uid, ATTEMPT_TAG: str(self.number)}
 
+    @property
+    def earlier_uid(self) -> str:
+        """The UID in the tags of snapshots of earlier attempts; empty for the first attempt."""
+        return self.uid if self.number > 1 else ""
+
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a backup finds of its source: the last complete snapshot, and whether it continues from checkpoints.
+    """What a backup finds of its source: the last complete snapshot of another transfer.
 
+    `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups.
     """
 
@@ -87,7 +93,7 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         What remains; its warning says so if they could not be deleted.
     """
     try:
-        found = await list_source(kopia, target)
+        found = await list_source(kopia, target, attempt.earlier_uid if attempt else "")
         own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
         if attempt and own and not await attempt.is_alone():
             _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
@@ -99,9 +105,9 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         return Inheritance(warning=f"could not remove incomplete snapshots of earlier backups: {e}")
     if own:
         _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
-        return Inheritance(found.latest, continued=True)
+        others = []
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others else ""
-    return Inheritance(found.latest, warning=warning)
+    return Inheritance(found.latest, continued=bool(own) or found.repeated, warning=warning)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:

@@ -159,7 +159,8 @@ async def _run_kopia(
 async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str:
     """Return why everything is read although a snapshot was named as parent; empty if it is the one that kopia uses.
 
-    kopia always takes the last complete snapshot of the source, and has no flag for another one.
+    kopia always takes the last complete snapshot of the source, and has no flag for another one. If that is of an
+    earlier attempt of the transfer, the one before was its parent.
     Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests).
     """
     wanted = parameters.parent
@@ -167,7 +168,8 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
         return ""
     try:
         found = await read_snapshot(kopia, wanted)
-        latest = (await list_source(kopia, parameters.target)).latest
+        uid = parameters.attempt.earlier_uid if parameters.attempt else ""
+        latest = (await list_source(kopia, parameters.target, uid)).latest
     except KopiaError as e:
         cause = str(e)
     else:

@@ -1,7 +1,7 @@
 """How much of a volume has changed since its last complete snapshot: `incrementalBytes`.
 
-kopia counts the files that it read. One that continues from a checkpoint takes those from it that an earlier attempt
-has read, so the snapshots are compared then.
+kopia counts the files that it read. One that continues from an earlier attempt's checkpoint or complete snapshot takes
+those from it that the attempt has read, so the snapshots are compared then.
 Source: kopia 0.23.1, internal/diff/diff.go.
 """
 
@@ -27,8 +27,8 @@ _CHANGED: Final = re.compile(rb"(?:added file \./.* \(|changed \./.* at .* \(siz
 async def count_incremental(repository: Repository, snapshot: Snapshot, inheritance: Inheritance, meter: Meter) -> int:
     """Return the size of the files that changed since the last complete snapshot, within half a percent.
 
-    Of a backup that continued from a checkpoint, it does not include files that an earlier attempt read only because
-    their owner, mode or time had changed.
+    Of a backup that continued from an earlier attempt, it does not include files that this one read only because their
+    owner, mode or time had changed.
     """
     if meter.cached_bytes == 0 or (inheritance.continued and inheritance.latest is None):
         return snapshot.size_bytes

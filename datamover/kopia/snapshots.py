@@ -16,6 +16,7 @@ from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
+from core.models.names import TRANSFER_UID_TAG
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.stalls import read_duration
@@ -149,14 +150,18 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SourceSnapshots:
-    """The snapshots of one source: the last complete one, None without one, and the incomplete ones."""
+    """The snapshots of one source: the last complete one, None without one, and the incomplete ones.
+
+    `latest` is of another transfer than asked for. `repeated`: there is a complete one of that transfer too.
+    """
 
     latest: Snapshot | None
     checkpoints: tuple[Checkpoint, ...] = ()
+    repeated: bool = False
 
 
-async def list_source(kopia: KopiaCaller, target: str) -> SourceSnapshots:
-    """Return the snapshots of a source, in kopia's format `user@host:path`.
+async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -> SourceSnapshots:
+    """Return the snapshots of a source, in kopia's format `user@host:path`, as the transfer with this UID sees them.
 
     Raises:
         KopiaError: they could not be listed.
@@ -165,10 +170,12 @@ async def list_source(kopia: KopiaCaller, target: str) -> SourceSnapshots:
     # kopia lists the oldest first.
     found = [one for one in listed.check().json() or [] if _is_of(one, target)]
     complete = [one for one in found if not one.get("incomplete")]
+    others = [one for one in complete if not transfer_uid or _transfer_uid(one) != transfer_uid]
     checkpoints = tuple(
         Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
     )
-    return SourceSnapshots(parse_snapshot(complete[-1]) if complete else None, checkpoints)
+    latest = parse_snapshot(others[-1]) if others else None
+    return SourceSnapshots(latest, checkpoints, repeated=len(others) < len(complete))
 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:
@@ -261,6 +268,10 @@ def _is_of(one: JsonDict, target: str) -> bool:
     """Return whether it is of this source: kopia lists parent directories too."""
     source = one.get("source") or {}
     return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
+
+
+def _transfer_uid(one: JsonDict) -> str:
+    return str((one.get("tags") or {}).get(f"tag:{TRANSFER_UID_TAG}", ""))
 
 
 def _time(one: JsonDict, name: str) -> datetime:

@@ -122,6 +122,16 @@ def _complete(name: str, attempt: str | None) -> dict[str, Any]:
     return _listed(name, 0, 600, incomplete="", tags=tags)
 
 
+async def test_a_complete_snapshot_of_an_earlier_attempt_is_continued_and_is_not_the_latest() -> None:
+    """Nobody has seen it: its node was lost."""
+    found = await inherit(_Lister([_COMPLETE, _complete("first", "1")]), _TARGET, _ATTEMPT)
+    assert found.latest is not None
+    assert (found.latest.snapshot_id, found.continued, found.warning) == ("z", True, "")
+    found = await inherit(_Lister([_complete("first", "1")]), _TARGET, replace(_ATTEMPT, uid="another"))
+    assert found.latest is not None
+    assert (found.latest.snapshot_id, found.continued) == ("first", False)
+
+
 async def test_the_complete_snapshots_of_earlier_attempts_are_deleted_and_never_its_own_or_a_later_ones() -> None:
     """Also where it has been cut off from the API server: the fourth has the result of the transfer."""
     numbered = {"first": "1", "second": "2", "own": "3", "fourth": "4", "tenth": "10", "untagged": None, "odd": "2a"}

@@ -9,12 +9,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import KopiaError
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.run import DataPath
+from datamover.kinds import AUTO_PARENT
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import CHECKPOINT_INTERVAL
 from tests.datamover.support.checkpoints import kopia_frozen_after_a_checkpoint
@@ -160,6 +162,27 @@ async def test_the_last_attempt_removes_the_complete_snapshots_of_those_it_overt
     assert len(kopia.snapshots()) == 2
     last, _ = await _resume(mover_repository, _parameters(tree, 2, (datetime.now(UTC),)))
     assert {one["id"] for one in kopia.snapshots()} == {earlier.snapshot_id, last.snapshot_id}
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["automatic", "named parent"])
+async def test_what_a_complete_snapshot_that_nobody_saw_has_read_counts_as_incremental(
+    mover_repository: Repository, tmp_path: Path, kopia: PlainKopia, *, named: bool
+) -> None:
+    """Its node was lost at the end: kopia takes all from it, and it is not the parent that a transfer may name."""
+    volume = tmp_path / "small"
+    for name in ("same", "changed"):
+        make_large_file(volume / name, 1)
+    earlier, _ = await _resume(mover_repository, _of_another(_parameters(volume, 1)))
+    make_large_file(volume / "changed", 2)
+    parent = earlier.snapshot_id if named else AUTO_PARENT
+    first, _ = await _resume(mover_repository, replace(_parameters(volume, 1), parent=parent))
+    second, data_path = await _resume(mover_repository, replace(_parameters(volume, 2), parent=parent))
+    assert data_path.meter.hashed_bytes == 0
+    # kopia shows three digits of what it read.
+    assert first.incremental_bytes == pytest.approx(2 * _MIB, rel=0.005)
+    assert second.incremental_bytes == 2 * _MIB
+    assert (first.note, second.note) == (UNSET, UNSET)
+    assert {one["id"] for one in kopia.snapshots()} == {earlier.snapshot_id, second.snapshot_id}
 
 
 async def test_a_device_is_read_again_and_only_what_no_checkpoint_covers_is_sent_again(
