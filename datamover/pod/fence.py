@@ -148,9 +148,12 @@ def exit_fenced(leave_message: Callable[[], None]) -> NoReturn:
     Args:
         leave_message: writes the termination message.
     """
-    kill_children()
-    writing = threading.Thread(target=leave_message, name="fence-message", daemon=True)
-    writing.start()
-    writing.join(_LAST_WORDS_SECONDS)
-    # The kernel kills a child that was started since.
-    os._exit(FencedError.exit_code)
+    try:
+        kill_children()
+        # It cannot be started where the pod has as many threads as it may have.
+        writing = threading.Thread(target=leave_message, name="fence-message", daemon=True)
+        writing.start()
+        writing.join(_LAST_WORDS_SECONDS)
+    finally:
+        # The kernel kills a child that was started since.
+        os._exit(FencedError.exit_code)

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from core.clock import SystemClock
-from core.errors import ConfigError
+from core.errors import ConfigError, FencedError
 from core.kube.errors import UnreachableError
-from datamover.pod.fence import Fence, read_fence_timeout
+from datamover.pod.fence import Fence, exit_fenced, read_fence_timeout
 
 _TIMEOUT = timedelta(seconds=0.5)
 
@@ -148,3 +148,25 @@ def test_a_time_after_which_another_attempt_may_have_begun_is_rejected(text: str
     limits = rf'^DATA_MOVER_FENCE_TIMEOUT: must be from 2s to 2m0s: "{text}"$'
     with pytest.raises(ConfigError, match=limits):
         read_fence_timeout({"DATA_MOVER_FENCE_TIMEOUT": text})
+
+
+class _EndError(Exception):
+    """The process would have ended here."""
+
+
+@pytest.mark.parametrize("failing", ["datamover.pod.fence.kill_children", "threading.Thread.start"])
+def test_the_process_ends_also_where_its_last_words_fail(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as by the limit of threads."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def end(code: int) -> None:
+        raise _EndError(code)
+
+    monkeypatch.setattr("datamover.pod.fence.kill_children", lambda: None)
+    monkeypatch.setattr(failing, fail)
+    monkeypatch.setattr("os._exit", end)
+    with pytest.raises(_EndError) as ended:
+        exit_fenced(lambda: None)
+    assert ended.value.args == (FencedError.exit_code,)
