@@ -8,6 +8,7 @@ Source: kopia 0.23.1, cli/command_restore.go.
 import logging
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.tree import open_below
 
-__all__ = ["RestoreParameters", "restore", "restore_workers", "write_done_file"]
+__all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "write_done_file"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class RestoreParameters:
 
     `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
+    `done`: an earlier attempt has written everything.
     """
 
     snapshot_id: str
@@ -55,6 +57,7 @@ class RestoreParameters:
     in_use: bool = False
     resume: ResumeSettings | None = None
     again: bool = False
+    done: bool = False
 
 
 def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
@@ -83,7 +86,9 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
-    if parameters.mode is VolumeMode.BLOCK:
+    if parameters.done:
+        _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
+    elif parameters.mode is VolumeMode.BLOCK:
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
         await _restore_files(repository, snapshot, parameters, data_path=data_path)
@@ -195,6 +200,24 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
                     _let_read(file.fileno(), 0o644)
     except OSError as e:
         raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+
+
+def has_done_file(volume: Path, owner_uid: str) -> bool:
+    """Return whether an earlier attempt wrote the done file: the restore is complete, and a pod may use the volume.
+
+    A tenant who writes the file itself loses only data of its own: the rest of this volume is not restored. The
+    restore helper removes the file before the pod's containers start, so without one the pod may have started too.
+
+    Raises:
+        DataPathError: it cannot be read.
+    """
+    try:
+        with _open_directory(volume) as root, open_below(root, _DONE_DIRECTORY.encode()) as directory:
+            return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as e:
+        raise DataPathError(f"cannot read done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
 
 
 def _let_remove(directory: int, root: int) -> None:

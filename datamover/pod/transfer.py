@@ -6,6 +6,7 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Final
@@ -21,7 +22,13 @@ from core.models.units import format_duration
 from datamover.arguments import PodOptions
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore, restore_workers, write_done_file
+from datamover.data_path.restore import (
+    RestoreParameters,
+    has_done_file,
+    restore,
+    restore_workers,
+    write_done_file,
+)
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
@@ -163,15 +170,23 @@ class PodTransfer:
                 result = await back_up(repository, backup, data_path)
                 self._check_mounted()
             case RestorePlan():
-                parameters = self._restore_parameters(cr, plan, settings, workers)
+                done = await self._is_done(plan.done_owner_uid, data_path)
+                parameters = replace(self._restore_parameters(cr, plan, settings, workers), done=done)
                 result = await restore(repository, parameters, data_path)
                 self._check_mounted()
-                if owner_uid := plan.done_owner_uid:
+                if (owner_uid := plan.done_owner_uid) and not done:
                     await data_path.run_in_thread(
                         lambda _: write_done_file(self._options.volume, owner_uid), "writing the done file"
                     )
         self._last = meter.finish(result.total_bytes)
         return result
+
+    async def _is_done(self, owner_uid: str, data_path: DataPath) -> bool:
+        """Return whether an earlier attempt completed the restore, and was lost before the agent knew."""
+        if self._options.attempt == 1 or not owner_uid:
+            return False
+        volume = self._options.volume
+        return await data_path.run_in_thread(lambda _: has_done_file(volume, owner_uid), "looking for the done file")
 
     def _check_mounted(self) -> None:
         """Check that the volume of a workload pod is mounted, or the mover has a volume of its own.

@@ -9,7 +9,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.restore import RestoreParameters, restore, write_done_file
+from datamover.data_path.restore import RestoreParameters, has_done_file, restore, write_done_file
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
@@ -177,6 +177,29 @@ def test_the_done_file_is_not_written_through_a_link_that_is_swapped_in(
     with pytest.raises(DataPathError, match="cannot write done file"):
         write_done_file(volume, "uid-of-the-restore")
     assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", ["nothing", "of another", "folder", "link", "link above", "file above"])
+def test_only_a_file_of_this_restore_in_the_volume_itself_is_its_done_file(tmp_path: Path, left: str) -> None:
+    volume, outside = tmp_path / "volume", tmp_path / "outside"
+    for folder in (volume, outside):
+        folder.mkdir()
+    write_done_file(outside, "uid")
+    done = volume / ".velero"
+    match left:
+        case "of another":
+            write_done_file(volume, "other")
+        case "folder":
+            (done / "uid").mkdir(parents=True)
+        case "link":
+            done.mkdir()
+            (done / "uid").symlink_to(outside / ".velero" / "uid")
+        case "link above":
+            done.symlink_to(outside / ".velero")
+        case "file above":
+            done.touch()
+    assert not has_done_file(volume, "uid")
+    assert has_done_file(outside, "uid")
 
 
 async def test_an_incomplete_snapshot_is_not_a_parent(

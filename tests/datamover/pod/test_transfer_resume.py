@@ -1,4 +1,4 @@
-"""Which restores list what they finish, and which compare what they write."""
+"""Which restores list what they finish, which compare what they write, and which write nothing."""
 
 import os
 from datetime import timedelta
@@ -63,3 +63,29 @@ async def test_another_attempt_compares_what_it_writes_to_a_device(
 ) -> None:
     pod.attempts = Attempts(number=2)
     assert (await _parameters(pod, "DataDownload", restore, tmp_path)).again
+
+
+async def test_a_pod_volume_that_an_earlier_attempt_has_restored_is_not_written_again(
+    pod: MoverPod, tree: Path, tmp_path: Path
+) -> None:
+    """The agent did not see its end; the application may have started, and changed its files."""
+    pod.put_transfer("PodVolumeBackup")
+    assert await pod.run("pod-volume-backup", tree) == 0, pod.message
+    snapshot_id = pod.result["snapshotID"]
+    pod.put_transfer("PodVolumeRestore", snapshotID=snapshot_id)
+    target = tmp_path / "target"
+    target.mkdir()
+    assert await pod.run("pod-volume-restore", target) == 0, pod.message
+    first = pod.result
+    next(path for path in target.rglob("*") if path.is_file() and path.stat().st_size).write_text("newer")
+    before = _states(target)
+    pod.attempts = Attempts(number=2)
+    pod.put_transfer("PodVolumeRestore", snapshotID=snapshot_id)
+    assert await pod.run("pod-volume-restore", target) == 0, pod.message
+    assert pod.result == first
+    assert _states(target) == before
+
+
+def _states(root: Path) -> dict[Path, tuple[int, int]]:
+    """Return inode and ctime of everything in it, of which one changes when it is written."""
+    return {path: (status.st_ino, status.st_ctime_ns) for path in (root, *root.rglob("*")) if (status := path.lstat())}
