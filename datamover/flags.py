@@ -51,7 +51,8 @@ examples:
 
 exit codes:
   0 success   1 API request, maintenance or internal error   2 invalid usage or configuration   10 data path failed
-  11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal"""
+  11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal
+  15 kopia was killed, or crashed   16 the storage does not answer   17 another attempt may write to the volume"""
 
 
 class _RaisingParser(argparse.ArgumentParser):

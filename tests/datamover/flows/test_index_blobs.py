@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from core.errors import StorageOutageError
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
@@ -108,7 +109,7 @@ async def test_a_storage_that_stops_sending_fails_the_restore_after_the_timeout_
         proxy.fail(Fault.SILENCE)
         stopped = time.monotonic()
     assert time.monotonic() - stopped >= 4
-    assert running.result() == 12
+    assert running.result() == StorageOutageError.exit_code
     assert re.match(r"open backup repository .*: no progress for \d+s: backup repository .* does not ans", pod.message)
 
 
