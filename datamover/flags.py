@@ -235,12 +235,18 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group.add_argument(
         "--attempt",
         metavar="NUMBER",
-        type=int,
+        type=_positive,
         default=1,
         help="number of the transfer's attempt; the data path starts only when the custom resource has the same one "
         "(default: %(default)s)",
     )
     _add_pod(group)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be a positive integer: "{text}"')
+    return int(text)
 
 
 def _add_pod(group: argparse._ArgumentGroup) -> None:

@@ -154,5 +154,12 @@ def test_a_command_of_local_mode_without_its_flags_is_rejected(argv: list[str], 
         parse_arguments([*argv, *_LOCAL], _PASSWORD)
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "1.5", "two", ""])
+def test_an_attempt_has_a_positive_number(number: str) -> None:
+    argv = ["backup", "--data-upload=name", "--volume-path=/volume", f"--attempt={number}"]
+    with pytest.raises(ConfigError, match=f'^argument --attempt: must be a positive integer: "{number}" '):
+        parse_arguments(argv, {})
+
+
 def test_no_repr_of_the_options_holds_the_password() -> None:
     assert "a secret password" not in repr(parse_arguments(["list", *_LOCAL], _PASSWORD))
