@@ -70,6 +70,9 @@ _CAUSES: Final = (
     ("disk quota exceeded", "the disk quota is exceeded"),
     ("read-only file system", "the file system is read-only"),
     ("input/output error", "disk I/O error"),
+    ("(?m)<volume>.*: permission denied$", "permission denied"),
+    ("(?m)<volume>.*: operation not permitted$", "operation not permitted"),
+    ("(?m)<volume>.*: file name too long$", "file name too long"),
     ("no such host|server misbehaving", _UNKNOWN_HOST),
     ("connection refused|no route to host|(network|host) is (unreachable|down)", _UNREACHABLE),
     ("i/o timeout|connection timed out|tls handshake timeout|deadline exceeded|awaiting response", _UNREACHABLE),
@@ -79,7 +82,14 @@ _CAUSES: Final = (
     ("internal ?error|internal server error|bad gateway|gateway time-?out|(response|error) 50[0234]", _UNAVAILABLE),
     ("(service|temporarily|currently) ?unavailable|not initialized yet|please try again|try again later", _UNAVAILABLE),
 )
-"""A regular expression for kopia's error in lower case, and the cause as messages name it."""
+"""A regular expression for kopia's error in lower case, and the cause as messages name it.
+
+Quoted texts are empty in it, and a path in the volume is `<volume>`: a file may have any name.
+"""
+
+_QUOTED: Final = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+_IN_VOLUME: Final = r"(?m)%s(/.*?)?(?=: |$)"
+"""Go's errors name the path before the cause. Source: Go 1.26, io/fs.PathError."""
 
 _SKEW: Final = re.compile(r"clock skew detected: .*\bskew: (?P<skew>[^)]+)\)")
 _OWNER: Final = re.compile(r"maintenance must be run by designated user: (?P<owner>.*)")
@@ -93,15 +103,17 @@ _INDEX_BLOBS: Final = re.compile(r"found too many index blobs \((\d+)\)")
 """Source: kopia 0.23.1, loadPackIndexesLocked in repo/content/committed_read_manager.go."""
 
 
-def find_cause(lines: Iterable[str]) -> str:
-    """Return the cause that `lines` of kopia's output show, or an empty string."""
-    text = "\n".join(lines).lower()
+def find_cause(lines: Iterable[str], volume: str = "") -> str:
+    """Return the cause that `lines` of kopia's output show, or an empty string; `volume` is the path that it walks."""
+    text = _QUOTED.sub('""', "\n".join(lines).lower())
+    if volume:
+        text = re.sub(_IN_VOLUME % re.escape(volume.lower()), "<volume>", text)
     return next((cause for pattern, cause in _CAUSES if re.search(pattern, text)), "")
 
 
-def find_outage(lines: Iterable[str]) -> str:
+def find_outage(lines: Iterable[str], volume: str = "") -> str:
     """Return the cause that `lines` of kopia's output show if it may pass by itself, or an empty string."""
-    cause = find_cause(lines)
+    cause = find_cause(lines, volume)
     return cause if cause in _OUTAGES else ""
 
 

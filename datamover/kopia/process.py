@@ -112,7 +112,7 @@ class KopiaAnswer:
 
     `lines` are the last lines of its standard error, redacted. `counters` are its metrics at its
     exit, in Prometheus text format: empty if it was killed, or moved no data. `out_of_memory`:
-    the kernel killed it for lack of memory.
+    the kernel killed it for lack of memory. `volume` is the path that it walked, or empty.
     """
 
     attempted: str
@@ -121,6 +121,7 @@ class KopiaAnswer:
     lines: list[str] = field(default_factory=list)
     counters: str = field(default="", repr=False)
     out_of_memory: bool = False
+    volume: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -159,10 +160,10 @@ class KopiaAnswer:
 
         Another attempt may succeed after a KopiaCrashError, or a StorageOutageError, which is a KopiaError here.
         """
-        kind, found = KopiaError, find_cause(self.lines)
+        kind, found = KopiaError, find_cause(self.lines, self.volume)
         if self.crashed:
             kind, found = KopiaCrashError, ""
-        elif not self.succeeded and find_outage(self.lines):
+        elif not self.succeeded and find_outage(self.lines, self.volume):
             kind = _KopiaOutageError
         return kind("\n".join([f"{self.attempted}: {cause or found or self.exit_status}", *self.shown_lines]))
 
@@ -294,8 +295,9 @@ class Kopia:
             )
             child = await run_child(command, on_line)
             counters = _read_counters(run.home / _COUNTERS)
+        out_of_memory, volume = _was_out_of_memory(child.exit_code), str(files.volume.path or "")
         return KopiaAnswer(
-            attempted, child.exit_code, child.output, list(lines), counters, _was_out_of_memory(child.exit_code)
+            attempted, child.exit_code, child.output, list(lines), counters, out_of_memory, volume=volume
         )
 
     def _keep(self, lines: deque[str], forward: Callable[[str], None] | None = None) -> Callable[[str], None]:

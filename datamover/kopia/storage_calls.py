@@ -237,7 +237,7 @@ class StorageCalls:
         Raises:
             RepositoryError: it did: `repeat` repeats its step.
         """
-        if not answer.succeeded and (cause := find_outage(answer.lines)):
+        if not answer.succeeded and (cause := find_outage(answer.lines, answer.volume)):
             raise _NoAnswerError(cause, answer.lines[-1])
 
     async def _report_wait(self, message: str) -> None:

@@ -5,6 +5,7 @@ from datamover.kopia.causes import count_index_blobs, find_cause, find_outage
 _OPEN = (
     'open repository: unable to open repository: cannot open storage: error retrieving storage config from bucket "b": '
 )
+_DIRECTORY = "the directory does not exist or cannot be read"
 _GET = 'Get "https://s3.example.com/b/.storageconfig": '
 
 
@@ -62,6 +63,44 @@ def test_what_may_pass_is_an_outage(error: str, cause: str) -> None:
 )
 def test_what_does_not_pass_is_no_outage(error: str) -> None:
     assert find_outage([error]) == ""
+
+
+_VOLUME = "/work/Volume.1"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (f"open {_VOLUME}/connection refused: permission denied", "permission denied"),
+        (f"open {_VOLUME}/a: connection refused: permission denied", "permission denied"),
+        (f"chown {_VOLUME}/please try again: operation not permitted", "operation not permitted"),
+        (f"open {_VOLUME}/Internal Error: file name too long", "file name too long"),
+        (f"read {_VOLUME}/unexpected EOF: is a directory", ""),
+        (f"open {_VOLUME}: permission denied", "permission denied"),
+        ('! Error when processing "slow down/connection refused": unsupported', ""),
+        (r'invalid placeholder for "a\"connection refused" contains foreign object.ID', ""),
+        (f"write {_VOLUME}/kopia-cache/a: no space left on device", "the disk is full"),
+    ],
+)
+def test_the_name_of_a_file_is_no_cause(line: str, cause: str) -> None:
+    assert find_outage([line], _VOLUME) == ""
+    assert find_cause([line], _VOLUME) == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (f"unable to open snapshot file for {_VOLUME}/a: {_GET}EOF", "the endpoint closed the connection"),
+        (f"unable to open snapshot file for {_VOLUME}/a: Error 503: Backend Error", "the storage is unavailable"),
+        ("dial tcp 10.0.0.1:9000: connect: connection refused", "the endpoint cannot be reached"),
+        (_OPEN + "Access Denied", "the credentials have no access"),
+        ("cannot access storage path: stat /repository: permission denied", _DIRECTORY),
+        ("dial tcp 10.0.0.1:9000: connect: permission denied", ""),
+        (f"open {_VOLUME}2/connection refused: permission denied", "the endpoint cannot be reached"),
+    ],
+)
+def test_what_a_storage_says_keeps_its_cause_beside_a_volume(line: str, cause: str) -> None:
+    assert find_cause([line], _VOLUME) == find_cause([line]) == cause
 
 
 def test_a_full_cache_volume_is_distinguished_from_a_full_volume() -> None:

@@ -47,6 +47,13 @@ def test_a_storage_that_kopia_gave_up_is_an_outage() -> None:
     assert str(error) == f"back up /volume: the endpoint cannot be reached\n{_REFUSED}"
 
 
+def test_a_file_that_cannot_be_read_is_no_outage_whatever_its_name_is() -> None:
+    line = "open /volume/connection refused: permission denied"
+    error = KopiaAnswer("back up /volume", 1, b"", [line], volume="/volume").error()
+    assert type(error) is KopiaError
+    assert str(error) == f"back up /volume: permission denied\n{line}"
+
+
 @pytest.mark.processes
 async def test_the_cause_of_a_panic_is_kept_and_its_stacks_are_not(tmp_path: Path) -> None:
     program = tmp_path / "program"
