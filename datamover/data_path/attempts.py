@@ -9,8 +9,7 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final
+from datetime import datetime
 
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
@@ -27,9 +26,6 @@ from datamover.kopia.storage_calls import KopiaCaller
 __all__ = ["BackupAttempt", "Inheritance", "choose_checkpoints", "inherit", "remove_overtaken"]
 
 _logger = logging.getLogger(__name__)
-
-_TOLERANCE: Final = timedelta(seconds=10)
-"""The mover's reading of the start, and kopia's own, are some milliseconds apart by the same clock."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[dat
     """
     own: dict[datetime, Checkpoint] = {}
     for one in sorted(checkpoints, key=lambda checkpoint: checkpoint.saved):
-        if any(abs(one.started - start) <= _TOLERANCE for start in starts):
+        if any(one.began_at(start) for start in starts):
             own[one.started] = one
     return {one.snapshot_id for one in own.values()}
 

@@ -210,16 +210,15 @@ async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_pat
 
     They stay where another attempt may continue from them.
     """
-    clock = data_path.clock
-    started = clock.monotonic()
-    since = clock.now().replace(microsecond=0)
+    began = data_path.clock.monotonic()
     try:
         yield
     except BaseException as e:
-        keep = _is_interruption(e, parameters)
-        if not keep and clock.monotonic() - started >= parameters.checkpoint_interval.total_seconds():
+        start, lasted_seconds = data_path.meter.snapshot_started, data_path.clock.monotonic() - began
+        long = lasted_seconds >= parameters.checkpoint_interval.total_seconds()
+        if start is not None and long and not _is_interruption(e, parameters):
             within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
-            await remove_own_incomplete(kopia, parameters.target, since=since, within=within)
+            await remove_own_incomplete(kopia, parameters.target, start=start, within=within)
         raise
 
 

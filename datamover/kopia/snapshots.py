@@ -25,6 +25,7 @@ from datamover.kopia.storage_calls import KopiaCaller
 __all__ = [
     "CHECKPOINT_INTERVAL",
     "PIN",
+    "START_TOLERANCE",
     "Checkpoint",
     "Snapshot",
     "SourceSnapshots",
@@ -56,6 +57,9 @@ _SHORTEST: Final = timedelta(seconds=10)
 
 _LONGEST: Final = timedelta(minutes=45)
 """kopia accepts no longer one. Source: kopia 0.23.1, snapshot/upload/upload.go (DefaultCheckpointInterval)."""
+
+START_TOLERANCE: Final = timedelta(seconds=10)
+"""The mover's reading of the start, and kopia's own, are some milliseconds apart by the same clock."""
 
 PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
@@ -147,6 +151,10 @@ class Checkpoint:
     started: datetime
     saved: datetime
 
+    def began_at(self, start: datetime) -> bool:
+        """Return whether this may be of the backup that began at `start`, as its mover reported."""
+        return abs(self.started - start) <= START_TOLERANCE
+
 
 @dataclass(frozen=True)
 class SourceSnapshots:
@@ -235,12 +243,15 @@ async def unpin_snapshot(kopia: KopiaCaller, snapshot_id: str) -> None:
     (await kopia.call(attempted, "snapshot", "pin", snapshot_id, f"--remove={PIN}")).check()
 
 
-async def remove_own_incomplete(kopia: Kopia, target: str, *, since: datetime, within: timedelta) -> None:
-    """Delete the incomplete snapshots of a failed backup that began at `since`; what remains, the next one deletes."""
+async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, within: timedelta) -> None:
+    """Delete the incomplete snapshots of a failed backup that began at `start`; what remains, the next one deletes.
+
+    Those of a later attempt, or of another transfer, may be what that one continues from.
+    """
 
     async def remove() -> None:
         found = (await list_source(kopia, target)).checkpoints
-        own = [one.snapshot_id for one in found if one.started >= since]
+        own = [one.snapshot_id for one in found if one.began_at(start)]
         await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", own)
 
     try:

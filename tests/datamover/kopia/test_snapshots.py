@@ -1,9 +1,12 @@
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 
 from core.errors import ConfigError
-from datamover.kopia.snapshots import read_checkpoint_interval
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.snapshots import read_checkpoint_interval, remove_own_incomplete
 
 _VARIABLE = "DATA_MOVER_CHECKPOINT_INTERVAL"
 
@@ -25,3 +28,18 @@ def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelt
 def test_an_interval_that_kopia_does_not_accept_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{_VARIABLE}: "):
         read_checkpoint_interval({_VARIABLE: text})
+
+
+async def test_a_failed_backup_deletes_only_the_checkpoints_of_its_own_start() -> None:
+    """Not those of a later attempt that has overtaken it, or of another transfer."""
+    start, source = datetime(2026, 11, 30, 12, tzinfo=UTC), {"userName": "default", "host": "default", "path": "a/b"}
+    seconds = {"earlier": -60, "own": 0.1, "second": 0.1, "later": 60}
+    times = {name: (start + timedelta(seconds=after)).isoformat() for name, after in seconds.items()}
+    listed = [
+        {"id": name, "source": source, "incomplete": "checkpoint", "startTime": time, "endTime": time}
+        for name, time in times.items()
+    ]
+    kopia = AsyncMock()
+    kopia.call.return_value = KopiaAnswer("list", 0, json.dumps(listed).encode())
+    await remove_own_incomplete(kopia, "default@default:a/b", start=start, within=timedelta(seconds=20))
+    assert kopia.call.await_args.args[1:] == ("snapshot", "delete", "own", "second", "--delete")

@@ -1,5 +1,6 @@
 """Whether another transfer backs up the same source at present."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pytest
@@ -7,7 +8,9 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
+from core.models.attempts import Attempts
 from core.models.base import JsonDict
+from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.transfers import DataUpload
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.same_source import backs_up_alone
@@ -16,13 +19,20 @@ from tests.support.fakekube import FakeKube
 _SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
 
 
-def _put(kube: FakeKube, name: str, phase: str, **spec: Any) -> JsonDict:
+_START: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
+
+
+def _put(kube: FakeKube, name: str, phase: str, start: datetime = _START, **spec: Any) -> JsonDict:
     whole = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
     return kube.put(
         {
             "apiVersion": "velero.io/v2alpha1",
             "kind": "DataUpload",
-            "metadata": {"namespace": "velero", "name": name},
+            "metadata": {
+                "namespace": "velero",
+                "name": name,
+                "annotations": {ATTEMPTS_ANNOTATION: Attempts(starts=(start,)).to_json()},
+            },
             "spec": {**whole, "operationTimeout": "10m0s", **spec},
             "status": {"phase": phase},
         }
@@ -50,8 +60,22 @@ async def test_only_a_transfer_that_moves_data_of_the_same_source_counts(
     phase: str, spec: dict[str, str], alone: bool
 ) -> None:
     kube = FakeKube()
-    _put(kube, "another", phase, **spec)
+    _put(kube, "another", phase, _START - timedelta(hours=1), **spec)
     assert await _is_alone(kube) is alone
+
+
+@pytest.mark.parametrize("phase", ["Completed", "Failed", "InProgress"])
+@pytest.mark.parametrize(
+    ("seconds", "spec", "alone"),
+    [(10, {}, False), (-10, {}, False), (60, {}, True), (0, {"sourcePVC": "other"}, True)],
+)
+async def test_one_that_began_at_the_same_time_counts_in_any_phase(
+    phase: str, seconds: float, spec: dict[str, str], alone: bool
+) -> None:
+    """It may have left a checkpoint."""
+    kube = FakeKube()
+    _put(kube, "another", phase, _START + timedelta(seconds=seconds), **spec)
+    assert await _is_alone(kube) is (alone and (phase != "InProgress" or bool(spec)))
 
 
 async def test_a_transfer_that_is_invalid_may_be_of_the_same_source() -> None:
