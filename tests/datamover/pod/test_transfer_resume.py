@@ -88,4 +88,5 @@ async def test_a_pod_volume_that_an_earlier_attempt_has_restored_is_not_written_
 
 def _states(root: Path) -> dict[Path, tuple[int, int]]:
     """Return inode and ctime of everything in it, of which one changes when it is written."""
-    return {path: (status.st_ino, status.st_ctime_ns) for path in (root, *root.rglob("*")) if (status := path.lstat())}
+    found = {path: path.lstat() for path in (root, *root.rglob("*"))}
+    return {path: (status.st_ino, status.st_ctime_ns) for path, status in found.items()}
