@@ -13,7 +13,7 @@ Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttribu
 import os
 import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Final
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import join, open_below, walk_tree
 
-__all__ = ["FinishedList", "Progress", "find_finished", "find_unlisted", "open_list", "remove_files", "remove_list"]
+__all__ = ["FinishedList", "Progress", "find_finished", "find_unlisted", "open_list", "remove_list", "remove_unlisted"]
 
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
@@ -44,10 +44,11 @@ _SPARE_BYTES: Final = 16 << 20
 
 
 class Progress:
-    """Counts the entries that a walk has read, and the bytes of the files that are listed."""
+    """Counts the entries that a walk has read and removed, and the bytes of the files that are listed."""
 
     def __init__(self) -> None:
         self.entries = 0
+        self.removed = 0
         self.listed_files = 0
         self.listed_bytes = 0
 
@@ -150,7 +151,7 @@ def open_list(target: Path, name: str, owner: bytes, stop: ShouldStop) -> Finish
 
 
 def remove_list(path: Path) -> None:
-    """Remove the list, and leave the times of the root as the restore has set them.
+    """Remove the list, and leave the times of the root as the restore has set them, where that is possible.
 
     Raises:
         OSError: it cannot be removed.
@@ -158,7 +159,9 @@ def remove_list(path: Path) -> None:
     with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
         status = os.fstat(root)
         os.unlink(path.name, dir_fd=root)
-        os.utime(root, ns=(status.st_atime_ns, status.st_mtime_ns))
+        # A file server may let only the owner of the directory do that, who need not be root.
+        with suppress(OSError):
+            os.utime(root, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progress) -> "array[int]":
@@ -188,45 +191,67 @@ def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progr
     return found
 
 
-def find_unlisted(target: Path, finished: FinishedList, stop: ShouldStop, progress: Progress) -> Iterator[bytes]:
-    """Yield the path of each file that is not listed, and of each symbolic link, which is never listed.
+def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress) -> None:
+    """Remove each file that is not listed, and each symbolic link, and mark the directories above as unfinished.
+
+    All of them are of an earlier attempt: its list was begun in a volume without files, which nobody else has.
+
+    Raises:
+        ValueError: this attempt began the list, which does not say where the files are from.
+        OSError: the target cannot be read, or an entry cannot be removed.
+    """
+    if not finished.resumed:
+        raise ValueError("the list is new")
+    target, marked = finished.path.parent, {b""}
+    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
+        for directory, names in find_unlisted(target, finished, stop, progress):
+            with open_below(root, directory) as fd:
+                for name in names:
+                    if stop():
+                        return
+                    os.unlink(name, dir_fd=fd)
+                    progress.removed += 1
+            _mark_above(root, directory, marked)
+
+
+def find_unlisted(
+    target: Path, finished: FinishedList, stop: ShouldStop, progress: Progress
+) -> Iterator[tuple[bytes, list[str]]]:
+    """Yield the files in each directory that are not listed, and the symbolic links, which never are.
+
+    Each directory was read to its end: a file system may leave out entries of one that changes meanwhile.
 
     Raises:
         OSError: the target cannot be read.
     """
     for directory, entries in walk_tree(target, stop, strict=True):
-        for entry in entries:
-            progress.entries += 1
-            path = join(directory, entry.name)
-            if entry.is_symlink():
-                yield path
-            elif entry.is_file(follow_symlinks=False) and path != os.fsencode(finished.path.name):
-                status = entry.stat(follow_symlinks=False)
-                if finished.has(path, status):
-                    progress.listed_files += 1
-                    progress.listed_bytes += status.st_size
-                else:
-                    yield path
+        if names := [entry.name for entry in entries if _is_unlisted(directory, entry, finished, progress)]:
+            yield directory, names
 
 
-def remove_files(target: Path, paths: Iterable[bytes]) -> None:
-    """Remove the files and links, and mark the directories on the way to them as unfinished.
+def _is_unlisted(directory: bytes, entry: "os.DirEntry[str]", finished: FinishedList, progress: Progress) -> bool:
+    """Return whether an entry is a file that is not listed, or a symbolic link: those are never listed."""
+    progress.entries += 1
+    path = join(directory, entry.name)
+    if entry.is_symlink():
+        return True
+    if not entry.is_file(follow_symlinks=False) or path == os.fsencode(finished.path.name):
+        return False
+    status = entry.stat(follow_symlinks=False)
+    if not finished.has(path, status):
+        return True
+    progress.listed_files += 1
+    progress.listed_bytes += status.st_size
+    return False
 
-    Raises:
-        OSError: one of them cannot be removed.
-    """
-    above: set[bytes] = set()
-    with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
-        for path in paths:
-            directory, name = os.path.split(path)
-            with open_below(root, directory) as fd:
-                os.unlink(name, dir_fd=fd)
-            while directory and directory not in above:
-                above.add(directory)
-                directory = os.path.split(directory)[0]
-        for directory in above:
-            with open_below(root, directory) as fd:
-                os.utime(fd)
+
+def _mark_above(root: int, directory: bytes, marked: set[bytes]) -> None:
+    """Give a directory, and those on the way to it, a time that the snapshot does not have."""
+    while directory not in marked:
+        marked.add(directory)
+        with open_below(root, directory) as fd:
+            os.utime(fd)
+        directory = os.path.split(directory)[0]
 
 
 def _has_files(target: Path, stop: ShouldStop) -> bool:

@@ -106,7 +106,7 @@ async def _restore_files(
     await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
     resumable = None
     if parameters.resume:
-        resumable = await open_resumable(repository, snapshot, target, parameters.resume, data_path)
+        resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     run = partial(
         data_path.run,

@@ -1,20 +1,18 @@
 """A restore that the next attempt of its transfer can continue: what is finished is recorded, and not written again.
 
 kopia skips a file if size and time are those of the snapshot, and any link. So before it continues, every file that is
-not listed as finished is removed if the snapshot has it, and every link: what is left to skip is as kopia left it.
+not listed as finished is removed, and every link: what is left to skip is as kopia left it.
 Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go (FileExists, SymlinkExists).
 """
 
 import asyncio
 import json
 import logging
-import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -23,18 +21,15 @@ from datamover.data_path.finished import (
     FinishedList,
     Progress,
     find_finished,
-    find_unlisted,
     open_list,
-    remove_files,
     remove_list,
+    remove_unlisted,
 )
-from datamover.data_path.links import read_entries
 from datamover.data_path.run import DataPath
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import read_duration
-from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
-from datamover.runtime.child import sync_file_system
+from datamover.runtime.child import WRITING, sync_file_system
 
 __all__ = ["LIST_INTERVAL", "ResumableRestore", "ResumeSettings", "open_resumable", "read_list_interval"]
 
@@ -49,23 +44,26 @@ LIST_INTERVAL: Final = timedelta(seconds=5)
 """How long the mover waits before it lists finished files again."""
 
 _NAME: Final = ".nodeagent-restore-"
-_NAMES: Final = 10
-"""The snapshot may have the first ones, if it is of a volume whose restore was not completed."""
 
 _LISTING: Final = "listing finished files in {}"
 
-_COST: Final = 20
-"""Walking through the target takes at most one part of the time in so many. A sync takes at most half of the time: it
-writes what is to be written anyway.
-"""
+_FIRST: Final = 6
+"""The first record comes after so many intervals: a short restore makes none."""
 
-_READ_TOGETHER: Final = 10_000
-"""Files that are not listed; they are looked up in the snapshot together."""
+_WALK_COST: Final = 20
+_SYNC_COST: Final = 5
+"""Walking through the target, and syncing it, take at most one part of the time in so many each.
+
+A sync writes what is to be written anyway, but so it does for everybody whose volume is on the same disk.
+"""
 
 
 @dataclass(frozen=True)
 class ResumeSettings:
-    """Which transfer the restore is of, and how long its mover waits before it records finished files again."""
+    """Which transfer the restore is of, and how long its mover waits before it records finished files again.
+
+    An interval of 0: it records none.
+    """
 
     transfer_uid: str
     interval: timedelta
@@ -89,7 +87,7 @@ class ResumableRestore:
         self._since_ns = since_ns
         self._interval = settings.interval.total_seconds()
         self._data_path = data_path
-        self._syncing = asyncio.Lock()
+        self._using = asyncio.Lock()
         self._failure: DataPathError | None = None
 
     @property
@@ -97,28 +95,22 @@ class ResumableRestore:
         """kopia's flags for the restore."""
         return ["--skip-existing"] if self._finished.resumed else []
 
-    async def discard_unfinished(self, kopia: KopiaCaller, snapshot: Snapshot) -> None:
-        """Remove what the snapshot has, and an earlier attempt did not finish; what it finished counts as done.
+    async def discard_unfinished(self) -> None:
+        """Remove what an earlier attempt did not finish; what it finished counts as done.
 
         Raises:
-            KopiaError: the snapshot cannot be read.
             DataPathError: the target cannot be read or changed.
         """
         progress = Progress()
-        unlisted = find_unlisted(self._target, self._finished, lambda: False, progress)
-        removed = 0
         with _named(self._target):
-            while paths := await self._in_thread(lambda _: list(islice(unlisted, _READ_TOGETHER)), progress):
-                entries = await read_entries(kopia, snapshot, paths)
-                await self._in_thread(partial(_remove, self._target, [*entries]), progress)
-                removed += len(entries)
+            await self._in_thread(lambda stop: remove_unlisted(self._finished, stop, progress), progress)
             self._since_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
         self._data_path.meter.cached_bytes = progress.listed_bytes
         _logger.info(
             "an earlier attempt finished %d files with %d bytes; removed %d others and links",
             progress.listed_files,
             progress.listed_bytes,
-            removed,
+            progress.removed,
         )
 
     async def record_during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
@@ -131,8 +123,8 @@ class ResumableRestore:
 
         async def settle() -> _T:
             result = await work()
-            # The kernel reports an error of the disk to one sync only.
-            async with self._syncing:
+            # The kernel reports an error of the disk to one sync only; and nobody has the list open when it is removed.
+            async with self._using:
                 if self._failure:
                     raise self._failure
             return result
@@ -151,7 +143,7 @@ class ResumableRestore:
             await self._in_thread(lambda _: remove_list(self._finished.path), Progress())
 
     async def _record(self, canceler: Canceler) -> None:
-        clock, seconds = self._data_path.clock, self._interval
+        clock, seconds = self._data_path.clock, _FIRST * self._interval
         while True:
             await clock.sleep(seconds)
             try:
@@ -167,68 +159,68 @@ class ResumableRestore:
         """List what was finished since the last time, and return how many seconds the next one should be away."""
         progress, clock = Progress(), self._data_path.clock
         started = clock.monotonic()
-        now_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
+        async with self._using:
+            now_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
         find = partial(find_finished, self._target, self._since_ns, progress=progress)
         found = await self._in_thread(lambda stop: find(stop=stop), progress)
         walked = clock.monotonic()
-        # Also if nothing was finished: a large file that is synced only at its end is listed long after it.
-        async with self._syncing:
+        async with self._using:
+            # Also if nothing was finished: a large file that is synced only at its end is listed long after it.
             try:
-                await sync_file_system(self._target)
+                await self._data_path.wait_for(sync_file_system(self._target), WRITING)
             except DataPathError as e:
                 self._failure = e
                 raise
-        if found:
-            await self._in_thread(lambda _: self._finished.append(found), progress)
+            synced = clock.monotonic()
+            if found:
+                await self._in_thread(lambda _: self._finished.append(found), progress)
         self._since_ns = now_ns
-        return max(_COST * (walked - started), clock.monotonic() - walked)
+        return max((_WALK_COST - 1) * (walked - started), (_SYNC_COST - 1) * (synced - walked))
 
     async def _in_thread(self, work: Callable[[ShouldStop], _T], progress: Progress) -> _T:
-        return await self._data_path.run_in_thread(work, _LISTING.format(self._target), lambda: progress.entries)
+        return await self._data_path.run_in_thread(
+            work, _LISTING.format(self._target), lambda: (progress.entries, progress.removed)
+        )
 
 
 async def open_resumable(
-    kopia: KopiaCaller, snapshot: Snapshot, target: Path, settings: ResumeSettings, data_path: DataPath
+    snapshot: Snapshot, target: Path, settings: ResumeSettings, data_path: DataPath
 ) -> ResumableRestore | None:
     """Begin the restore, or continue that of an earlier attempt; None: there is no list, so everything is written.
 
-    A file system on which no list can be kept, for example since it syncs no directory, is restored without one.
+    A list that an earlier attempt has left is removed then. A file system on which no list can be kept, for example
+    since it syncs no directory, is restored without one.
 
     Raises:
-        KopiaError: the snapshot cannot be read.
         DataPathError: the target hangs, or what an earlier attempt left cannot be removed.
     """
-    names = [f"{_NAME}{settings.transfer_uid}{suffix}" for suffix in ("", *map(str, range(1, _NAMES)))]
-    taken = await read_entries(kopia, snapshot, map(os.fsencode, names))
-    name = next(name for name in names if os.fsencode(name) not in taken)
+    name = f"{_NAME}{settings.transfer_uid}"
     owner = json.dumps({"version": 1, "transfer": settings.transfer_uid, "snapshot": snapshot.snapshot_id}).encode()
 
     def begin(stop: ShouldStop) -> tuple[FinishedList, int] | None:
         finished = open_list(target, name, owner, stop)
         return (finished, finished.now_ns()) if finished else None
 
-    begun, cause = None, "it has files, and no list of finished ones"
+    begun = None
+    cause = "it has files, and no list of finished ones" if settings.interval else f"{_VARIABLE} is 0"
     try:
-        begun = await data_path.run_in_thread(begin, _LISTING.format(target))
+        if settings.interval:
+            begun = await data_path.run_in_thread(begin, _LISTING.format(target))
     except OSError as e:
         cause = f"cannot list finished files: {e.strerror}"
-        await data_path.run_in_thread(partial(_discard_list, target / name), _LISTING.format(target))
     if begun is None:
+        await data_path.run_in_thread(partial(_discard_list, target / name), _LISTING.format(target))
         _logger.info("all files are written to target %s: %s", target, cause)
         return None
     restore = ResumableRestore(*begun, settings, data_path)
     if begun[0].resumed:
-        await restore.discard_unfinished(kopia, snapshot)
+        await restore.discard_unfinished()
     return restore
 
 
 def _discard_list(path: Path, _: ShouldStop) -> None:
     with suppress(OSError):
         path.unlink()
-
-
-def _remove(target: Path, paths: list[bytes], _: ShouldStop) -> None:
-    remove_files(target, paths)
 
 
 @contextmanager

@@ -261,7 +261,7 @@ class PodTransfer:
             sparse=settings.write_sparse_files,
             in_use=in_use,
             # A tenant could write to a list in a volume that a pod uses.
-            resume=ResumeSettings(cr.uid, interval) if interval and not in_use else None,
+            resume=None if in_use else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
         )
 

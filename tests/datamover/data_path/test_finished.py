@@ -1,10 +1,13 @@
 """Which files a later attempt skips: those that are listed, and nothing that changed since."""
 
+import errno
 import os
 import random
 import shutil
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,9 +17,10 @@ from datamover.data_path.finished import (
     find_finished,
     find_unlisted,
     open_list,
-    remove_files,
     remove_list,
+    remove_unlisted,
 )
+from datamover.runtime.tree import join
 
 _NAME = ".list"
 _OWNER = b"transfer 1"
@@ -51,7 +55,8 @@ def _unlisted(target: Path) -> list[bytes]:
     """Return what the next attempt does not skip."""
     finished = _open(target)
     assert finished.resumed
-    return sorted(find_unlisted(target, finished, _go_on, Progress()))
+    found = find_unlisted(target, finished, _go_on, Progress())
+    return sorted(join(directory, name) for directory, names in found for name in names)
 
 
 @pytest.fixture
@@ -180,6 +185,17 @@ def test_the_root_keeps_its_times_when_the_list_is_removed(target: Path) -> None
     assert not (target / _NAME).exists()
 
 
+def test_the_list_is_removed_where_the_times_of_the_root_cannot_be_set(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a file server that takes root for nobody."""
+    denied = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
+    monkeypatch.setattr(os, "utime", denied)
+    remove_list(target / _NAME)
+    denied.assert_called_once()
+    assert not (target / _NAME).exists()
+
+
 def test_the_list_does_not_use_the_last_space(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (target / _NAME).read_bytes()
     monkeypatch.setattr("datamover.data_path.finished._SPARE_BYTES", 1 << 60)
@@ -213,8 +229,50 @@ def test_removed_files_mark_the_directories_above_as_unfinished(target: Path) ->
     _finish(target / "x" / "y" / "z" / "file")
     for directory in ("x/y/z", "x/y", "x", "a"):
         os.utime(target / directory, ns=(_OLD_NS, _OLD_NS))
-    remove_files(target, [b"x/y/z/file", b"link"])
-    assert not (target / "x" / "y" / "z" / "file").exists()
-    assert not (target / "link").is_symlink()
+    remove_unlisted(_open(target), _go_on, progress := Progress())
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()) == [
+        _NAME,
+        "a/one",
+        "two",
+    ]
+    assert progress.removed == len(["x/y/z/file", "link", "partial"])
     changed = [name for name in ("x/y/z", "x/y", "x", "a") if (target / name).stat().st_mtime_ns != _OLD_NS]
     assert changed == ["x/y/z", "x/y", "x"]
+
+
+def test_a_directory_is_read_to_its_end_before_a_file_in_it_is_removed(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a directory's position means after a removal is up to the file system."""
+    for number in range(100):
+        (target / "a" / f"partial {number}").touch()
+    steps: list[str] = []
+    unlink = os.unlink
+
+    def note_read(directory: bytes, name: str) -> bytes:
+        steps.append(f"read {directory!r}")
+        return join(directory, name)
+
+    def note_unlink(name: str, *, dir_fd: int) -> None:
+        steps.append("unlink")
+        unlink(name, dir_fd=dir_fd)
+
+    monkeypatch.setattr("datamover.data_path.finished.join", note_read)
+    monkeypatch.setattr(os, "unlink", note_unlink)
+    remove_unlisted(_open(target), _go_on, Progress())
+    assert [step for step, _ in groupby(steps)] == ["read b''", "unlink", "read b'a'", "unlink"]
+
+
+def test_nothing_is_removed_by_a_list_that_this_attempt_began(tmp_path: Path) -> None:
+    finished = _open(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="new"):
+        remove_unlisted(finished, _go_on, Progress())
+    assert (tmp_path / "file").exists()
+
+
+def test_a_canceled_removal_ends_at_once(target: Path) -> None:
+    (target / "other").touch()
+    progress = Progress()
+    remove_unlisted(_open(target), lambda: progress.removed > 0, progress)
+    assert progress.removed == 1

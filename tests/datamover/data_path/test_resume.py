@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -12,6 +14,7 @@ import pytest
 
 from core.errors import DataPathError
 from datamover.data_path.finished import FinishedList
+from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.plainkopia import PlainKopia
@@ -27,7 +30,6 @@ from tests.datamover.support.resuming import (
     restore_all,
 )
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
-from tests.datamover.support.trees import make_tree
 
 pytestmark = pytest.mark.processes
 
@@ -54,7 +56,7 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def sync(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
     """Record finished files all the time, without the syncs, which take long while other tests write."""
-    monkeypatch.setattr("datamover.data_path.resume._COST", 0)
+    monkeypatch.setattr("datamover.data_path.resume._WALK_COST", 1)
     monkeypatch.setattr("datamover.data_path.restore.sync_file_system", AsyncMock())
     sync = AsyncMock()
     monkeypatch.setattr("datamover.data_path.resume.sync_file_system", sync)
@@ -146,7 +148,7 @@ _CHANGES = (
 
 
 async def test_what_changed_between_attempts_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
-    """Only what the snapshot does not have is left alone."""
+    """What the snapshot does not have is removed: whatever is in the volume came from an earlier attempt."""
     wanted = seed.restore_to(target)
     await kill_restore(movers, wanted, has_listed(target, 30))
     finished = [path for path in _files(target) if path.stat().st_mtime_ns == OLD_NS]
@@ -155,12 +157,6 @@ async def test_what_changed_between_attempts_is_written_again(movers: Repository
     (target / "link").unlink(missing_ok=True)
     (target / "link").symlink_to("/etc/passwd")
     assert await restore_all(movers, wanted)
-    foreign = list(target.rglob("foreign"))
-    assert foreign
-    for path in foreign:
-        status = path.parent.stat()
-        path.unlink()
-        os.utime(path.parent, ns=(status.st_atime_ns, status.st_mtime_ns))
     seed.check(target)
 
 
@@ -175,15 +171,21 @@ async def test_without_a_list_everything_is_written_again(movers: Repository, se
     seed.check(target)
 
 
-async def test_the_list_gets_another_name_if_the_snapshot_has_it(
-    mover_repository: Repository, repository: Path, kopia: PlainKopia, tmp_path: Path, target: Path
+@pytest.mark.parametrize("lost", ["nothing", "list"])
+async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(
+    movers: Repository, seed: Seed, target: Path, lost: str
 ) -> None:
-    volume = make_tree(tmp_path / "volume")
-    list_of(volume).write_text("data of a tenant")
-    seed = make_seed(volume, repository, kopia)
-    await restore_all(mover_repository, seed.restore_to(target))
+    """Everything is written again then, and files that no snapshot has stay: nothing says where they are from."""
+    wanted = seed.restore_to(target)
+    await kill_restore(movers, wanted, has_listed(target, 30))
+    if lost == "list":
+        list_of(target).unlink()
+    (target / "foreign").touch()
+    assert await restore_all(movers, replace(wanted, resume=ResumeSettings("6b4c1a1e-uid", timedelta(0)))) == 0
+    assert not list_of(target).exists()
+    (target / "foreign").unlink()
+    os.utime(target, ns=(OLD_NS, OLD_NS))
     seed.check(target)
-    assert list_of(target).read_text() == "data of a tenant"
 
 
 async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(
