@@ -46,7 +46,8 @@ def _table(plan: ResumePlan, figures: ResumeFigures, stages: Stages) -> list[str
     """Return the lines that describe the run."""
     tree, scale = plan.tree, CHECKPOINT_INTERVAL.total_seconds() / plan.checkpoint_seconds
     lists = (
-        f"A list of finished files every {plan.list_seconds} s, 1/{LIST_INTERVAL.seconds // plan.list_seconds} of it"
+        f"A list of finished files every {plan.list_seconds} s, 1/{LIST_INTERVAL.seconds // plan.list_seconds} of the "
+        "default, and so is the time before the first one"
     )
     checkpoints = f"A checkpoint every {plan.checkpoint_seconds} s, 1/{scale:.0f} of the default"
     moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"

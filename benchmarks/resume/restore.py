@@ -8,7 +8,7 @@ import os
 import random
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +24,9 @@ _OLD_NS: Final = 1_600_000_000 * 10**9
 
 _KILLED_WITHIN: Final = 0.7
 """Of the time of an uninterrupted restore; one that ends before it is killed would show nothing."""
+
+_KILLED_SETTINGS: Final = {"DATA_MOVER_RESTORE_LIST_INTERVAL": "200ms"}
+"""Restores that are killed at a random moment take seconds, and the first record comes after six intervals."""
 
 _BLOCK_BYTES: Final = 512
 
@@ -112,6 +115,7 @@ async def _back_up(bed: ResumeBed, tree: Path) -> str:
 async def _kill_often(bed: ResumeBed) -> int:
     """Kill some restores at a random moment each; return how many were lost: failed, or with other content."""
     shape: TreeShape = bed.plan.kill_tree
+    bed = replace(bed, mover=replace(bed.mover, settings={**bed.plan.settings, **_KILLED_SETTINGS}))
     lost, chance = 0, random.Random(5)  # noqa: S311 - moments, no secret
     with bed.tree(shape) as tree:
         snapshot_id = await _back_up(bed, tree)
