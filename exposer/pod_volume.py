@@ -109,6 +109,15 @@ class PodVolumeExposer:
             return
         check_alive(ref, pod)
 
+    async def confirm_waiting(self, request: PodVolumeRequest) -> None:
+        """Check that the workload pod of a restore still waits for its data; reads only.
+
+        Raises:
+            ExposeError: the pod is gone, or its init container has ended: it runs with what was restored.
+        """
+        ref = request.workload
+        check_restore_wait(ref, check_alive(ref, await _read_workload(request, self._client)))
+
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Create the mover pod and return it, or why it is pending.
 

@@ -296,3 +296,17 @@ async def test_a_result_counts_that_an_announcement_came_too_late_for(kind: str)
         await world.until(lambda: world.done(kind))
     assert world.phase(kind) == "Completed"
     assert "Retried" not in world.reasons()
+
+
+async def test_a_restore_whose_workload_runs_already_is_not_written_again() -> None:
+    """An earlier attempt wrote its done file, and nobody saw its result."""
+    async with interrupted_world("PodVolumeRestore", ended(137)) as world:
+        await world.until(lambda: attempts_of(world, "PodVolumeRestore").stage is AttemptStage.WAITING)
+        workload = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))
+        (waiting,) = workload["status"]["initContainerStatuses"]
+        restored = waiting | {"state": {"terminated": {"exitCode": 0, "reason": "Completed"}}}
+        world.kube.put(workload | {"status": workload["status"] | {"initContainerStatuses": [restored]}})
+        await world.until(lambda: world.done("PodVolumeRestore"))
+    assert world.phase("PodVolumeRestore") == "Failed"
+    assert "no longer waits for its data" in world.transfer("PodVolumeRestore")["status"]["message"]
+    assert "Retried" not in world.reasons()
