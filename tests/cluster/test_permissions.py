@@ -55,6 +55,10 @@ _RARE = {
         "only for the snapshot report",
         "tests/datamover/pod/test_references.py::test_backups_refer_by_their_status_and_restores_until_they_have_ended",
     ),
+    "get backups": (
+        "only for an interrupted PodVolumeBackup that a Backup owns",
+        "tests/nodeagent/transfers/test_owners.py::test_a_backup_that_is_final_does_not_wait",
+    ),
     "list volumeattachments": (
         "only for volumes with the annotation of vSphere's linked clones",
         "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
