@@ -41,7 +41,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_claim, delete_with_volume, is_provisioned
+from exposer.volumes import delete_with_volume, is_provisioned, withdraw_mover
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -109,9 +109,7 @@ class CSISnapshotExposer:
         """
         owner = request.owner
         lost = interruption.cause is InterruptionCause.NODE_LOST
-        if pending := await delete_owned(self._client, owner, PODS, owner.name, forced=lost):
-            return pending
-        return None if interruption.in_place else await delete_claim(self._client, owner, owner.name)
+        return await withdraw_mover(self._client, owner, interruption, claim=owner.name, forced=lost)
 
     async def clean_up(self, request: SnapshotRequest) -> Pending | None:
         """Delete the expose objects and the source snapshot; None once nothing is left."""

@@ -30,7 +30,7 @@ from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import binds_late
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_claim, is_provisioned
+from exposer.volumes import delete_claim, is_provisioned, withdraw_mover
 
 __all__ = ["GenericRestoreExposer"]
 
@@ -107,10 +107,7 @@ class GenericRestoreExposer:
 
     async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        owner = request.owner
-        if pending := await delete_owned(self._client, owner, PODS, owner.name):
-            return pending
-        return None if interruption.in_place else await delete_claim(self._client, owner, cache_claim_name(owner))
+        return await withdraw_mover(self._client, request.owner, interruption, claim=cache_claim_name(request.owner))
 
     async def clean_up(self, request: RestoreRequest) -> Pending | None:
         """Delete the expose objects; None once nothing is left. A rebound volume stays."""

@@ -24,7 +24,7 @@ from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
 from exposer.source_volume import read_node_os
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_claim
+from exposer.volumes import delete_claim, withdraw_mover
 from exposer.workload import (
     build_block_error,
     build_volume_directory,
@@ -136,10 +136,7 @@ class PodVolumeExposer:
 
     async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
-        owner = request.owner
-        if pending := await delete_owned(self._client, owner, PODS, owner.name):
-            return pending
-        return None if interruption.in_place else await delete_claim(self._client, owner, cache_claim_name(owner))
+        return await withdraw_mover(self._client, request.owner, interruption, claim=cache_claim_name(request.owner))
 
     async def clean_up(self, request: PodVolumeRequest) -> Pending | None:
         """Delete mover pod and cache PVC; None once they are deleted."""

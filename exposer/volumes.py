@@ -11,12 +11,13 @@ from typing import Final
 
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, VOLUME_ATTACHMENTS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES, VOLUME_ATTACHMENTS
+from core.models.attempts import Interruption
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
-from exposer.ownership import belongs, delete_object, describe_object
+from exposer.ownership import belongs, delete_object, delete_owned, describe_object
 
 __all__ = [
     "DELETE",
@@ -30,6 +31,7 @@ __all__ = [
     "restore_reclaim_policy",
     "retain_for",
     "set_reclaim_policy",
+    "withdraw_mover",
 ]
 
 
@@ -112,6 +114,19 @@ async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: s
         patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
         return await patch_volume(client, volume, patch)
     return volume
+
+
+async def withdraw_mover(
+    client: KubeClient, owner: Owner, interruption: Interruption, *, claim: str, forced: bool = False
+) -> Pending | None:
+    """Delete what an interrupted attempt leaves: its mover pod and, unless only the mover ended, the PVC `claim`.
+
+    The node of that pod may be the only one that reaches the volume of the PVC. `forced`: as for `delete_owned`, of the
+    pod. None once both are gone.
+    """
+    if pending := await delete_owned(client, owner, PODS, owner.name, forced=forced):
+        return pending
+    return None if interruption.in_place else await delete_claim(client, owner, claim)
 
 
 async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | None:

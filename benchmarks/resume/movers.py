@@ -140,7 +140,7 @@ async def _started(run: MoverRun) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether a process may still have open files; of one whose exit code nobody takes, a last thread may."""
+    """Return whether a process may still have open files; of one whose exit code is not taken, a last thread may."""
     with suppress(OSError):
         ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
         return not ended or sum(1 for _ in Path(f"/proc/{pid}/task").iterdir()) > 1

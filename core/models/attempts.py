@@ -74,7 +74,8 @@ _OF_THE_MOVER: Final = frozenset(
 class Interruption(WireModel, omit_defaults=True):
     """The end of one attempt: when it was noticed, why, and on which node it ran.
 
-    `terminated`: the kubelet reported that its container had ended, so nothing of it runs any more. `at` is for people.
+    `terminated`: the kubelet reported that its container had ended, so nothing of it runs any more. `at` is by the API
+    server's clock.
     """
 
     at: Time
@@ -123,6 +124,11 @@ class Attempts(WireModel, omit_defaults=True):
     def last(self) -> Interruption | None:
         """The last interruption; None in the first attempt."""
         return self.interruptions[-1] if self.interruptions else None
+
+    def explain_last(self, why: str = "") -> str:
+        """Return what interrupted the attempt before; `why` is the message where more of it is known than is kept."""
+        kept = self.last.message if self.last is not None else ""
+        return f"attempt {self.number - 1} was interrupted: {why or kept}"
 
     def interrupt(self, interruption: Interruption) -> Self:
         """Return the attempts with this one interrupted and the next one waiting."""

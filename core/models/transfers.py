@@ -13,7 +13,7 @@ from msgspec import field
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
 from core.models.names import PENDING_REASON_ANNOTATION
-from core.models.phases import Phase
+from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
 
@@ -97,6 +97,21 @@ class Transfer(CustomResource):
     def accepted_at(self) -> datetime | None:
         """When it was accepted; its creation where a client created it with a phase but without that time."""
         return self.status.accepted_timestamp or self.metadata.creation_timestamp
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its attempt was interrupted, and the next one has not started its data path."""
+        return self.stage not in {None, AttemptStage.RUNNING}
+
+    @property
+    def between_attempts(self) -> bool:
+        """Whether its attempt was interrupted, and the next one is not exposed yet."""
+        return self.stage in {AttemptStage.WAITING, AttemptStage.READY}
+
+    @property
+    def preparing(self) -> bool:
+        """Whether it gets a mover pod, or its mover waits for a slot: in its first attempt or in another one."""
+        return self.phase in HOLDING_PHASES or self.stage is AttemptStage.EXPOSING
 
     def age_seconds(self, now: datetime) -> float:
         """Return how old it is at `now`, a time by the API server's clock, which set its creation time."""

@@ -194,7 +194,7 @@ def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progr
 def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress) -> None:
     """Remove each file that is not listed, and each symbolic link, and mark the directories above as unfinished.
 
-    All of them are of an earlier attempt: its list was begun in a volume without files, which nobody else has.
+    All of them are of an earlier attempt: its list was begun in a volume without files, which no other pod has.
 
     Raises:
         ValueError: this attempt began the list, which does not say where the files are from.

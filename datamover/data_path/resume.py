@@ -123,7 +123,7 @@ class ResumableRestore:
 
         async def settle() -> _T:
             result = await work()
-            # The kernel reports an error of the disk to one sync only; and nobody has the list open when it is removed.
+            # An error of the disk is reported to one sync only; and no thread has the list open when it is removed.
             async with self._using:
                 if self._failure:
                     raise self._failure

@@ -56,7 +56,7 @@ class TransferFollower:
     def __init__(self, client: KubeClient, watched: WatchedTransfer, *, clock: Clock, canceler: Canceler) -> None:
         """Follow `watched`; `canceler` gets its cancel requests."""
         self._client = client
-        # Whoever asks again must know how old an answer is.
+        # The next question needs the age of the answer.
         self._once = KubeClient(client.transport, Retry(clock, attempts=1))
         self._watched = watched
         self._clock = clock

@@ -81,7 +81,12 @@ class Entry:
     @property
     def idle(self) -> bool:
         """Whether it is assigned to an agent and no mover moves its data: Accepted, or between two attempts."""
-        return self.phase is Phase.ACCEPTED or self.stage not in {None, AttemptStage.RUNNING}
+        return self.phase is Phase.ACCEPTED or self.interrupted
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether its attempt was interrupted, and the next one has not started its data path."""
+        return self.stage not in {None, AttemptStage.RUNNING}
 
     @property
     def log_fields(self) -> dict[str, Any]:

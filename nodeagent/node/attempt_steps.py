@@ -63,7 +63,7 @@ class AttemptSteps(StepBase):
         """Remove what the interrupted attempt left; once that is done and the delay is over, ask for the next one."""
         cr = case.cr
         if why := await self._find_obstacle(case):
-            return await self._end(case, Phase.FAILED, f"{_last_message(cr.attempts)}; not retried: {why}")
+            return await self._end(case, Phase.FAILED, f"{cr.attempts.explain_last()}; not retried: {why}")
         if cr.attempts.last is None or cr.attempts.last.cause is not InterruptionCause.NODE_LOST:
             # The kubelet of a lost node does not answer.
             await self._tools.logs.copy(cr, case.pod)
@@ -72,7 +72,7 @@ class AttemptSteps(StepBase):
             await self._report_pending(case, _explain_fence(case, pending))
             fenced = self._pending.is_reported(cr.uid, PendingReason.FENCING)
             return Requeue(_FENCED_CHECK_SECONDS if fenced else self._pending.count_check(cr.uid))
-        message = f"{_last_message(cr.attempts)}; attempt {cr.attempts.number} follows"
+        message = f"{cr.attempts.explain_last()}; attempt {cr.attempts.number} follows"
         outdated = cr.pending_reason != PendingReason.INTERRUPTED
         if case.delay_seconds > 0:
             if outdated:
@@ -87,7 +87,7 @@ class AttemptSteps(StepBase):
     async def give_up(self, case: Case) -> Requeue | None:
         """Move to Failed: the next attempt did not begin in time."""
         attempts = case.cr.attempts
-        message = f"attempt {attempts.number} did not begin: {case.refused}; {_last_message(attempts)}"
+        message = f"attempt {attempts.number} did not begin: {case.refused}; {attempts.explain_last()}"
         return await self._end(case, Phase.FAILED, message)
 
     async def start(self, case: Case) -> Requeue | None:
@@ -111,17 +111,12 @@ class AttemptSteps(StepBase):
 
     async def _find_obstacle(self, case: Case) -> str:
         """Return why another attempt would be of no use, whatever the limits are; empty: it may be."""
-        return await self._find_lost_volume(case) or await read_owner_refusal(self._tools.client, case.cr)
-
-    async def _find_lost_volume(self, case: Case) -> str:
-        """Return why the volume of a workload pod cannot be reached any more; empty: it can, or it is another kind."""
-        if not case.kind.spec.bound_to_node:
-            return ""
-        try:
-            await case.kind.confirm_volume(case.cr)
-        except ExposeError as e:
-            return str(e)
-        return ""
+        if case.kind.spec.bound_to_node:
+            try:
+                await case.kind.confirm_volume(case.cr)
+            except ExposeError as e:
+                return str(e)
+        return await read_owner_refusal(self._tools.client, case.cr)
 
 
 def _explain_fence(case: Case, pending: Pending) -> Pending:
@@ -138,8 +133,3 @@ def _explain_fence(case: Case, pending: Pending) -> Pending:
 
 def _change(attempts: Attempts, status: Mapping[str, object] | None = None) -> Change:
     return Change(status or {}, annotations={ATTEMPTS_ANNOTATION: attempts.to_json()})
-
-
-def _last_message(attempts: Attempts) -> str:
-    message = attempts.last.message if attempts.last is not None else ""
-    return f"attempt {attempts.number - 1} was interrupted: {message}"

@@ -12,10 +12,9 @@ from typing import Final
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
-from core.models.phases import HOLDING_PHASES, Phase
+from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -63,8 +62,7 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
         if now is None:
             raise NotOwnerError(f"{place} no longer exists or is final", ended=True)
         owned = now.metadata.labels.get(NODE_LABEL) == site.label
-        exposing = now.phase in HOLDING_PHASES or now.stage is AttemptStage.EXPOSING
-        if not exposing or not owned or now.attempts.number != cr.attempts.number:
+        if not now.preparing or not owned or now.attempts.number != cr.attempts.number:
             raise NotOwnerError(f"{place} has another owning agent or has started", ended=False)
 
     return guard

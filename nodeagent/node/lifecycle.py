@@ -376,5 +376,4 @@ def _own(pod: JsonDict | None, cr: Transfer) -> JsonDict | None:
 def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
     elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
-    exposing = cr.phase in HOLDING_PHASES or cr.stage is AttemptStage.EXPOSING
-    return PodState.PENDING if elsewhere and exposing else pod_state(pod)
+    return PodState.PENDING if elsewhere and cr.preparing else pod_state(pod)

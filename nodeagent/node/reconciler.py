@@ -43,7 +43,7 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import has_ended, is_current, is_own, is_running
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
 from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
@@ -64,8 +64,6 @@ _NOT_FOUND_PAUSE_SECONDS: Final = 5.0
 
 _DEADLINE_CHECK_SECONDS: Final = 60.0
 """Between two looks at a transfer that waits for the leader to let its next attempt begin; they cost no request."""
-
-_WITHOUT_MOVER: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY})
 
 _POLL_SECONDS: Final = 5.0
 """Between two reads of a transfer or mover pod that no watch of this agent covers."""
@@ -245,7 +243,7 @@ class Reconciler:
         if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.
             self._observe(key, read.cr)
-            if read.cr.stage in _WITHOUT_MOVER:
+            if read.cr.between_attempts:
                 # A write without an answer may have interrupted it.
                 self._tools.slots.release(read.cr.uid)
         case = self._build_case(key, read)
@@ -267,7 +265,7 @@ class Reconciler:
         if owned:
             self._observe_slot(cr, pod)
             self._measure(cr)
-        if owned and cr.phase in RUNNING_PHASES and cr.stage in {None, AttemptStage.RUNNING}:
+        if owned and cr.phase in RUNNING_PHASES and not cr.interrupted:
             labeled = pod is None or is_own(pod)
             self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key), labeled=labeled)
         else:
@@ -276,9 +274,9 @@ class Reconciler:
     def _observe_slot(self, cr: Transfer, pod: JsonDict | None) -> None:
         """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""
         slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
-        if cr.stage in {None, AttemptStage.RUNNING}:
+        if not cr.interrupted:
             slots.observe(request, cr.phase)
-        elif cr.stage is AttemptStage.EXPOSING and pod is not None and is_current(pod, cr) and is_running(pod):
+        elif cr.preparing and pod is not None and is_current(pod, cr) and pod_state(pod) is PodState.RUNNING:
             slots.observe(request, Phase.PREPARED)
         else:
             slots.withdraw(cr.uid)

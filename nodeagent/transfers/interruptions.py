@@ -41,7 +41,7 @@ def announce_next(
     attempts = cr.attempts.interrupt(interruption)
     seconds = max(backoff_seconds(rules, attempts), fence_seconds(attempts, restores))
     number, delay = attempts.number, format_duration(timedelta(seconds=round(seconds)))
-    message = f"attempt {number - 1} was interrupted: {interruption.message}; attempt {number} begins in {delay}"
+    message = f"{attempts.explain_last(interruption.message)}; attempt {number} begins in {delay}"
     lost = {MOVER_LOST_ANNOTATION: None} if MOVER_LOST_ANNOTATION in cr.metadata.annotations else {}
     change = Change(
         {"message": message},

@@ -16,7 +16,6 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.logs import bind
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
@@ -33,7 +32,6 @@ __all__ = [
     "has_ended",
     "is_current",
     "is_own",
-    "is_running",
     "may_take_over",
     "pod_node",
     "pod_state",
@@ -114,8 +112,7 @@ def is_current(pod: JsonDict, cr: Transfer) -> bool:
 
     Between two attempts any pod of `cr` is: it must be gone before the next one.
     """
-    between = cr.stage in {AttemptStage.WAITING, AttemptStage.READY}
-    return belongs_to(pod, cr) and (between or attempt_of(pod) == cr.attempts.number)
+    return belongs_to(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
 
 
 async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
@@ -127,11 +124,6 @@ async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
 def is_own(pod: JsonDict) -> bool:
     """Return whether an agent of this project created `pod`, and not Velero's."""
     return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
-
-
-def is_running(pod: JsonDict) -> bool:
-    """Return whether the mover in `pod` runs."""
-    return pod_state(pod) is PodState.RUNNING
 
 
 def may_take_over(pod: JsonDict) -> bool:

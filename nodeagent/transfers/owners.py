@@ -1,4 +1,4 @@
-"""Whether the owner of a transfer still waits for it: without one, another attempt helps nobody."""
+"""Whether the owner of a transfer still waits for it: without one, another attempt is of no use."""
 
 import logging
 from typing import Final

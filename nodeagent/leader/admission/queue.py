@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Final
 
 from core.clock import Clock
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from nodeagent.leader.admission.checks import AdmissionChecks
@@ -168,7 +167,7 @@ class QueueView:
         queue = list(self._order(managed))
         positions = {entry.uid: position for position, entry in enumerate(queue, start=1)}
         others = [entry for entry in managed if entry.phase is Phase.NEW and entry.uid not in positions]
-        interrupted = [entry for entry in managed if entry.stage not in {None, AttemptStage.RUNNING}]
+        interrupted = [entry for entry in managed if entry.interrupted]
         return {
             "phases": dict(Counter(str(entry.phase) for entry in managed)),
             "queued": len(queue),

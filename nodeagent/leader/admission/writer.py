@@ -175,9 +175,7 @@ class AdmissionWriter:
             AgentError: it could not be written.
         """
         cr, attempts = checked.cr, checked.cr.attempts
-        why = attempts.last.message if attempts.last is not None else ""
-        number = attempts.number
-        message = f"attempt {number - 1} was interrupted: {why}; attempt {number} {pending.message}"
+        message = f"{attempts.explain_last()}; attempt {attempts.number} {pending.message}"
         if (cr.status.message, cr.pending_reason) != (message, pending.reason):
             stored = await self._write_reason(checked, Pending(pending.reason, message))
             if cr.pending_reason != pending.reason:

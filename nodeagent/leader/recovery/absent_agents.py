@@ -12,7 +12,7 @@ from typing import Any, Final
 from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
-from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
+from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -208,8 +208,7 @@ class AbsentAgents:
     def _late(self, cr: Transfer, unavailable_for: timedelta) -> str:
         """Return which step exceeded the prepare timeout, or an empty string; the time without an agent counts."""
         timeout = self.rules.prepare_timeout
-        holds = cr.phase in HOLDING_PHASES or cr.stage is AttemptStage.EXPOSING
-        if not holds or unavailable_for < timeout:
+        if not cr.preparing or unavailable_for < timeout:
             return ""
         step = "not prepared within" if cr.phase is Phase.ACCEPTED else "not started within"
         return f"{step} {format_duration(timeout)}"
@@ -229,7 +228,7 @@ class AbsentAgents:
 
 def _may_run(cr: Transfer) -> bool:
     """Return whether a mover may move data now."""
-    return cr.phase in RUNNING_PHASES and cr.stage in {None, AttemptStage.RUNNING}
+    return cr.phase in RUNNING_PHASES and not cr.interrupted
 
 
 def _work_on_node(cr: Transfer) -> str:

@@ -11,7 +11,6 @@ from typing import ClassVar, Final, Generic, TypeVar
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
-from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
@@ -191,10 +190,10 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
     async def confirm_volume(self, cr: PodVolumeRestore) -> None:
         """Check that the workload pod still has the volume and, before another attempt, still waits for it.
 
-        An earlier attempt may have written everything although nobody saw its result: its pod then runs with the data.
+        An earlier attempt may have written everything although its result was lost: its pod then runs with the data.
         """
         await super().confirm_volume(cr)
-        if cr.stage in {AttemptStage.WAITING, AttemptStage.READY, AttemptStage.EXPOSING}:
+        if cr.interrupted:
             await self.exposer.confirm_waiting(self._request(cr))
 
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
