@@ -19,8 +19,9 @@ export PYTHON PREVIOUS
 
 venv = $$(tools/venv.sh)/bin
 pytest = $(venv)/python -m pytest -q $(TESTS)
-# Many tests wait for a clock or a process: one worker more than cores keeps the cores busy.
-parallel = -n $$(($$(nproc) + 1))
+# Many tests wait for a clock or a process: one worker more than cores keeps the cores busy. The slow ones stand together:
+# a worker that has no more tests takes some of those that wait for another.
+parallel = -n $$(($$(nproc) + 1)) --dist worksteal
 no_cluster = not integration and not cluster and not slow
 step = @printf '\n== %s\n' "$@"
 is_root := $(filter 0,$(shell id -u))

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, is_final
@@ -18,12 +19,12 @@ from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import EVENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json, Resource
 
-__all__ = ["PHASES", "RESOURCES", "Followed"]
+__all__ = ["PHASES", "RESOURCES", "Followed", "recorded_events"]
 
 RESOURCES = {
     "DataUpload": UPLOADS,
@@ -35,10 +36,28 @@ RESOURCES = {
 PHASES = ["", "Accepted", "Prepared", "InProgress", "Completed"]
 """Those of a transfer that is not interrupted, and of one that is."""
 
+_RECORDED = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
+_DATA_PATH = "Data-Path-"
+
 _ATTEMPTS = "nodeagent.io/attempts"
 _SECONDS = 120
 _LONGEST_SECONDS = 900
 _POLL_SECONDS = 0.1
+
+
+def _in_order(events: Iterable[Json]) -> list[str]:
+    """The reasons of a mover's Events, in the order of their creation, each once in a row."""
+    moved = [each for each in events if each["reason"].startswith(_DATA_PATH)]
+    # The end of its name says when it was made, in nanoseconds and hexadecimal digits.
+    moved.sort(key=lambda each: int(each["metadata"]["name"].rpartition(".")[2], 16))
+    return [reason for reason, _ in itertools.groupby(each["reason"] for each in moved)]
+
+
+def recorded_events(kind: str) -> list[str]:
+    """Those of a transfer that Velero's mover carried out, in one go."""
+    events = [each for each in json.loads(_RECORDED.read_text()) if each["involvedObject"]["kind"] == kind]
+    name = events[0]["involvedObject"]["name"]
+    return _in_order(each for each in events if each["involvedObject"]["name"] == name)
 
 
 @dataclass
@@ -146,8 +165,15 @@ class Followed:
 
     def events(self, reason: str) -> list[str]:
         """The messages of its Events of a reason."""
-        found = [each for each in self.bed.api.objects(EVENTS, NAMESPACE) if each["reason"] == reason]
-        return [each["message"] for each in found if each["involvedObject"]["name"] == self.name]
+        return [each["message"] for each in self._read_events() if each["reason"] == reason]
+
+    def data_path_events(self) -> list[str]:
+        """The reasons of the Events of its movers, in the order of their creation, each once in a row."""
+        return _in_order(self._read_events())
+
+    def _read_events(self) -> list[Json]:
+        found = self.bed.api.objects(EVENTS, NAMESPACE)
+        return [each for each in found if each["involvedObject"]["name"] == self.name]
 
     def _follow(self) -> None:
         deadline = time.monotonic() + _LONGEST_SECONDS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.followed import PHASES, Followed
+from tests.cluster.followed import PHASES, Followed, recorded_events
 from tests.cluster.gate import open_gate
 from tests.cluster.interruptions import INTERRUPTIONS
 from tests.cluster.scenes import wait_released
@@ -103,6 +103,14 @@ def test_it_completes_and_a_velero_server_sees_the_phases_of_any_other(ended: En
     assert transfer.done_bytes == sorted(transfer.done_bytes)
     assert transfer.last["status"]["progress"]["bytesDone"] == transfer.last["status"]["progress"]["totalBytes"]
     assert "message" not in transfer.last["status"]
+
+
+@pytest.mark.parametrize("kind", _STRUCK)
+def test_its_last_mover_records_the_events_of_veleros(ended: Ended, kind: str) -> None:
+    events = ended.transfers[kind].data_path_events()
+    started = len(events) - events[::-1].index("Data-Path-Started") - 1
+    assert events[started:] == recorded_events(kind)
+    assert not {"Data-Path-Completed", "Data-Path-Failed"} & set(events[:started])
 
 
 @pytest.mark.parametrize("kind", _STRUCK)
