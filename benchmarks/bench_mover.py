@@ -1,37 +1,28 @@
 """`python -m benchmarks.bench_mover`: the cost of the data mover compared with kopia alone, on one machine.
 
-Knows its command line, the namespaces it runs in, and what it prints. Does not know which runs
+Knows its arguments, and what it prints. Does not know which runs
 there are, nor targets: the reader of the last line does.
 """
 
 import argparse
 import asyncio
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final
 
+from benchmarks.alone import Report, run_alone
 from benchmarks.cluster import RUN, leave_service_account, run_cluster
 from benchmarks.disks import memory_at
 from benchmarks.figures import ConfinementFigures, Figures, describe_machine
-from benchmarks.pages import check_page, record
-from benchmarks.processes import BenchmarkError
 from benchmarks.runs import FULL, QUICK, Benchmark, Plan
 from benchmarks.stages import Stages
-from core.clock import SystemClock
 from tests.datamover.support.s3server import run_s3_server
-from tests.support.tools import tool
 from tests.testbed.pki import Authority
 
 __all__ = ["main"]
 
 _FIGURES: Final = "figures of the data mover"
 _CONFINEMENT: Final = "figures of the confinement"
-_INSIDE: Final = "--inside"
-_NAMESPACES: Final = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A mount namespace for the service account and temporary file systems; a PID namespace: no process outlives it."""
 
 
 async def _measure(plan: Plan, folder: Path, stages: Stages, *, confinement: bool) -> Figures | ConfinementFigures:
@@ -60,23 +51,10 @@ def _table(plan: Plan, figures: Figures | ConfinementFigures, stages: Stages) ->
     ]
 
 
-def _run_inside(arguments: argparse.Namespace) -> int:
+def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
     plan = QUICK if arguments.quick else FULL
-    marks = _CONFINEMENT if arguments.confinement else _FIGURES
-    stages = Stages(SystemClock())
-    try:
-        if arguments.record:
-            check_page(arguments.record, marks)
-        with tempfile.TemporaryDirectory(prefix="bench-mover-", dir=arguments.folder) as folder:
-            figures = asyncio.run(_measure(plan, Path(folder), stages, confinement=arguments.confinement))
-    except BenchmarkError as e:
-        stages.say(str(e))
-        return 1
-    table, last = _table(plan, figures, stages), figures.last_line()
-    if arguments.record:
-        record(arguments.record, marks, [*table, "", "```json", last, "```"])
-    sys.stdout.writelines(f"{line}\n" for line in [*table, last])
-    return 0
+    figures = asyncio.run(_measure(plan, folder, stages, confinement=arguments.confinement))
+    return Report(_table(plan, figures, stages), figures.last_line())
 
 
 def main() -> int:
@@ -84,19 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
     parser.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
-    parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
-    parser.add_argument(
-        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
-    )
-    parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.inside:
-        return _run_inside(arguments)
-    for name in ("kopia", "versitygw"):
-        tool(name, name)
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    python = [sys.executable, "-m", "benchmarks.bench_mover", _INSIDE, *sys.argv[1:]]
-    return subprocess.run(["unshare", *user, *_NAMESPACES, *python], check=False).returncode  # noqa: S603, S607
+    return run_alone(parser, lambda arguments: _CONFINEMENT if arguments.confinement else _FIGURES, _report)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ _SHOWN_DIFFERENCES: Final = 10
 class ResumePlan:
     """What is moved, over which line, how often kopia saves a checkpoint, and how often a restore lists its files.
 
-    `kills` transfers of `kill_tree` are killed at a random moment, each way, over a line that is not limited.
+    `kills` transfers of `kill_tree` are killed at a random moment, half of them backups, over a line that is not
+    limited. Restores of it whose node is lost have a line of their own: the fence, whose times are so small a part of
+    the defaults, ends the first attempt in the middle.
     """
 
     tree: TreeShape
@@ -42,6 +44,13 @@ class ResumePlan:
     list_seconds: int
     kill_tree: TreeShape
     kills: int
+    lost_bytes_per_second: float
+    fence_part: int
+
+    @property
+    def kills_a_way(self) -> int:
+        """How many backups are killed, and how many restores."""
+        return self.kills // 2
 
     @property
     def settings(self) -> dict[str, str]:
@@ -59,6 +68,8 @@ FULL: Final = ResumePlan(
     list_seconds=1,
     kill_tree=TreeShape(2, 100_000_000, 2_000, 100_000),
     kills=40,
+    lost_bytes_per_second=10e6,
+    fence_part=10,
 )
 QUICK: Final = ResumePlan(
     TreeShape(4, 50_000_000, 500, 100_000),
@@ -66,7 +77,9 @@ QUICK: Final = ResumePlan(
     checkpoint_seconds=10,
     list_seconds=1,
     kill_tree=TreeShape(1, 20_000_000, 100, 100_000),
-    kills=1,
+    kills=2,
+    lost_bytes_per_second=2e6,
+    fence_part=30,
 )
 
 

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.resume.lost import LostFigures
 from benchmarks.resume.restore import RestoreFigures
 from benchmarks.resume.upload import UploadFigures
 
@@ -17,34 +18,38 @@ _MB = 1e6
 
 @dataclass(frozen=True)
 class ResumeFigures:
-    """The figures of backups and of restores; None: not measured."""
+    """The figures of backups, of restores, and of restores whose node is lost; None: not measured."""
 
     upload: UploadFigures | None
     restore: RestoreFigures | None
+    lost: LostFigures | None
 
     def summary(self) -> dict[str, float | int]:
         """Return the last line's object."""
-        measured = [each for each in (self.upload, self.restore) if each]
-        shares: dict[str, float | int] = {}
+        found: dict[str, float | int] = {}
         if self.upload:
-            shares["upload_resent_share"] = round(self.upload.resent_share, 4)
+            found["upload_resent_share"] = round(self.upload.resent_share, 4)
         if self.restore:
-            shares["restore_rewritten_share"] = round(self.restore.rewritten_share, 4)
-        return {
-            **shares,
-            "total_time_ratio": round(max(each.time_ratio for each in measured), 3),
-            "kills": sum(each.kills for each in measured),
-            "lost_transfers": sum(each.lost for each in measured),
-        }
+            found["restore_rewritten_share"] = round(self.restore.rewritten_share, 4)
+        if measured := [each for each in (self.upload, self.restore) if each]:
+            found["total_time_ratio"] = round(max(each.time_ratio for each in measured), 3)
+            found["kills"] = sum(each.kills for each in measured)
+            found["lost_transfers"] = sum(each.lost for each in measured)
+        if self.lost:
+            found["lost_node_time_ratio"] = round(self.lost.time_ratio, 3)
+            found["double_writers"] = self.lost.double_writers
+        return found
 
     def lines(self) -> Iterator[str]:
         """Yield the tables."""
-        if self.upload:
-            yield from _upload_lines(self.upload)
-        if self.upload and self.restore:
-            yield ""
-        if self.restore:
-            yield from _restore_lines(self.restore)
+        tables = (
+            _upload_lines(self.upload) if self.upload else (),
+            _restore_lines(self.restore) if self.restore else (),
+            _lost_lines(self.lost) if self.lost else (),
+        )
+        for number, lines in enumerate(filter(None, tables)):
+            yield from ("",) if number else ()
+            yield from lines
 
     def last_line(self) -> str:
         """Return the summary as one line of JSON."""
@@ -68,3 +73,14 @@ def _restore_lines(restore: RestoreFigures) -> Iterator[str]:
     yield f"| killed at half of the data | {restore.killed_seconds:.1f} | {done} |"
     again = f"{restore.again_bytes / _MB:.1f} of finished files written again"
     yield f"| its next attempt | {restore.resumed_seconds:.1f} | {again} |"
+
+
+def _lost_lines(lost: LostFigures) -> Iterator[str]:
+    yield "| restore of a lost node | seconds: first attempt | wait | next attempt | old attempt beside the next one |"
+    yield "| --- | --- | --- | --- | --- |"
+    yield f"| without an interruption | {lost.seconds:.1f} | | | |"
+    for node in lost.nodes:
+        late = f"ran for {node.late_seconds:.2f} s, changed the target {node.late_writes} times"
+        late += f", wrote {node.late_bytes / _MB:.1f} MB at most"
+        seconds = f"{node.lost_seconds:.1f} | {node.wait_seconds:.0f} | {node.resumed_seconds:.1f}"
+        yield f"| {node.way} at half of the data | {seconds} | {late} |"

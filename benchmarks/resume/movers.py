@@ -1,7 +1,7 @@
-"""A data mover that is killed in the middle, and the next attempt as the node agent would start it.
+"""A data mover that is interrupted in the middle, and the next attempt as the node agent would start it.
 
-Knows how all of its processes are killed, and what the custom resource says about earlier attempts. Does not know what
-is moved, or what is measured.
+Knows how all of its processes are found and killed, and what the custom resource says about earlier attempts. Does not
+know what is moved, or what is measured.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from core.contract import DataPathReason, MoverArgs, MoverVerb, parse_progress
 from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
 from tests.datamover.support.pods import TRANSFER
 
-__all__ = ["EndedError", "Interrupted", "ResumedMover"]
+__all__ = ["Attempt", "EndedError", "ResumedMover", "is_alive"]
 
 _POLL_SECONDS: Final = 0.05
 _LIMIT_SECONDS: Final = 1200.0
@@ -40,11 +40,17 @@ class EndedError(BenchmarkError):
 
 
 @dataclass(frozen=True)
-class Interrupted:
-    """An attempt that was killed: when it began (Unix time), and for how many seconds it ran."""
+class Attempt:
+    """An attempt that was interrupted: when it began (Unix time), for how many seconds it ran, and its mover."""
 
     began: float
     seconds: float
+    process: asyncio.subprocess.Process
+
+    @property
+    def processes(self) -> set[int]:
+        """The mover and all processes below it, as long as it lives."""
+        return {self.process.pid, *_descendants(self.process.pid)}
 
 
 @dataclass
@@ -81,38 +87,49 @@ class ResumedMover:
             raise BenchmarkError(f"attempt {self._attempts.number} ended with {code}: {message}")
         return seconds, message
 
-    async def interrupt(self, volume: Path, when: Callable[[], bool]) -> Interrupted:
+    async def interrupt(self, volume: Path, when: Callable[[], bool]) -> Attempt:
         """Run the present attempt, kill all of its processes once `when` says so, and announce the next one.
 
         Raises:
             EndedError: it ended before.
         """
+        async with self.run_until(volume, when) as attempt:
+            pass
+        self.announce_next(attempt, InterruptionCause.KILLED)
+        return attempt
+
+    @asynccontextmanager
+    async def run_until(self, volume: Path, when: Callable[[], bool], **settings: str) -> AsyncIterator[Attempt]:
+        """Run the present attempt until `when` says so, and yield it; kill what is left of it at the end of the block.
+
+        Raises:
+            EndedError: it ended before.
+        """
         with self.disks.cache() as scratch:
-            run = self._prepare(volume, scratch)
+            run = self._prepare(volume, scratch, settings)
             began = time.time()
             async with _started(run) as process:
                 while not when():
                     if process.returncode is not None:
                         raise EndedError(f"the mover ended before it was killed: {run.message_file.read_text()}")
                     await asyncio.sleep(_POLL_SECONDS)
-            seconds = time.time() - began
-        self._announce_next(datetime.fromtimestamp(began, UTC))
-        return Interrupted(began, seconds)
+                yield Attempt(began, time.time() - began, process)
 
-    def _prepare(self, volume: Path, scratch: Path) -> MoverRun:
-        verb, flag = _COMMANDS[self._kind]
-        args = MoverArgs(verb, flag, TRANSFER, str(volume), attempt=self._attempts.number)
-        return self.mover.prepare(args, scratch, settings=self.settings)
-
-    def _announce_next(self, began: datetime) -> None:
+    def announce_next(self, attempt: Attempt, cause: InterruptionCause) -> None:
         """Write what the agent does before it starts another mover: the starts that the Events have, and the number."""
-        attempts = self._attempts
+        attempts, began = self._attempts, datetime.fromtimestamp(attempt.began, UTC)
         for reason, message in self.cluster.objects.events():
             started = parse_progress(message).snapshot_started if reason == DataPathReason.PROGRESS else None
             if started is not None and started >= began:
                 attempts = attempts.with_start(started)
-        interruption = Interruption(at=datetime.now(UTC), cause=InterruptionCause.KILLED, terminated=True)
+        terminated = cause is InterruptionCause.KILLED
+        interruption = Interruption(at=datetime.now(UTC), cause=cause, terminated=terminated)
         self._write(attempts.interrupt(interruption).move(AttemptStage.RUNNING))
+
+    def _prepare(self, volume: Path, scratch: Path, settings: Mapping[str, str] | None = None) -> MoverRun:
+        verb, flag = _COMMANDS[self._kind]
+        args = MoverArgs(verb, flag, TRANSFER, str(volume), attempt=self._attempts.number)
+        return self.mover.prepare(args, scratch, settings={**self.settings, **(settings or {})})
 
     def _write(self, attempts: Attempts) -> None:
         self._attempts = self.cluster.objects.attempts = attempts
@@ -135,11 +152,11 @@ async def _started(run: MoverRun) -> AsyncIterator[asyncio.subprocess.Process]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         await process.wait()
-        while any(map(_is_alive, left)):  # noqa: ASYNC110 - only /proc says when a last thread has ended
+        while any(map(is_alive, left)):  # noqa: ASYNC110 - only /proc says when a last thread has ended
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _is_alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Return whether a process may still have open files; of one whose exit code is not taken, a last thread may."""
     with suppress(OSError):
         ended = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

@@ -17,7 +17,7 @@ from benchmarks.resume.bed import ResumeBed
 from benchmarks.tree import TreeShape
 from core.contract import BackupResult, DataPathReason, parse_progress, parse_result
 
-__all__ = ["RestoreFigures", "measure_restores"]
+__all__ = ["RestoreFigures", "back_up", "measure_restores"]
 
 _OLD_NS: Final = 1_600_000_000 * 10**9
 """A file that is restored within a minute after its last change cannot be told from one that is being written."""
@@ -64,7 +64,7 @@ async def measure_restores(bed: ResumeBed) -> RestoreFigures:
     """Restore without an interruption, then with one at half of the data, then some with a kill at a random moment."""
     total_bytes = bed.plan.tree.total_bytes
     with bed.tree(bed.plan.tree) as tree:
-        snapshot_id = await _back_up(bed, tree)
+        snapshot_id = await back_up(bed, tree)
         bed.use_line(limited=True)
         bed.stages.say("restore without an interruption")
         with bed.disks.volume() as target, bed.stages.stage("restores"):
@@ -95,12 +95,12 @@ async def measure_restores(bed: ResumeBed) -> RestoreFigures:
         finished_bytes=finished_bytes,
         flight_bytes=max(0, flight_bytes - finished_bytes),
         again_bytes=again,
-        kills=bed.plan.kills,
+        kills=bed.plan.kills_a_way,
         lost=lost,
     )
 
 
-async def _back_up(bed: ResumeBed, tree: Path) -> str:
+async def back_up(bed: ResumeBed, tree: Path) -> str:
     """Back up the tree, as one that has not changed lately, into an empty repository; return the snapshot's ID."""
     for path in _files(tree):
         os.utime(path, ns=(_OLD_NS, _OLD_NS))
@@ -118,14 +118,14 @@ async def _kill_often(bed: ResumeBed) -> int:
     bed = replace(bed, mover=replace(bed.mover, settings={**bed.plan.settings, **_KILLED_SETTINGS}))
     lost, chance = 0, random.Random(5)  # noqa: S311 - moments, no secret
     with bed.tree(shape) as tree:
-        snapshot_id = await _back_up(bed, tree)
+        snapshot_id = await back_up(bed, tree)
         with bed.disks.volume() as target:
             bed.mover.begin("DataDownload", snapshotID=snapshot_id)
             seconds, _ = await bed.mover.run(target)
-        for number in range(bed.plan.kills):
+        for number in range(bed.plan.kills_a_way):
             # The first one takes longest.
             after = chance.uniform(0.0, _KILLED_WITHIN * seconds)
-            bed.stages.say(f"kill {number + 1} of {bed.plan.kills}, after {after:.1f} s")
+            bed.stages.say(f"kill {number + 1} of {bed.plan.kills_a_way}, after {after:.1f} s")
             with bed.stages.stage("random kills of restores"), bed.disks.volume() as target:
                 lost += not await _survives(bed, tree, snapshot_id, target, after)
     return lost

@@ -75,7 +75,7 @@ async def measure_uploads(bed: ResumeBed) -> UploadFigures:
         kept_bytes=kept_bytes,
         lost_bytes=_size(first) - kept_bytes,
         second_bytes=second_bytes,
-        kills=bed.plan.kills,
+        kills=bed.plan.kills_a_way,
         lost=lost,
     )
 
@@ -96,12 +96,12 @@ async def _kill_often(bed: ResumeBed) -> int:
     with bed.tree(bed.plan.kill_tree) as tree:
         bed.use_line(limited=False)
         seconds, _, _ = await _back_up(bed, tree)
-        for number in range(bed.plan.kills):
+        for number in range(bed.plan.kills_a_way):
             after = chance.uniform(0.0, seconds)
             with bed.stages.stage("random kills of uploads"):
                 while (survived := await _survives(bed, tree, after)) is None:
                     after *= _EARLIER
-            bed.stages.say(f"killed {number + 1} of {bed.plan.kills}, after {after:.1f} s")
+            bed.stages.say(f"killed {number + 1} of {bed.plan.kills_a_way}, after {after:.1f} s")
             lost += not survived
     return lost
 
