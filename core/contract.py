@@ -177,8 +177,10 @@ class MoverArgs:
 class ProgressMessage(WireModel, omit_defaults=True):
     """The message of a `Data-Path-Progress` Event; zero fields are omitted.
 
-    The fields after `bytes_per_second` are ours; Velero ignores unknown keys. `snapshot_started` is when kopia began
-    the snapshot of a backup, by the mover's clock; `attempt` is the number of the mover's attempt.
+    The fields after `bytes_per_second` are ours; Velero ignores unknown keys. Of a backup, `hashed_bytes` were read,
+    `deduped_bytes` of them are in the repository already, and the others became `sent_bytes`, with kopia's indexes.
+    `snapshot_started` is when kopia began the snapshot, by the mover's clock; `attempt` is the number of the mover's
+    attempt.
     """
 
     total_bytes: Int64 = 0
@@ -186,6 +188,7 @@ class ProgressMessage(WireModel, omit_defaults=True):
     bytes_per_second: Int64 = 0
     sent_bytes: Int64 = 0
     deduped_bytes: Int64 = 0
+    hashed_bytes: Int64 = 0
     snapshot_started: Time | None = None
     attempt: int = 1
 

@@ -13,6 +13,7 @@ __all__ = [
     "CLUSTER_ROLES",
     "CLUSTER_ROLE_BINDINGS",
     "CONFIG_MAPS",
+    "CRON_JOBS",
     "CUSTOM_RESOURCE_DEFINITIONS",
     "DAEMON_SETS",
     "DATA_DOWNLOADS",
@@ -32,6 +33,7 @@ __all__ = [
     "PRIORITY_CLASSES",
     "ROLES",
     "ROLE_BINDINGS",
+    "SCHEDULES",
     "SECRETS",
     "SECURITY_CONTEXT_CONSTRAINTS",
     "SERVICE_ACCOUNTS",
@@ -89,6 +91,7 @@ NODES: Final = Resource("Node", "nodes", namespaced=False)
 DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps")
 DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps")
 JOBS: Final = Resource("Job", "jobs", "batch")
+CRON_JOBS: Final = Resource("CronJob", "cronjobs", "batch")
 LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
 STORAGE_CLASSES: Final = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
 VOLUME_ATTACHMENTS: Final = Resource("VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False)
@@ -102,6 +105,7 @@ DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "
 POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io")
 POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io")
 BACKUPS: Final = Resource("Backup", "backups", "velero.io")
+SCHEDULES: Final = Resource("Schedule", "schedules", "velero.io")
 BACKUP_REPOSITORIES: Final = Resource("BackupRepository", "backuprepositories", "velero.io")
 BACKUP_STORAGE_LOCATIONS: Final = Resource("BackupStorageLocation", "backupstoragelocations", "velero.io")
 NAMESPACES: Final = Resource("Namespace", "namespaces", namespaced=False)

@@ -18,6 +18,7 @@ __all__ = [
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_LABEL",
     "ATTEMPT_TAG",
+    "BACKUP_INTERVAL_ANNOTATION",
     "BACKUP_UID_TAG",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
@@ -58,6 +59,7 @@ __all__ = [
     "REPO_DEFAULT_PASSWORD",
     "REPO_NAME_LABEL",
     "RESTORE_UID_LABEL",
+    "SCHEDULE_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
     "SNAPSHOT_REPORT_LABEL",
@@ -66,6 +68,8 @@ __all__ = [
     "STORAGE_LOCATION_LABEL",
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
+    "VERIFICATION_ANNOTATION",
+    "VERIFICATION_INTERVAL_ANNOTATION",
     "VOLUME_NAMESPACE_LABEL",
     "label_value",
     "repo_name_label",
@@ -177,6 +181,14 @@ SNAPSHOT_REPORT_LABEL: Final = "nodeagent.io/snapshot-report"
 """On a Job that only reports snapshots: the name of the BackupRepository, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
+BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"
+"""On a PVC: how often somebody backs it up, as a Go duration, for the metrics and the alert about it."""
+VERIFICATION_INTERVAL_ANNOTATION: Final = "nodeagent.io/verification-interval"
+"""On a PVC, a Schedule, or a CronJob with SCHEDULE_LABEL: how often its backups are verified, as a Go duration."""
+VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
+"""On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
+SCHEDULE_LABEL: Final = "nodeagent.io/schedule"
+"""On a CronJob that creates transfers, and on each of these: the same value."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

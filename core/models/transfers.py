@@ -12,7 +12,7 @@ from msgspec import field
 
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
-from core.models.names import PENDING_REASON_ANNOTATION
+from core.models.names import PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -143,6 +143,11 @@ class Transfer(CustomResource):
         """The volume namespace whose backup repository holds the data."""
         raise NotImplementedError
 
+    @property
+    def source_claim(self) -> str:
+        """The PVC that is backed up, in the volume namespace; empty for a restore, and where it is not known."""
+        return ""
+
 
 class CSISnapshotSpec(WireModel):
     """`spec.csiSnapshot` of a DataUpload."""
@@ -204,6 +209,11 @@ class DataUpload(_DataMoverTransfer):
 
     kind_name: ClassVar[str] = "DataUpload"
     spec: DataUploadSpec
+
+    @property
+    def source_claim(self) -> str:
+        """`spec.sourcePVC`."""
+        return self.spec.source_pvc
 
 
 class TargetVolume(WireModel):
@@ -270,6 +280,11 @@ class PodVolumeBackup(_PodVolumeTransfer):
 
     kind_name: ClassVar[str] = "PodVolumeBackup"
     spec: PodVolumeBackupSpec
+
+    @property
+    def source_claim(self) -> str:
+        """The PVC of the volume, as the creator of the resource annotated it."""
+        return self.metadata.annotations.get(PVC_NAME_ANNOTATION, "")
 
     @property
     def repository_namespace(self) -> str:

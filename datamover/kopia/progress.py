@@ -201,6 +201,7 @@ class Meter:
             bytes_per_second=rate,
             sent_bytes=self._last.sent,
             deduped_bytes=self._last.deduplicated,
+            hashed_bytes=self._last.processed if self._direction is Direction.BACKUP else 0,
             snapshot_started=self._snapshot_started,
         )
 

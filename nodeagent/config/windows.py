@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-__all__ = ["Window", "is_open", "next_start", "parse_schedule", "parse_time_zone"]
+__all__ = ["Window", "is_open", "longest_pause", "next_start", "parse_schedule", "parse_time_zone"]
 
 _DESCRIPTORS: Final = {
     "@yearly": "0 0 1 1 *",
@@ -52,6 +53,10 @@ _FIELDS: Final = (
     _Field(1, 12, ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")),
     _Field(0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 )
+
+_PERIOD: Final = timedelta(days=35)
+_STARTS: Final = 3000
+"""A schedule of every few minutes has at least two days in so many."""
 
 _TERM: Final = re.compile(
     r"(?:(?P<all>[*?])|(?P<first>[0-9]{1,2}|[A-Za-z]{3})(?:-(?P<last>[0-9]{1,2}|[A-Za-z]{3}))?)"
@@ -109,6 +114,18 @@ def parse_time_zone(name: str) -> ZoneInfo:
     except (KeyError, OSError) as e:
         # OSError: the name of a directory of zones, such as "Europe".
         raise ValueError(f"no time zone: {name}") from e
+
+
+def longest_pause(schedule: str, zone: ZoneInfo, after: datetime) -> timedelta:
+    """Return the longest time between two successive starts of a parsed schedule, of those in the next weeks."""
+    starts = islice((start.astimezone(UTC) for start in CronSim(schedule, after.astimezone(zone))), _STARTS)
+    first = before = next(starts)
+    longest = timedelta()
+    for start in starts:
+        longest, before = max(longest, start - before), start
+        if start - first > _PERIOD:
+            break
+    return longest
 
 
 @dataclass(frozen=True)

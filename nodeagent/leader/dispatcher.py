@@ -31,6 +31,8 @@ from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
+from nodeagent.leader.volumes.plans import PlanReader
+from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.runtime.tasks import describe_causes
 
 __all__ = ["Dispatcher"]
@@ -135,6 +137,8 @@ class _Term:
         self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
+        plans = PlanReader(client, rules.namespace, tools.now)
+        self._volumes = VolumeView(tools.metrics, clock, plans, self._index.entries)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(
@@ -166,6 +170,7 @@ class _Term:
                 group.create_task(agreement.run(self._agents.configs), name="agreement of configurations")
             group.create_task(self._pods.run(), name="workload pods")
             group.create_task(self._view.run(), name="queue metrics")
+            group.create_task(self._volumes.run(), name="volume metrics")
             while True:
                 pause_seconds = await self._repeat(self._run_pass)
                 if pause_seconds <= 0:
@@ -250,6 +255,7 @@ class _Term:
     def _on_change(self, entry: Entry) -> None:
         """Begin a pass if the change can matter to one."""
         self._view.notify()
+        self._volumes.observe(entry)
         self._agents.backoff.observe(entry)
         if entry.phase is Phase.NEW:
             if entry.stop:

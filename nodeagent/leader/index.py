@@ -22,6 +22,7 @@ from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared
 from core.models.storage import RepositoryKey
+from nodeagent.leader.volume_copy import VolumeCopy, read_copy
 from nodeagent.runtime.informer import Informer
 from nodeagent.transfers.kinds.base import Admits, read_copies
 
@@ -44,7 +45,8 @@ class Entry:
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
     its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
-    ended the one before, None in the first. `bound`: only its own node can carry it out.
+    ended the one before, None in the first. `bound`: only its own node can carry it out. `copy` is what a completed
+    backup of a PVC saved.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Entry:
     stage: AttemptStage | None = None
     interrupted_by: InterruptionCause | None = None
     bound: bool = False
+    copy: VolumeCopy | None = None
 
     @property
     def admission_phase(self) -> Phase:
@@ -103,9 +106,10 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = location = ""
     copies: tuple[str, ...] = ()
-    stage, interrupted_by = None, None
+    stage, interrupted_by, copy = None, None, None
     try:
         cr = kind.parse(raw)
+        copy = read_copy(cr)
         copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
@@ -142,6 +146,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
         stage=stage,
         interrupted_by=interrupted_by,
         bound=kind.spec.bound_to_node,
+        copy=copy,
     )
 
 

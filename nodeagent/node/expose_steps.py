@@ -142,18 +142,25 @@ class ExposeSteps(StepBase):
         if MOVER_LOST_ANNOTATION in case.cr.metadata.annotations:
             change = Change(change.status, change.labels, {MOVER_LOST_ANNOTATION: None})
         if not self._tools.slots.is_full_for(SlotRequest.of(case.cr, now=self._tools.clock.now())):
-            stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
+            stored = await self._move_to_prepared(case, change)
             await self._tools.events.record(stored, "Prepared", message)
             return None
         # Reported here, the missing slot costs no write of its own.
         pending = self._slot_pending()
         change = replace(change, status={**change.status, "message": pending.message}, reason=pending.reason)
-        stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
+        stored = await self._move_to_prepared(case, change)
         await self._tools.events.record(stored, "Prepared", f"{message}; {pending.message}")
         self._pending.decide_report(case.cr.uid, pending)
         self._pending.mark_reported(case.cr.uid, pending)
         self._pause_until_slot(case)
         return None
+
+    async def _move_to_prepared(self, case: Case, change: Change) -> Transfer:
+        stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
+        if case.cr.accepted_at is not None:
+            seconds = (self._tools.clock.now() - case.cr.accepted_at).total_seconds()
+            self._tools.metrics.exposed(case.kind.spec.name, seconds)
+        return stored
 
     async def time_out(self, case: Case) -> Requeue | None:
         """Move to Failed: there was no mover pod in time."""

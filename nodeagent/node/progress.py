@@ -70,8 +70,9 @@ class _Reading:
 
     `followed` is None before the transfer is known to run here, and after it ran; `failures` counts the
     failed writes since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
-    `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done, and
-    `done_bytes` what this one has. `heard` counts the Events.
+    `counted` is the message of this attempt whose bytes were counted last, `shown` the bytes that were shown last as a
+    sign of life. `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done,
+    and `done_bytes` what this one has. `heard` counts the Events.
     """
 
     uid: str
@@ -79,7 +80,8 @@ class _Reading:
     pending: MoverPending = field(default_factory=MoverPending)
     followed: _Followed | None = None
     counted_done_bytes: int = 0
-    counted_sent_bytes: int = 0
+    counted: ProgressMessage = field(default_factory=ProgressMessage)
+    shown: tuple[int, int] | None = None
     resumed: bool = False
     failures: int = 0
     attempt: int = 1
@@ -91,10 +93,10 @@ class _Reading:
 
     def begin(self, attempt: int) -> None:
         """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
-        self.attempt, self.done_bytes, self.counted_sent_bytes = attempt, 0, 0
+        self.attempt, self.done_bytes, self.counted = attempt, 0, ProgressMessage()
         self.pending = MoverPending()
         self.base_bytes = self.message.done_bytes
-        self.message = replace(self.message, sent_bytes=0, bytes_per_second=0, snapshot_started=None)
+        self.message = ProgressMessage(done_bytes=self.message.done_bytes, total_bytes=self.message.total_bytes)
 
     def take(self, message: ProgressMessage) -> None:
         """Take the progress that the mover of this attempt reports."""
@@ -147,6 +149,8 @@ class ProgressFollower:
             if reading.attempt < cr.attempts.number:
                 reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
+            reading.shown = None
+            self._show_life(kind.spec.name, reading)
             self._queue.add(cr.uid)
         if not labeled and cr.uid not in self._unlabeled:
             self._unlabeled.add(cr.uid)
@@ -286,14 +290,29 @@ class ProgressFollower:
         message = reading.message
         if reading.resumed:
             # It is unknown how much of it an earlier process counted.
-            reading.counted_sent_bytes, reading.resumed = message.sent_bytes, False
+            reading.counted, reading.resumed = message, False
+        counted = reading.counted
         self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
-        self._metrics.bytes_sent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
+        self._metrics.bytes_sent(kind_name, message.sent_bytes - counted.sent_bytes)
+        self._metrics.bytes_hashed(
+            kind_name,
+            message.hashed_bytes - counted.hashed_bytes,
+            deduplicated=message.deduped_bytes - counted.deduped_bytes,
+        )
         if reading.attempt > 1 and reading.done_bytes < reading.base_bytes:
-            self._metrics.resent(kind_name, message.sent_bytes - reading.counted_sent_bytes)
+            self._metrics.resent(kind_name, message.sent_bytes - counted.sent_bytes)
         self._metrics.rate(kind_name, reading.uid, float(message.bytes_per_second))
+        self._show_life(kind_name, reading)
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
-        reading.counted_sent_bytes = max(message.sent_bytes, reading.counted_sent_bytes)
+        # An older Event was dropped: kopia's counters never decrease within an attempt.
+        reading.counted = message
+
+    def _show_life(self, kind_name: str, reading: _Reading) -> None:
+        """Show when the transfer last moved or sent bytes, if that is now."""
+        moved = (reading.message.done_bytes, reading.message.sent_bytes)
+        if moved != reading.shown:
+            reading.shown = moved
+            self._metrics.progressed(kind_name, reading.uid, self._clock.now().timestamp())
 
     async def _write(self, kind: NodeKind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""

@@ -3,7 +3,7 @@
 The caller of a method decides when something is counted. No type of the metrics library leaks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -20,13 +20,16 @@ from prometheus_client import (
 )
 
 from core.contract import SnapshotTotal
-from core.models.phases import Phase
+from core.models.phases import FINAL_PHASES, Phase
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from nodeagent.runtime.volume_metrics import VolumeMetrics, VolumeState
 
 __all__ = ["METRICS_CONTENT_TYPE", "Metrics"]
 
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Source: Prometheus, text exposition format 0.0.4."""
 
+_KINDS: Final = tuple(kind.kind_name for kind in (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore))
 _VELERO_NAMES: Final = {"DataUpload": "data_upload", "DataDownload": "data_download"}
 _RESULTS: Final = {Phase.COMPLETED: "success", Phase.FAILED: "failure", Phase.CANCELED: "cancel"}
 
@@ -78,6 +81,32 @@ class _MaintenanceMetrics:
             self.orphan_bytes,
         ):
             gauge.remove_by_labels(labels)
+
+
+class _FlowMetrics:
+    """The metrics of transfers on their way: how long each part took, and what became of the bytes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_kind = ["node", "kind"]
+        text = "Transfers that reached a final phase, by kind and phase; all kinds"
+        self.finished = Counter("nodeagent_transfers_finished", text, [*by_kind, "phase"], registry=registry)
+        text = "Time from the creation of a transfer to its acceptance by the leader, in seconds"
+        self.queued = self._histogram("queue", text, registry)
+        text = "Time from the acceptance of a transfer to Prepared, when its mover pod runs, in seconds"
+        self.exposed = self._histogram("expose", text, registry)
+        text = "Bytes that backups read and hashed; files that have not changed are not read"
+        self.hashed = Counter("nodeagent_hashed_bytes", text, by_kind, registry=registry)
+        text = "Bytes of these that the repository had already; the others are compressed and sent"
+        self.deduplicated = Counter("nodeagent_deduplicated_bytes", text, by_kind, registry=registry)
+        text = "When a running transfer last moved or sent bytes, in seconds since 1970, by the node's clock"
+        self.progress = Gauge("nodeagent_last_progress_seconds", text, [*by_kind, "uid"], registry=registry)
+        text = "Transfers in no final phase that have a pending reason, by kind and reason"
+        self.pending = Gauge("nodeagent_pending", text, [*by_kind, "reason"], registry=registry)
+
+    @staticmethod
+    def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+        full_name = f"nodeagent_{name}_seconds"
+        return Histogram(full_name, text, ["node", "kind"], buckets=_WAIT_BUCKETS, registry=registry)
 
 
 class _RetryMetrics:
@@ -139,6 +168,14 @@ class Metrics:
         self._location = self._velero_location()
         self._maintenance = _MaintenanceMetrics(self._registry)
         self._retry = _RetryMetrics(self._registry)
+        self._flow = _FlowMetrics(self._registry)
+        for kind in _KINDS:
+            # From 0 on, an increase is seen.
+            self._flow.queued.labels(node, kind)
+            for phase in FINAL_PHASES:
+                self._flow.finished.labels(node, kind, str(phase))
+        self._pending: AbstractSet[tuple[str, str]] = frozenset()
+        self._volumes = VolumeMetrics(node, self._registry)
         self._wait = self._wait_times()
         self._enqueued = self._bare_counter("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._bare_counter("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
@@ -191,6 +228,7 @@ class Metrics:
 
     def transfer_finished(self, kind: str, phase: Phase) -> None:
         """Count a transfer that reached a final phase; Velero counts DataUploads and DataDownloads only."""
+        self._flow.finished.labels(self._node, kind, str(phase)).inc()
         if counter := self._finished.get((kind, phase)):
             counter.labels(self._node).inc()
 
@@ -201,6 +239,11 @@ class Metrics:
     def bytes_sent(self, kind: str, delta: int) -> None:
         """Add bytes sent to the bucket."""
         self._sent.labels(self._node, kind).inc(max(0, delta))
+
+    def bytes_hashed(self, kind: str, delta: int, *, deduplicated: int) -> None:
+        """Add bytes that a backup read, and how many of them the repository had already."""
+        self._flow.hashed.labels(self._node, kind).inc(max(0, delta))
+        self._flow.deduplicated.labels(self._node, kind).inc(max(0, deduplicated))
 
     def retried(self, kind: str, cause: str) -> None:
         """Count an interruption that another attempt follows; `cause` is an `InterruptionCause`."""
@@ -221,9 +264,15 @@ class Metrics:
         """Set the current rate of the transfer `uid`."""
         self._rate.labels(self._node, kind, uid).set(bytes_per_second)
 
+    def progressed(self, kind: str, uid: str, at: float) -> None:
+        """Set when the transfer `uid` started to run or last moved bytes, in seconds since 1970."""
+        self._flow.progress.labels(self._node, kind, uid).set(at)
+
     def remove_rate(self, kind: str, uid: str) -> None:
-        """Remove the rate of the transfer `uid`."""
-        self._rate.remove_by_labels({"node": self._node, "kind": kind, "uid": uid})
+        """Remove the rate of the transfer `uid`, and its last progress."""
+        labels = {"node": self._node, "kind": kind, "uid": uid}
+        self._rate.remove_by_labels(labels)
+        self._flow.progress.remove_by_labels(labels)
 
     def queue_length(self, kind: str, state: str, n: int) -> None:
         """Set the number of transfers of a kind in a state."""
@@ -236,6 +285,26 @@ class Metrics:
         for (kind, name), position in positions.items():
             self._position.labels(self._node, kind, name).set(position)
         self._queued = set(positions)
+
+    def pending_by_reason(self, counts: Mapping[tuple[str, str], int]) -> None:
+        """Set the number of pending transfers by kind and reason, and remove all others."""
+        for kind, reason in self._pending - counts.keys():
+            self._flow.pending.remove(self._node, kind, reason)
+        for (kind, reason), n in counts.items():
+            self._flow.pending.labels(self._node, kind, reason).set(n)
+        self._pending = frozenset(counts)
+
+    def accepted(self, kind: str, seconds: float) -> None:
+        """Record the time from creation to acceptance."""
+        self._flow.queued.labels(self._node, kind).observe(max(0.0, seconds))
+
+    def exposed(self, kind: str, seconds: float) -> None:
+        """Record the time from acceptance to Prepared."""
+        self._flow.exposed.labels(self._node, kind).observe(max(0.0, seconds))
+
+    def volumes(self, states: Sequence[VolumeState]) -> None:
+        """Show the backups of these volumes, and of no others."""
+        self._volumes.show(states)
 
     def waited(self, kind: str, seconds: float) -> None:
         """Record the time from creation to the start of the data path."""
@@ -297,6 +366,11 @@ class Metrics:
         """Remove the series of all backup repositories: this agent does not control them any more."""
         self._repository.remove_by_labels({"node": self._node})
         self._maintenance.forget({"node": self._node})
+
+    def maintenance_known(self, name: str) -> None:
+        """Show that no maintenance of a repository has ended, unless one has: from there an increase is seen."""
+        self._maintenance.succeeded.labels(self._node, name)
+        self._maintenance.failed.labels(self._node, name)
 
     def maintenance_succeeded(self, name: str, seconds: float) -> None:
         """Count a maintenance Job that succeeded, from its creation to its completion."""

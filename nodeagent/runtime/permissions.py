@@ -135,6 +135,16 @@ _AGENT_PERMISSIONS: Final = (
         ("get", "list", "watch", "create", "patch", "delete"),
         "maintenance Jobs of backup repositories, without a Velero server",
     ),
+    *(
+        Permission(
+            _OWN,
+            kind,
+            ("list",),
+            "how often volumes are to be backed up, for the metrics",
+            without=f"the metrics do not show which volumes a {kind.kind} should have backed up",
+        )
+        for kind in (kube.CRON_JOBS, kube.SCHEDULES)
+    ),
     Permission(
         _ALL,
         kube.PODS,
@@ -143,6 +153,13 @@ _AGENT_PERMISSIONS: Final = (
         "the Running ones of a node, whose directories host-pods has",
     ),
     Permission(_ALL, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "patch"), "source and target PVCs"),
+    Permission(
+        _ALL,
+        kube.PERSISTENT_VOLUME_CLAIMS,
+        ("list",),
+        "which PVCs exist, and how often they are to be backed up, for the metrics",
+        without="the metrics do not show which volumes lack a backup, and keep those of deleted PVCs",
+    ),
     Permission(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "source snapshots, which are handed over"),
     Permission(
         _ALL,

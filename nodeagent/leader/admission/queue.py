@@ -14,6 +14,7 @@ from typing import Final
 from core.clock import Clock
 from core.models.base import JsonDict
 from core.models.phases import Phase
+from core.models.reasons import PendingReason
 from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.writer import AdmissionWriter
@@ -114,6 +115,11 @@ _IN_METRICS: Final = 100
 """Positions with a time series each: more would make scraping expensive."""
 
 
+_REASONS: Final = frozenset(PendingReason)
+_OTHER_REASON: Final = "Other"
+"""The label of reasons that the kubelet, the scheduler or a volume controller defines: there is no list of them."""
+
+
 class QueueView:
     """Shows the queue in the metrics and on the status page while this agent is the leader."""
 
@@ -155,6 +161,7 @@ class QueueView:
                 await self._changed.wait()
                 await self._clock.sleep(_SHOW_SECONDS + shown / _ENTRIES_PER_SECOND)
         finally:
+            self._metrics.pending_by_reason({})
             self._show_counts(Counter())
             self._metrics.queue_positions({})
 
@@ -180,6 +187,9 @@ class QueueView:
         """Update the metrics; return the number of transfers."""
         managed = [entry for entry in self._entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
+        self._metrics.pending_by_reason(
+            Counter((entry.kind, _known_reason(entry)) for entry in managed if entry.reason)
+        )
         head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)
         self._metrics.queue_positions({(entry.kind, entry.name): position for position, entry in head})
         return len(managed)
@@ -189,6 +199,11 @@ class QueueView:
             for phase in Phase:
                 if not phase.final:
                     self._metrics.queue_length(kind, str(phase), counts[(kind, phase)])
+
+
+def _known_reason(entry: Entry) -> str:
+    """Return the pending reason as a label: one of those that this project defines, or that others are not."""
+    return entry.reason if entry.reason in _REASONS else _OTHER_REASON
 
 
 def _describe(entry: Entry) -> JsonDict:

@@ -203,7 +203,10 @@ class AdmissionWriter:
             annotations=without_marks(cr) | _copies_mark(checked),
             finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
         )
-        return await self._answered(checked, self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False))
+        move = self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
+        stored = await self._answered(checked, move)
+        self._tools.metrics.accepted(kind.spec.name, cr.age_seconds(self._tools.now()))
+        return stored
 
     async def _resume(self, checked: Checked) -> Transfer:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""

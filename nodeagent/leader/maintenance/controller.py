@@ -150,6 +150,7 @@ class MaintenanceController:
             # Nobody tells the agents what the server's maintenance comes to.
             metrics.remove_maintenance(name)
             return
+        metrics.maintenance_known(name)
         metrics.orphan_snapshots(name, record.orphans)
         metrics.maintenance_incomplete(name, is_full_incomplete(record, tuple(repository.status.recent_maintenance)))
         if record.at is None:

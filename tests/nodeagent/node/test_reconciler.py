@@ -95,12 +95,17 @@ async def test_progress_is_written_into_the_status() -> None:
         await world.until(lambda: world.transfer()["status"].get("progress", {}).get("bytesDone") == 400)
         assert world.phase() == "InProgress"
         assert b"nodeagent_rate_bytes_per_second{" in metrics.render()
+        assert b"nodeagent_last_progress_seconds{" in metrics.render()
         await world.until(world.done)
     text = metrics.render().decode()
     assert f'nodeagent_moved_bytes_total{{kind="DataUpload",node="{NODE}"}} 1000.0' in text
     assert f'nodeagent_sent_bytes_total{{kind="DataUpload",node="{NODE}"}} 50.0' in text
+    assert f'nodeagent_hashed_bytes_total{{kind="DataUpload",node="{NODE}"}} 300.0' in text
+    assert f'nodeagent_deduplicated_bytes_total{{kind="DataUpload",node="{NODE}"}} 200.0' in text
+    assert f'nodeagent_expose_seconds_count{{kind="DataUpload",node="{NODE}"}} 1.0' in text
     assert f'podVolume_data_upload_success_total{{node="{NODE}"}} 1.0' in text
     assert "nodeagent_rate_bytes_per_second{" not in text
+    assert "nodeagent_last_progress_seconds{" not in text
 
 
 async def test_bytes_are_not_counted_again_after_a_restart() -> None:

@@ -65,6 +65,47 @@ def test_bytes_are_summed_by_kind_and_never_decrease(metrics: Metrics) -> None:
     assert samples['nodeagent_sent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
 
 
+def test_every_end_is_counted_by_kind_and_phase_and_begins_with_0(metrics: Metrics) -> None:
+    metrics.transfer_finished("PodVolumeRestore", Phase.FAILED)
+    found = {name: value for name, value in _samples(metrics).items() if name.startswith("nodeagent_transfers_fin")}
+    assert len(found) == 12
+    counted = 'nodeagent_transfers_finished_total{kind="PodVolumeRestore",node="node-a",phase="Failed"}'
+    assert {name for name, value in found.items() if value} == {counted}
+
+
+def test_hashed_and_deduplicated_bytes_are_summed_and_never_decrease(metrics: Metrics) -> None:
+    for delta in (5, 7, -3):
+        metrics.bytes_hashed("DataUpload", delta, deduplicated=delta - 1)
+    samples = _samples(metrics)
+    assert samples['nodeagent_hashed_bytes_total{kind="DataUpload",node="node-a"}'] == 12
+    assert samples['nodeagent_deduplicated_bytes_total{kind="DataUpload",node="node-a"}'] == 10
+
+
+def test_queue_and_expose_durations_are_histograms(metrics: Metrics) -> None:
+    metrics.accepted("DataUpload", 2.0)
+    metrics.exposed("DataUpload", -1.0)
+    samples = _samples(metrics)
+    for name, at_most_1, total in (("queue", 0, 2), ("expose", 1, 0)):
+        assert samples[f'nodeagent_{name}_seconds_bucket{{kind="DataUpload",le="1.0",node="node-a"}}'] == at_most_1
+        assert samples[f'nodeagent_{name}_seconds_sum{{kind="DataUpload",node="node-a"}}'] == total
+
+
+def test_only_current_pending_reasons_have_series(metrics: Metrics) -> None:
+    metrics.pending_by_reason({("DataUpload", "Queued"): 3, ("DataDownload", "Other"): 1})
+    metrics.pending_by_reason({("DataUpload", "Queued"): 2})
+    shown = {name: value for name, value in _samples(metrics).items() if name.startswith("nodeagent_pending")}
+    assert shown == {'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"}': 2}
+
+
+def test_a_repository_without_an_ended_maintenance_has_counters(metrics: Metrics) -> None:
+    metrics.maintenance_failed("app-default-kopia")
+    metrics.maintenance_known("app-default-kopia")
+    labels = '{node="node-a",repository_name="app-default-kopia"}'
+    samples = _samples(metrics)
+    assert samples[f"velero_repo_maintenance_failure_total{labels}"] == 1
+    assert samples[f"velero_repo_maintenance_success_total{labels}"] == 0
+
+
 def test_retries_are_counted_by_kind_and_cause(metrics: Metrics) -> None:
     for kind, cause in (("DataUpload", "Evicted"), ("DataUpload", "Evicted"), ("PodVolumeRestore", "NodeLost")):
         metrics.retried(kind, cause)
@@ -88,8 +129,11 @@ def test_a_rate_exists_while_its_transfer_runs(metrics: Metrics) -> None:
     name = 'nodeagent_rate_bytes_per_second{kind="DataUpload",node="node-a",uid="u1"}'
     metrics.rate("DataUpload", "u1", 10.5)
     assert _samples(metrics)[name] == 10.5
+    metrics.progressed("DataUpload", "u1", 1000.0)
+    progress = 'nodeagent_last_progress_seconds{kind="DataUpload",node="node-a",uid="u1"}'
+    assert _samples(metrics)[progress] == 1000
     metrics.remove_rate("DataUpload", "u1")
-    assert name not in _samples(metrics)
+    assert {name, progress} & _samples(metrics).keys() == set()
 
 
 def test_removing_an_unknown_rate_is_allowed(metrics: Metrics) -> None:

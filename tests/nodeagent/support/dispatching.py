@@ -194,6 +194,7 @@ class Scene:
     skew: timedelta = timedelta()
     has_copies: bool = False
     retry: RetryRules = field(default_factory=RetryRules)
+    metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
     silent: set[str] = field(default_factory=set)
     """The backup storage locations that do not answer."""
 
@@ -288,7 +289,7 @@ class Scene:
             clock=clock,
             status=StatusWriter(client, clock),
             events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-            metrics=Metrics("node-a"),
+            metrics=self.metrics,
             check_leading=check_leading,
             now=clock.now,
         )

@@ -1,14 +1,18 @@
 """The order of the admission queue, and the choice of a node."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.models.attempts import AttemptStage
 from core.models.phases import Phase
-from nodeagent.leader.admission.queue import in_order, round_robin
+from nodeagent.leader.admission.queue import QueueView, in_order, round_robin
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
+from nodeagent.runtime.metrics import Metrics
+from tests.support.clock import LoopClock
 
 
 def entry(name: str, queue: str = "app", created: str = "2026-11-21T11:00:00Z", **others: object) -> Entry:
@@ -109,3 +113,27 @@ def test_preferred_kinds_have_an_order_of_their_own() -> None:
     restores = frozenset({"DataDownload", "PodVolumeRestore"})
     assert [e.name for e in in_order(entries, after="a", first=restores)] == ["d-b", "d-a", "p-a", "u-b", "u-a"]
     assert [e.name for e in in_order(entries, after="a")] == ["d-b", "d-a", "u-b", "p-a", "u-a"]
+
+
+@pytest.mark.looptime
+async def test_pending_transfers_are_counted_by_reasons_that_this_project_defines() -> None:
+    metrics = Metrics("node-a")
+    entries = [
+        entry("a", reason="Queued"),
+        entry("b", reason="Queued"),
+        entry("c", reason="Unschedulable", phase=Phase.ACCEPTED),
+        entry("d", reason="SomethingOfADriver", phase=Phase.ACCEPTED),
+        entry("e"),
+        entry("f", reason="Queued", managed=False),
+    ]
+    view = QueueView(metrics, LoopClock(), ["DataUpload"], entries=lambda: entries, order=lambda queue: queue)
+    task = asyncio.create_task(view.run(), name="view")
+    await asyncio.sleep(1)
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_pending{")]
+    assert sorted(lines) == [
+        'nodeagent_pending{kind="DataUpload",node="node-a",reason="Other"} 2.0',
+        'nodeagent_pending{kind="DataUpload",node="node-a",reason="Queued"} 2.0',
+    ]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "nodeagent_pending{" not in metrics.render().decode()

@@ -1,0 +1,54 @@
+"""What a completed backup of a PVC saved, as its custom resource tells."""
+
+import re
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from core.models.names import SCHEDULE_LABEL
+from core.models.phases import Phase
+from core.models.transfers import Transfer
+from core.models.verification import Verification, read_verification
+
+__all__ = ["VolumeCopy", "read_copy"]
+
+_SCHEDULED: Final = re.compile(r"(?P<schedule>.+)-[0-9]{14}")
+"""The name of a Backup that a Schedule created. Source: Velero v1.18, TimestampedName in pkg/apis/velero/v1."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeCopy:
+    """One complete backup of a PVC.
+
+    `created` is when its transfer was created, by the API server's clock: the data is not newer. `schedule` is the
+    name of the Schedule or CronJob that asked for it; empty: none is known.
+    """
+
+    claim: str
+    created: datetime
+    bytes: int
+    schedule: str
+    verification: Verification | None
+
+
+def read_copy(cr: Transfer) -> VolumeCopy | None:
+    """Return what `cr` saved of a PVC; None: nothing that is complete."""
+    created = cr.metadata.creation_timestamp
+    if cr.phase is not Phase.COMPLETED or not cr.source_claim or created is None:
+        return None
+    return VolumeCopy(
+        claim=sys.intern(cr.source_claim),
+        created=created,
+        bytes=cr.status.progress.total_bytes,
+        schedule=sys.intern(_schedule_of(cr)),
+        verification=read_verification(cr.metadata.annotations),
+    )
+
+
+def _schedule_of(cr: Transfer) -> str:
+    if label := cr.metadata.labels.get(SCHEDULE_LABEL):
+        return label
+    names = (owner.name for owner in cr.metadata.owner_references if owner.kind == "Backup")
+    match = _SCHEDULED.fullmatch(next(names, ""))
+    return match["schedule"] if match else ""

@@ -1,0 +1,1 @@
+"""Which PVCs have how recent a backup, for the metrics."""

@@ -1,0 +1,119 @@
+"""The backups of each PVC, joined with how often there are to be some: pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from nodeagent.leader.index import Entry
+from nodeagent.leader.volume_copy import VolumeCopy
+from nodeagent.runtime.volume_metrics import VolumeState
+
+__all__ = ["Claim", "ClaimKey", "Plan", "Plans", "build_states"]
+
+ClaimKey = tuple[str, str]
+"""Namespace and name of a PVC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How often a PVC is to be backed up, and its backups are to be verified; None: nobody said."""
+
+    backup: timedelta | None = None
+    verification: timedelta | None = None
+
+    def __or__(self, other: "Plan") -> "Plan":
+        """Return this plan, completed by the other one."""
+        return Plan(self.backup or other.backup, self.verification or other.verification)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A PVC: when it was created, and what its annotations ask for."""
+
+    created: datetime
+    plan: Plan = field(default_factory=Plan)
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The PVCs of the cluster as read at `read_at`, and the plans of Schedules and CronJobs by name.
+
+    `claims` is None where the PVCs are not known. Times are by the API server's clock.
+    """
+
+    read_at: datetime
+    claims: Mapping[ClaimKey, Claim] | None = None
+    schedules: Mapping[str, Plan] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the backups of one PVC have in common: the newest one, and the one that was verified last."""
+
+    newest: VolumeCopy
+    verified: VolumeCopy | None = None
+
+    def add(self, copy: VolumeCopy) -> None:
+        if copy.created >= self.newest.created:
+            self.newest = copy
+        if copy.verification is not None and (self._verified_at is None or copy.verification.at >= self._verified_at):
+            self.verified = copy
+
+    @property
+    def _verified_at(self) -> datetime | None:
+        return self.verified.verification.at if self.verified is not None and self.verified.verification else None
+
+
+def build_states(entries: Iterable[Entry], plans: Plans) -> list[VolumeState]:
+    """Return the state of each PVC that has a completed backup or is to have one, unless it is known to be deleted.
+
+    The plan of the Schedule or CronJob that created the newest backup counts first, then that of the PVC.
+    """
+    found: dict[ClaimKey, _Found] = {}
+    for entry in entries:
+        if entry.copy is not None and entry.managed:
+            found.setdefault((entry.queue, entry.copy.claim), _Found(entry.copy)).add(entry.copy)
+    claims = plans.claims or {}
+    kept = {
+        key: backups
+        for key, backups in found.items()
+        # A PVC that is younger than the list is not in it.
+        if plans.claims is None or key in claims or backups.newest.created >= plans.read_at
+    }
+    planned = [key for key, claim in claims.items() if claim.plan.backup and key not in kept]
+    return [_build_state(key, kept.get(key), claims.get(key), plans) for key in (*kept, *planned)]
+
+
+def _build_state(key: ClaimKey, found: _Found | None, claim: Claim | None, plans: Plans) -> VolumeState:
+    plan = claim.plan if claim is not None else Plan()
+    created = claim.created if claim is not None else None
+    namespace, name = key
+    if found is None:
+        return VolumeState(
+            namespace, name, backup_interval=_interval(plan.backup), backup_due_at=_due(created, plan.backup)
+        )
+    newest = found.newest
+    plan = plans.schedules.get(newest.schedule, Plan()) | plan
+    verification = found.verified.verification if found.verified is not None else None
+    # Until there is a verification, the first one is due one interval after the PVC or its backup was created.
+    verified_at = verification.at if verification is not None else None
+    return VolumeState(
+        namespace,
+        name,
+        backup_at=newest.created.timestamp(),
+        bytes=newest.bytes,
+        backup_interval=_interval(plan.backup),
+        backup_due_at=_due(newest.created, plan.backup),
+        verified_at=verified_at.timestamp() if verified_at is not None else None,
+        verified_ok=verification.passed if verification is not None else None,
+        verification_interval=_interval(plan.verification),
+        verification_due_at=_due(verified_at or created or newest.created, plan.verification),
+    )
+
+
+def _interval(interval: timedelta | None) -> float | None:
+    return interval.total_seconds() if interval else None
+
+
+def _due(last: datetime | None, interval: timedelta | None) -> float | None:
+    return last.timestamp() + interval.total_seconds() if last is not None and interval else None

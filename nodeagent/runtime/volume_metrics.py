@@ -1,0 +1,102 @@
+"""The metrics of volumes and their backups, one set of series for each PVC.
+
+They outlive every transfer and pod, so that no label names one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge
+
+__all__ = ["MAX_VOLUMES", "VolumeMetrics", "VolumeState"]
+
+MAX_VOLUMES: Final = 2000
+"""Volumes with series of their own, of which each has at most eight: a scrape stays below 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeState:
+    """What is known of the backups of one PVC; times in seconds since 1970, None and 0 where something is not known.
+
+    `backup_at` is the creation of the newest completed backup, `bytes` the size of its files. `backup_interval` is how
+    often there is to be one, in seconds, and `backup_due_at` when the next one is due. `verified_at` is the end of the
+    last verification of any of the backups, and `verified_ok` what it found.
+    """
+
+    namespace: str
+    claim: str
+    backup_at: float | None = None
+    bytes: int | None = None
+    backup_interval: float | None = None
+    backup_due_at: float | None = None
+    verified_at: float | None = None
+    verified_ok: bool | None = None
+    verification_interval: float | None = None
+    verification_due_at: float | None = None
+
+
+_GAUGES: Final = {
+    "backup_at": (
+        "last_backup_timestamp_seconds",
+        "When the newest completed backup of a PVC was created, in seconds since 1970",
+    ),
+    "bytes": ("last_backup_bytes", "Size of the files in the newest completed backup of a PVC"),
+    "backup_interval": ("backup_interval_seconds", "How often a PVC is to be backed up, where that is known"),
+    "backup_due_at": (
+        "backup_due_timestamp_seconds",
+        "When a PVC is to have its next backup: one interval after the last one, or after its creation",
+    ),
+    "verified_at": (
+        "last_verification_timestamp_seconds",
+        "When the last verification of a backup of a PVC ended, in seconds since 1970",
+    ),
+    "verified_ok": ("last_verification_ok", "1 if that verification passed, 0 if it failed"),
+    "verification_interval": (
+        "verification_interval_seconds",
+        "How often a backup of a PVC is to be verified, where that is known",
+    ),
+    "verification_due_at": (
+        "verification_due_timestamp_seconds",
+        "When a backup of a PVC is to be verified next: one interval after the last time, or after its creation",
+    ),
+}
+"""Name and text of each gauge, by the field that it shows."""
+
+
+class VolumeMetrics:
+    """The gauges of volumes."""
+
+    def __init__(self, node: str, registry: CollectorRegistry) -> None:
+        """Register them for the agent of `node`."""
+        labels = ["node", "volume_namespace", "claim"]
+        self._node = node
+        self._gauges = {
+            field: Gauge(f"nodeagent_volume_{name}", text, labels, registry=registry)
+            for field, (name, text) in _GAUGES.items()
+        }
+        text = f"Volumes with a backup or an interval that have no series, because {MAX_VOLUMES} others have"
+        self._omitted = Gauge("nodeagent_volumes_omitted", text, ["node"], registry=registry)
+        self._shown: Sequence[VolumeState] = ()
+
+    def show(self, states: Sequence[VolumeState]) -> None:
+        """Show these volumes and no others; of too many, those with an interval, then those with the newest backup."""
+        chosen = sorted(states, key=_rank, reverse=True)[:MAX_VOLUMES]
+        if chosen == self._shown:
+            return
+        self._shown = chosen
+        for field, gauge in self._gauges.items():
+            gauge.clear()
+            value_of = attrgetter(field)
+            for state in chosen:
+                value = value_of(state)
+                if value is not None:
+                    gauge.labels(self._node, state.namespace, state.claim).set(value)
+        self._omitted.clear()
+        if states:
+            self._omitted.labels(self._node).set(len(states) - len(chosen))
+
+
+def _rank(state: VolumeState) -> tuple[bool, float, str, str]:
+    return (state.backup_interval is not None, state.backup_at or 0.0, state.namespace, state.claim)

@@ -1,0 +1,111 @@
+"""What is read of PVCs, Schedules and CronJobs, with and without permission."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from core.models.names import BACKUP_INTERVAL_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
+from nodeagent.leader.volumes.plans import PlanReader, parse_interval
+from nodeagent.leader.volumes.states import Plan
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+__all__: list[str] = []
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+def an_object(resource: Resource, name: str, spec: JsonDict, **meta: object) -> JsonDict:
+    namespace = "app" if resource is PERSISTENT_VOLUME_CLAIMS else "velero"
+    return {
+        "apiVersion": resource.api_version,
+        "kind": resource.kind,
+        "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-11-01T00:00:00Z"} | meta,
+        "spec": spec,
+    }
+
+
+def reader(kube: FakeKube) -> PlanReader:
+    return PlanReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOW)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zone", "expected"),
+    [
+        ("0 2 * * *", "", DAY),
+        ("0 2 * * 1-5", "", 3 * DAY),
+        ("*/15 * * * *", "", HOUR / 4),
+        ("*/5 8-18 * * *", "", 13 * HOUR + HOUR / 12),
+        ("@daily", "", DAY),
+        ("@weekly", "Europe/Berlin", 7 * DAY),
+        ("0 0 1 * *", "", 31 * DAY),
+        ("0 0 1 1 *", "", 365 * DAY),
+        ("@every 6h", "", 6 * HOUR),
+        ("CRON_TZ=Europe/Berlin 0 2 * * *", "", DAY),
+        ("TZ=America/New_York 30 1 * * *", "", DAY),
+    ],
+)
+def test_the_interval_of_a_schedule_is_its_longest_pause(schedule: str, zone: str, expected: timedelta) -> None:
+    assert parse_interval(schedule, zone, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "schedule", ["", "nonsense", "0 2 * *", "0 2 30 2 *", "@every", "@every x", "TZ=Nowhere @daily"]
+)
+def test_an_invalid_schedule_is_an_error(schedule: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        parse_interval(schedule, "", NOW)
+
+
+@pytest.mark.looptime
+async def test_annotations_of_pvcs_are_read_and_invalid_ones_ignored() -> None:
+    kube = FakeKube()
+    asked = {BACKUP_INTERVAL_ANNOTATION: "24h", VERIFICATION_INTERVAL_ANNOTATION: "168h"}
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "data", {}, annotations=asked))
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "plain", {}))
+    for number, text in enumerate(("daily", "0s", "-1h")):
+        kube.put(
+            an_object(PERSISTENT_VOLUME_CLAIMS, f"odd-{number}", {}, annotations={BACKUP_INTERVAL_ANNOTATION: text})
+        )
+    plans = await reader(kube).read()
+    assert plans.read_at == NOW
+    assert plans.claims is not None
+    assert plans.claims["app", "data"].plan == Plan(DAY, 7 * DAY)
+    others = {key: claim.plan for key, claim in plans.claims.items() if key != ("app", "data")}
+    assert others == {("app", name): Plan() for name in ("plain", "odd-0", "odd-1", "odd-2")}
+
+
+@pytest.mark.looptime
+async def test_schedules_and_labeled_cron_jobs_have_plans_unless_they_are_paused() -> None:
+    kube = FakeKube()
+    verify = {VERIFICATION_INTERVAL_ANNOTATION: "48h"}
+    kube.put(an_object(SCHEDULES, "nightly", {"schedule": "0 2 * * *"}, annotations=verify))
+    kube.put(an_object(SCHEDULES, "paused", {"schedule": "0 2 * * *", "paused": True}))
+    kube.put(an_object(SCHEDULES, "odd", {"schedule": "whenever"}))
+    ours, zone = {SCHEDULE_LABEL: "hourly"}, {"timeZone": "Europe/Berlin"}
+    kube.put(an_object(CRON_JOBS, "a", {"schedule": "0 * * * *"} | zone, labels=ours))
+    kube.put(an_object(CRON_JOBS, "b", {"schedule": "@daily", "suspend": True}, labels={SCHEDULE_LABEL: "suspended"}))
+    kube.put(an_object(CRON_JOBS, "c", {"schedule": "@daily"}))
+    plans = await reader(kube).read()
+    assert plans.schedules == {"nightly": Plan(DAY, 2 * DAY), "odd": Plan(), "hourly": Plan(HOUR)}
+
+
+@pytest.mark.looptime
+async def test_without_permission_nothing_is_known_and_after_an_error_what_was_read_last() -> None:
+    kube = FakeKube()
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "data", {}))
+    kube.put(an_object(SCHEDULES, "nightly", {"schedule": "0 2 * * *"}))
+    plans = reader(kube)
+    first = await plans.read()
+    for status, kept in ((500, True), (403, False)):
+        for path in ("/persistentvolumeclaims", "/schedules"):
+            kube.fail_next("GET", path, status, times=20)
+        found = await plans.read()
+        kube.fulfill()
+        assert (found.claims, dict(found.schedules)) == ((first.claims, first.schedules) if kept else (None, {}))

@@ -1,0 +1,98 @@
+"""The state of each PVC from its backups and plans, as pure functions of both."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from core.models.verification import Verification, VerificationOutcome
+from nodeagent.leader.index import Entry
+from nodeagent.leader.volume_copy import VolumeCopy
+from nodeagent.leader.volumes.states import Claim, Plan, Plans, build_states
+from nodeagent.runtime.volume_metrics import VolumeState
+from tests.nodeagent.leader.admission.test_queue import entry
+
+__all__: list[str] = []
+
+DAY = timedelta(days=1)
+WEEK = timedelta(days=7)
+BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
+NOW = BEGIN + 20 * DAY
+CLAIM = ("app", "data")
+
+
+def backup(day: int, *, claim: str = "data", bytes_: int = 10, schedule: str = "", verified: str = "") -> Entry:
+    """A completed backup of so many days after BEGIN; `verified` is an outcome, found on the next day."""
+    verification = Verification(at=BEGIN + (day + 1) * DAY, outcome=VerificationOutcome(verified)) if verified else None
+    return entry(f"b{day}", copy=VolumeCopy(claim, BEGIN + day * DAY, bytes_, schedule, verification))
+
+
+def plans(claim: Plan | None = None, **schedules: Plan) -> Plans:
+    return Plans(NOW, {CLAIM: Claim(BEGIN, claim or Plan())}, schedules)
+
+
+def state(entries: list[Entry], known: Plans) -> VolumeState:
+    (found,) = build_states(entries, known)
+    return found
+
+
+def day(number: float) -> float:
+    return (BEGIN + number * DAY).timestamp()
+
+
+def test_the_newest_backup_counts_in_whatever_order_they_come() -> None:
+    for order in ([1, 3, 2], [3, 2, 1]):
+        found = state([backup(number, bytes_=number) for number in order], plans())
+        assert (found.namespace, found.claim, found.backup_at, found.bytes) == ("app", "data", day(3), 3)
+        assert found.backup_interval is None
+        assert found.backup_due_at is None
+
+
+def test_transfers_of_others_and_of_no_pvc_do_not_count() -> None:
+    unmanaged = entry("other", managed=False, copy=backup(1).copy)
+    assert build_states([unmanaged, entry("running")], plans()) == []
+
+
+@pytest.mark.parametrize(
+    ("known", "interval"),
+    [
+        pytest.param(plans(Plan(WEEK)), WEEK, id="of the PVC"),
+        pytest.param(plans(Plan(WEEK), nightly=Plan(DAY)), DAY, id="of the schedule first"),
+        pytest.param(plans(Plan(WEEK), nightly=Plan(None)), WEEK, id="of a schedule that has none"),
+        pytest.param(plans(weekly=Plan(WEEK)), None, id="of another schedule"),
+    ],
+)
+def test_a_backup_is_due_one_interval_after_the_last_one(known: Plans, interval: timedelta | None) -> None:
+    found = state([backup(2, schedule="nightly")], known)
+    assert found.backup_interval == (interval and interval.total_seconds())
+    assert found.backup_due_at == (interval and day(2) + interval.total_seconds())
+
+
+def test_the_first_backup_is_due_one_interval_after_the_creation_of_the_pvc() -> None:
+    found = state([], plans(Plan(DAY)))
+    assert (found.backup_at, found.backup_interval, found.backup_due_at) == (None, DAY.total_seconds(), day(1))
+
+
+def test_a_pvc_without_backup_and_interval_has_no_state() -> None:
+    assert build_states([], plans(Plan(None, WEEK))) == []
+
+
+def test_a_deleted_pvc_has_no_state_and_a_younger_one_than_the_list_has() -> None:
+    gone, young = backup(1, claim="gone"), backup(21, claim="young")
+    assert [found.claim for found in build_states([gone, young], plans())] == ["young"]
+    unknown = Plans(NOW, None)
+    assert {found.claim for found in build_states([gone, young], unknown)} == {"gone", "young"}
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed"])
+def test_the_last_verification_counts_of_whichever_backup(outcome: str) -> None:
+    other = "failed" if outcome == "passed" else "passed"
+    entries = [backup(1, verified=other), backup(2, verified=outcome), backup(3)]
+    for order in (entries, entries[::-1]):
+        found = state(order, plans(Plan(None, WEEK)))
+        assert (found.backup_at, found.verified_at, found.verified_ok) == (day(3), day(3), outcome == "passed")
+        assert (found.verification_interval, found.verification_due_at) == (WEEK.total_seconds(), day(10))
+
+
+def test_the_first_verification_is_due_one_interval_after_the_creation_of_the_pvc() -> None:
+    found = state([backup(3)], plans(Plan(None, WEEK)))
+    assert (found.verified_at, found.verified_ok, found.verification_due_at) == (None, None, day(7))

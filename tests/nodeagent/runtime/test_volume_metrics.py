@@ -1,0 +1,53 @@
+"""The series of volumes: what is known, of how many, and nothing of what is gone."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from nodeagent.runtime.volume_metrics import MAX_VOLUMES, VolumeMetrics, VolumeState
+
+__all__: list[str] = []
+
+LABELS = '{claim="data",node="a",volume_namespace="app"}'
+
+
+def _shown(registry: CollectorRegistry) -> dict[str, float]:
+    lines = generate_latest(registry).decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name.replace("nodeagent_volume", ""): float(value) for name, value in pairs}
+
+
+def test_only_what_is_known_has_series() -> None:
+    registry = CollectorRegistry()
+    metrics = VolumeMetrics("a", registry)
+    metrics.show([VolumeState("app", "data", backup_at=100.0, bytes=0, verified_ok=False)])
+    assert _shown(registry) == {
+        f"_last_backup_timestamp_seconds{LABELS}": 100,
+        f"_last_backup_bytes{LABELS}": 0,
+        f"_last_verification_ok{LABELS}": 0,
+        's_omitted{node="a"}': 0,
+    }
+
+
+def test_volumes_that_are_gone_and_what_is_not_known_any_more_have_none() -> None:
+    registry = CollectorRegistry()
+    metrics = VolumeMetrics("a", registry)
+    gone = VolumeState("app", "gone", backup_at=1.0)
+    metrics.show([gone, VolumeState("app", "data", backup_at=1.0, backup_interval=60.0, backup_due_at=61.0)])
+    metrics.show([VolumeState("app", "data", backup_at=2.0)])
+    assert _shown(registry) == {f"_last_backup_timestamp_seconds{LABELS}": 2, 's_omitted{node="a"}': 0}
+    metrics.show(())
+    assert _shown(registry) == {}
+
+
+def test_of_too_many_volumes_those_with_an_interval_and_then_the_newest_backups_are_shown() -> None:
+    registry = CollectorRegistry()
+    metrics = VolumeMetrics("a", registry)
+    planned = VolumeState("app", "planned", backup_interval=60.0)
+    others = [VolumeState("app", f"c{number}", backup_at=float(number)) for number in range(MAX_VOLUMES + 1)]
+    metrics.show([*others, planned])
+    shown = _shown(registry)
+    assert shown['s_omitted{node="a"}'] == 2
+    assert '_backup_interval_seconds{claim="planned",node="a",volume_namespace="app"}' in shown
+    backups = {name for name in shown if name.startswith("_last_backup_timestamp")}
+    assert len(backups) == MAX_VOLUMES - 1
+    for omitted in ("c0", "c1"):
+        assert f'_last_backup_timestamp_seconds{{claim="{omitted}",node="a",volume_namespace="app"}}' not in backups
