@@ -119,8 +119,8 @@ def parse_time_zone(name: str) -> ZoneInfo:
 def longest_pause(schedule: str, zone: ZoneInfo, after: datetime) -> timedelta:
     """Return the longest time between two successive starts of a parsed schedule, of those in the next weeks."""
     starts = islice((start.astimezone(UTC) for start in CronSim(schedule, after.astimezone(zone))), _STARTS)
-    first = before = next(starts)
-    longest = timedelta()
+    longest, first = timedelta(), next(starts)
+    before = first
     for start in starts:
         longest, before = max(longest, start - before), start
         if start - first > _PERIOD:

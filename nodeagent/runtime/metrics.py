@@ -96,7 +96,7 @@ class _FlowMetrics:
         self.exposed = self._histogram("expose", text, registry)
         text = "Bytes that backups read and hashed; files that have not changed are not read"
         self.hashed = Counter("nodeagent_hashed_bytes", text, by_kind, registry=registry)
-        text = "Bytes of these that the repository had already; the others are compressed and sent"
+        text = "Bytes of these that the repository had already; the others are sent"
         self.deduplicated = Counter("nodeagent_deduplicated_bytes", text, by_kind, registry=registry)
         text = "When a running transfer last moved or sent bytes, in seconds since 1970, by the node's clock"
         self.progress = Gauge("nodeagent_last_progress_seconds", text, [*by_kind, "uid"], registry=registry)

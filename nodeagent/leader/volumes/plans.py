@@ -1,14 +1,18 @@
 """How often PVCs are to be backed up: from annotations of PVCs, Schedules of a Velero server, and labeled CronJobs."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
+from msgspec import field
+
+from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
-from core.models.base import JsonDict, parse_time
+from core.logs import fields
+from core.models.base import JsonDict, ObjectMeta, WireModel
 from core.models.names import BACKUP_INTERVAL_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
 from core.models.units import parse_duration
 from nodeagent.config.windows import longest_pause, parse_schedule, parse_time_zone
@@ -21,6 +25,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _EVERY: Final = "@every "
+_INTERVALS: Final = (BACKUP_INTERVAL_ANNOTATION, VERIFICATION_INTERVAL_ANNOTATION)
 _ZONE_KEYS: Final = ("CRON_TZ=", "TZ=")
 """What may precede a schedule of Velero. Source: robfig/cron v3.0.1, ParseStandard."""
 
@@ -41,8 +46,33 @@ def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
         if first.startswith(key):
             schedule, zone = rest, first.removeprefix(key)
     if schedule.startswith(_EVERY):
-        return parse_duration(schedule.removeprefix(_EVERY))
+        interval = _parse_positive(schedule.removeprefix(_EVERY))
+        if interval is None:
+            raise ValueError(f"no duration: {schedule}")
+        return interval
     return longest_pause(parse_schedule(schedule.strip()), parse_time_zone(zone or "UTC"), now)
+
+
+class _Spec(WireModel):
+    """What is read of the spec of a Schedule (`paused`) or CronJob (`suspend`)."""
+
+    schedule: str = ""
+    time_zone: str = ""
+    suspend: bool = False
+    paused: bool = False
+
+
+class _Planned(WireModel):
+    """A PVC, Schedule or CronJob."""
+
+    metadata: ObjectMeta
+    spec: _Spec = field(default_factory=_Spec)
+
+    @property
+    def annotated(self) -> Plan:
+        """What its annotations ask for; an invalid interval counts as absent."""
+        texts = (self.metadata.annotations.get(key, "") for key in _INTERVALS)
+        return Plan(*map(_parse_positive, texts))
 
 
 class PlanReader:
@@ -69,39 +99,40 @@ class PlanReader:
     async def _read_claims(self) -> Mapping[ClaimKey, Claim]:
         claims = {}
         async for page in self._client.pages(Selection(PERSISTENT_VOLUME_CLAIMS)):
-            for raw in page.items:
-                meta = raw["metadata"]
-                created = parse_time(meta["creationTimestamp"])
-                claims[meta["namespace"], meta["name"]] = Claim(created, _annotated(raw))
+            for one in _parse_all({"metadata": raw["metadata"]} for raw in page.items):
+                meta = one.metadata
+                if meta.creation_timestamp is not None:
+                    claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
         return claims
 
     async def _read_cron_jobs(self) -> Mapping[str, Plan]:
         selection = Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL)
         return {
-            str(raw["metadata"]["labels"][SCHEDULE_LABEL]): self._plan_of(raw, raw["spec"].get("timeZone") or "")
-            for raw in await self._client.list(selection)
-            if not raw["spec"].get("suspend")
+            one.metadata.labels.get(SCHEDULE_LABEL, ""): self._plan_of(one)
+            for one in _parse_all(await self._client.list(selection))
+            if not one.spec.suspend
         }
 
     async def _read_schedules(self) -> Mapping[str, Plan]:
         return {
-            str(raw["metadata"]["name"]): self._plan_of(raw, "")
-            for raw in await self._client.list(Selection(SCHEDULES, self._namespace))
-            if not (raw.get("spec") or {}).get("paused")
+            one.metadata.name: self._plan_of(one)
+            for one in _parse_all(await self._client.list(Selection(SCHEDULES, self._namespace)))
+            if not one.spec.paused
         }
 
-    def _plan_of(self, raw: JsonDict, zone: str) -> Plan:
+    def _plan_of(self, one: _Planned) -> Plan:
         """Return the plan of a Schedule or CronJob, whose times are computed once."""
-        schedule = (raw.get("spec") or {}).get("schedule")
-        key = (schedule if isinstance(schedule, str) else "", zone)
+        key = (one.spec.schedule, one.spec.time_zone)
         if key not in self._intervals:
             try:
                 self._intervals[key] = parse_interval(*key, self._now())
             except ValueError as e:
                 self._intervals[key] = None
-                meta = raw["metadata"]
-                _log.warning("schedule of %s cannot be read, no interval is known: %s", meta["name"], e)
-        return Plan(self._intervals[key], _annotated(raw).verification)
+                name = one.metadata.name
+                _log.warning(
+                    "schedule cannot be read, the metrics have no interval for it: %s", e, extra=fields(name=name)
+                )
+        return Plan(self._intervals[key], one.annotated.verification)
 
 
 async def _attempt(read: Callable[[], Awaitable[_T]], last: _T | None) -> _T | None:
@@ -116,18 +147,18 @@ async def _attempt(read: Callable[[], Awaitable[_T]], last: _T | None) -> _T | N
         return last
 
 
-def _annotated(raw: JsonDict) -> Plan:
-    """Return what the annotations of an object ask for; an invalid interval counts as absent."""
-    annotations = raw["metadata"].get("annotations") or {}
-    return Plan(
-        _duration(annotations.get(BACKUP_INTERVAL_ANNOTATION)),
-        _duration(annotations.get(VERIFICATION_INTERVAL_ANNOTATION)),
-    )
+def _parse_all(objects: Iterable[JsonDict]) -> Iterator[_Planned]:
+    """Yield the models of `objects`, without those that do not have the form of their kind."""
+    for raw in objects:
+        try:
+            yield _Planned.from_wire(raw)
+        except ContractError as e:
+            _log.debug("object left out of the metrics of volumes: %s", e)
 
 
-def _duration(text: object) -> timedelta | None:
+def _parse_positive(text: str) -> timedelta | None:
     try:
-        duration = parse_duration(text) if isinstance(text, str) else timedelta()
+        duration = parse_duration(text)
     except ValueError:
         return None
     return duration if duration > timedelta() else None

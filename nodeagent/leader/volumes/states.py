@@ -1,9 +1,10 @@
 """The backups of each PVC, joined with how often there are to be some: pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from core.models.verification import Verification
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
 from nodeagent.runtime.volume_metrics import VolumeState
@@ -48,26 +49,25 @@ class Plans:
 
 @dataclass(slots=True)
 class _Found:
-    """What the backups of one PVC have in common: the newest one, and the one that was verified last."""
+    """Of the backups of one PVC: the newest one, the last verification, and the Schedules that created some."""
 
     newest: VolumeCopy
-    verified: VolumeCopy | None = None
+    verification: Verification | None = None
+    schedules: set[str] = field(default_factory=set)
 
     def add(self, copy: VolumeCopy) -> None:
         if copy.created >= self.newest.created:
             self.newest = copy
-        if copy.verification is not None and (self._verified_at is None or copy.verification.at >= self._verified_at):
-            self.verified = copy
-
-    @property
-    def _verified_at(self) -> datetime | None:
-        return self.verified.verification.at if self.verified is not None and self.verified.verification else None
+        last, found = self.verification, copy.verification
+        if found is not None and (last is None or found.at >= last.at):
+            self.verification = found
+        self.schedules.add(copy.schedule)
 
 
 def build_states(entries: Iterable[Entry], plans: Plans) -> list[VolumeState]:
     """Return the state of each PVC that has a completed backup or is to have one, unless it is known to be deleted.
 
-    The plan of the Schedule or CronJob that created the newest backup counts first, then that of the PVC.
+    The shortest interval of the Schedules and CronJobs that created its backups counts first, then that of the PVC.
     """
     found: dict[ClaimKey, _Found] = {}
     for entry in entries:
@@ -93,8 +93,8 @@ def _build_state(key: ClaimKey, found: _Found | None, claim: Claim | None, plans
             namespace, name, backup_interval=_interval(plan.backup), backup_due_at=_due(created, plan.backup)
         )
     newest = found.newest
-    plan = plans.schedules.get(newest.schedule, Plan()) | plan
-    verification = found.verified.verification if found.verified is not None else None
+    plan = _shortest([plans.schedules[name] for name in found.schedules if name in plans.schedules]) | plan
+    verification = found.verification
     # Until there is a verification, the first one is due one interval after the PVC or its backup was created.
     verified_at = verification.at if verification is not None else None
     return VolumeState(
@@ -108,6 +108,13 @@ def _build_state(key: ClaimKey, found: _Found | None, claim: Claim | None, plans
         verified_ok=verification.passed if verification is not None else None,
         verification_interval=_interval(plan.verification),
         verification_due_at=_due(verified_at or created or newest.created, plan.verification),
+    )
+
+
+def _shortest(plans: Sequence[Plan]) -> Plan:
+    return Plan(
+        min((plan.backup for plan in plans if plan.backup), default=None),
+        min((plan.verification for plan in plans if plan.verification), default=None),
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
+from nodeagent.runtime.metrics import Metrics
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -118,3 +119,21 @@ async def test_a_message_does_not_conflict_with_the_outcome() -> None:
             gate.open.set()
             await world.until(world.done)
     assert message_of(world, "DataUpload") == "BackupRepository x is not ready: no bucket"
+
+
+async def test_only_bytes_that_move_are_a_sign_of_life() -> None:
+    metrics, transfer = Metrics(NODE), accepted(data_upload())
+
+    def last_progress() -> float:
+        lines = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_last_progress")]
+        return float(lines[0].rsplit(" ", 1)[1]) if lines else 0.0
+
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent(metrics=metrics):
+        await world.until(lambda: last_progress() > 0)
+        began = last_progress()
+        for number, message in enumerate(({"doneBytes": 5}, {"doneBytes": 5}, {"doneBytes": 5, "sentBytes": 1})):
+            await asyncio.sleep(60)
+            world.kube.put(event(transfer, "Progress", json.dumps(message), number=number + 1))
+            await asyncio.sleep(1)
+            moved = (60, 60, 182)[number]
+            assert last_progress() - began == pytest.approx(moved, abs=2)

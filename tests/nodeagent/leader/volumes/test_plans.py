@@ -56,7 +56,8 @@ def test_the_interval_of_a_schedule_is_its_longest_pause(schedule: str, zone: st
 
 
 @pytest.mark.parametrize(
-    "schedule", ["", "nonsense", "0 2 * *", "0 2 30 2 *", "@every", "@every x", "TZ=Nowhere @daily"]
+    "schedule",
+    ["", "nonsense", "0 2 * *", "0 2 30 2 *", "@every", "@every x", "@every -1h", "@every 0s", "TZ=Nowhere @daily"],
 )
 def test_an_invalid_schedule_is_an_error(schedule: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
@@ -94,6 +95,17 @@ async def test_schedules_and_labeled_cron_jobs_have_plans_unless_they_are_paused
     kube.put(an_object(CRON_JOBS, "c", {"schedule": "@daily"}))
     plans = await reader(kube).read()
     assert plans.schedules == {"nightly": Plan(DAY, 2 * DAY), "odd": Plan(), "hourly": Plan(HOUR)}
+
+
+@pytest.mark.looptime
+async def test_objects_without_the_form_of_their_kind_are_left_out() -> None:
+    kube = FakeKube()
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "young", {}, creationTimestamp="yesterday"))
+    kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "odd", {}, annotations={BACKUP_INTERVAL_ANNOTATION: 24}))
+    kube.put(an_object(SCHEDULES, "odd", {"schedule": 24}))
+    kube.put(an_object(CRON_JOBS, "odd", {"schedule": "@daily", "suspend": "no"}, labels={SCHEDULE_LABEL: "odd"}))
+    plans = await reader(kube).read()
+    assert (plans.claims, plans.schedules) == ({}, {})
 
 
 @pytest.mark.looptime

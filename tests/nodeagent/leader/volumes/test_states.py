@@ -67,6 +67,14 @@ def test_a_backup_is_due_one_interval_after_the_last_one(known: Plans, interval:
     assert found.backup_due_at == (interval and day(2) + interval.total_seconds())
 
 
+def test_the_shortest_interval_counts_of_the_schedules_that_still_exist() -> None:
+    known = plans(weekly=Plan(WEEK, DAY), nightly=Plan(DAY, WEEK))
+    entries = [backup(1, schedule="nightly"), backup(2, schedule="weekly"), backup(3, schedule="deleted")]
+    found = state(entries, known)
+    assert (found.backup_interval, found.verification_interval) == (DAY.total_seconds(), DAY.total_seconds())
+    assert found.backup_due_at == day(4)
+
+
 def test_the_first_backup_is_due_one_interval_after_the_creation_of_the_pvc() -> None:
     found = state([], plans(Plan(DAY)))
     assert (found.backup_at, found.backup_interval, found.backup_due_at) == (None, DAY.total_seconds(), day(1))

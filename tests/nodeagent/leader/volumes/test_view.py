@@ -67,3 +67,13 @@ async def test_the_dispatcher_shows_the_backups_of_its_transfers() -> None:
         (line,) = shown(metrics, "nodeagent_volume_last_backup_bytes")
         assert line.endswith(f'{{claim="{source}",node="node-a",volume_namespace="app"}} 7.0')
     assert shown(metrics) == []
+
+
+async def test_an_accepted_transfer_is_counted_with_its_time_in_the_queue() -> None:
+    scene = open_scene("node-a")
+    scene.add("du-1")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.phase("du-1") == "Accepted")
+        await scene.until(
+            lambda: shown(scene.metrics, 'nodeagent_queue_seconds_count{kind="DataUpload"')[0].endswith(" 1.0")
+        )
