@@ -109,8 +109,9 @@ test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on 
 	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
 	@$(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_fresh_chart.py
 
-test-cluster-full: setup ## kill components while data moves, on a real kubelet; half an hour (root)
+test-cluster-full: setup ## kill components while data moves, and fire each alert, on a real kubelet; half an hour (root)
 	$(step)
+	@tools/build.sh prometheus prometheus >/dev/null
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
 
 test-upgrade: setup ## update agents from the PREVIOUS version and back while data moves, on a real kubelet (root)
@@ -195,6 +196,7 @@ unit-tools:
 	@tools/azurite.sh >/dev/null
 	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null
 	@tools/build.sh actionlint >/dev/null
+	@tools/build.sh prometheus promtool >/dev/null
 
 integration-tools: unit-tools
 	@tools/build.sh etcd >/dev/null

@@ -23,6 +23,7 @@ from nodeagent.operations.install.surroundings import (
 )
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.documents import GENERATED, build_file, dump
+from tools.monitoring import generate_chart_monitoring
 
 __all__ = ["build_schema", "generate_chart", "value_name"]
 
@@ -52,7 +53,16 @@ _CRDS_VALUE: Final[JsonDict] = {
     "properties": {"install": {"type": "boolean"}},
     "additionalProperties": False,
 }
-"""The one value that is no option: the command has a flag for what to print or apply."""
+"""No option: the command has a flag for what to print or apply."""
+
+_LABELS: Final[JsonDict] = {"type": "object", "additionalProperties": {"type": "string"}}
+_MONITORING_VALUE: Final[JsonDict] = {
+    "type": "object",
+    "properties": {name: {"type": "boolean"} for name in ("podMonitor", "rules", "dashboard")}
+    | {"labels": _LABELS, "dashboardLabels": _LABELS, "runbook": {"type": "string"}},
+    "additionalProperties": False,
+}
+"""No option: the command installs what agents need, and `deploy/monitoring` has the objects."""
 
 
 _SCALARS: Final[Mapping[object, JsonDict]] = {str: {"type": "string"}, bool: {"type": "boolean"}, Any: {}}
@@ -75,6 +85,7 @@ def generate_chart() -> dict[str, str]:
         "templates/priority-classes.yaml": _if("priorityClasses", build_file(build_priority_classes(_OPTIONS))),
         "templates/network-policy.yaml": _if("monitoringNamespace", build_file([build_network_policy(_OPTIONS)])),
     }
+    texts |= {f"files/monitoring/{name}": text for name, text in generate_chart_monitoring().items()}
     definitions = files("nodeagent.operations.install") / "crds"
     return texts | {f"files/crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
 
@@ -86,7 +97,7 @@ def build_schema() -> JsonDict:
     # The namespace is that of the release.
     del properties["namespace"]
     # Helm passes `global` to a chart that another one contains.
-    properties |= {"crds": _CRDS_VALUE, "global": {"type": "object"}}
+    properties |= {"crds": _CRDS_VALUE, "monitoring": _MONITORING_VALUE, "global": {"type": "object"}}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
 
 

@@ -31,6 +31,7 @@ from nodeagent.operations.install.surroundings import (
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.chart import generate_chart
 from tools.documents import build_file
+from tools.monitoring import generate_monitoring
 
 __all__ = ["DEFAULTS", "generate", "main"]
 
@@ -106,6 +107,7 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
     }
     definitions = files("nodeagent.operations.install") / "crds"
     texts |= {f"crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
+    texts |= {f"monitoring/{name}": text for name, text in generate_monitoring().items()}
     return texts | {f"chart/{name}": text for name, text in generate_chart().items()}
 
 

@@ -71,7 +71,9 @@ def test_the_values_are_the_defaults_of_the_options(helm: Helm) -> None:
     """An empty image is that of the chart's own version; an absent option is an empty value."""
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert {
-        name: value for name, value in values.items() if name not in {"credentials", "configuration", "location"}
+        name: value
+        for name, value in values.items()
+        if name not in {"credentials", "configuration", "location", "monitoring"}
     } == {
         "crds": {"install": True},
         **values_of(InstallOptions()),

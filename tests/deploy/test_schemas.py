@@ -25,7 +25,9 @@ def _deployed() -> list[dict[str, Any]]:
     deploy = _ROOT / "deploy"
     paths = [path for path in deploy.rglob("*.yaml") if path.name != "kustomization.yaml"]
     # A chart's files are templates.
-    chosen = [path for path in sorted(paths) if "chart" not in path.relative_to(deploy).parts]
+    chosen = [
+        path for path in sorted(paths) if "chart" not in path.relative_to(deploy).parts and path.name != "rules.yaml"
+    ]
     return [each for path in chosen for each in _load(path)]
 
 

@@ -1,0 +1,61 @@
+"""What `deploy/monitoring` asks Prometheus for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["MONITORING", "dashboard_queries", "divide_durations", "metrics_in", "read_rules", "rule_queries"]
+
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"\b([0-9]+)([smhd])\b")
+_SECONDS = re.compile(r"(?<=nodeagent_last_progress_seconds )> ([0-9]+)")
+_METRIC = re.compile(r"\b(?:nodeagent|podVolume|velero|process)_\w+|\bup\b")
+
+
+def read_rules() -> list[dict[str, Any]]:
+    """Return the alerting rules."""
+    (group,) = yaml.safe_load((MONITORING / "rules.yaml").read_text(encoding="utf-8"))["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
+def rule_queries() -> list[str]:
+    """Return the expressions of the alerts."""
+    return [rule["expr"] for rule in read_rules()]
+
+
+def dashboard_queries() -> list[str]:
+    """Return the expressions of all panels."""
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+
+
+def metrics_in(queries: Iterable[str]) -> set[str]:
+    """Return the names of the metrics that the expressions select."""
+    return {name for query in queries for name in _METRIC.findall(query)}
+
+
+def divide_durations(rules: Iterable[dict[str, Any]], factor: int) -> list[dict[str, Any]]:
+    """Return the rules with each duration divided: ranges, offsets, `for`, and how long a transfer may stand still."""
+
+    def divide(match: re.Match[str]) -> str:
+        return f"{int(match[1]) * _UNIT_SECONDS[match[2]] * 1000 // factor}ms"
+
+    def divide_seconds(match: re.Match[str]) -> str:
+        return f"> {int(match[1]) / factor:g}"
+
+    found = []
+    for rule in rules:
+        changed = {key: _DURATION.sub(divide, rule[key]) for key in ("expr", "for") if key in rule}
+        found.append(rule | changed | {"expr": _SECONDS.sub(divide_seconds, changed["expr"])})
+    return found
