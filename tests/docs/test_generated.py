@@ -30,7 +30,22 @@ _METRICS_HEAD = """\
 Generated from the agent's registry (`tests/docs/test_generated.py`). Each agent serves them on `/metrics`
 (`--metrics-address`, default `:8085`); every metric has the label `node`. Metrics named `podVolume_…` and
 `velero_…` are Velero's, so that its dashboards keep working. Metrics of the process (`process_…`,
-`python_…`) are left out.
+`python_…`) are left out. [alerts.md](alerts.md) has a dashboard and alerts.
+
+The number of series is bounded:
+- `uid` is that of a transfer that runs on the node: the series end with it, so that there are no more than slots.
+- `nodeagent_volume_…` has eight series at most for each PVC with a completed backup or an interval, of at most 2,000
+  PVCs (`nodeagent_volumes_omitted` counts the others), in the leader only. The namespace of a PVC is
+  `volume_namespace`: `namespace` is a label that Prometheus sets. They end with the PVC.
+- `nodeagent_queue_position` has the first 100 transfers, `podVolume_pod_volume_operation_…` the last 100.
+- `reason` of `nodeagent_pending` is one of [troubleshooting.md](troubleshooting.md), or `Other` for one of the
+  kubelet, the scheduler or a driver.
+- The others have labels of few values, or the names of nodes, backup repositories or locations.
+
+What became of the bytes of backups: of `nodeagent_moved_bytes_total` those of unchanged files are not read; the others
+are `nodeagent_hashed_bytes_total`. Of these `nodeagent_deduplicated_bytes_total` were in the repository already. The
+rest is sent, with kopia's indexes: `nodeagent_sent_bytes_total`. There is no ratio of compression, since data movers
+compress nothing, as Velero's. An agent that restarts in the middle of a transfer misses some of the bytes.
 """
 
 
