@@ -17,7 +17,7 @@ from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
@@ -58,10 +58,11 @@ class Upkeep:
         data = {"global": json.dumps(common)}
         self.own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
 
-    def start(self, *, annotations: dict[str, str] | None = None) -> None:
-        """Run the agent, which does not wait for an hour, and create the repository."""
+    def start(self, *, annotations: dict[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
+        """Run the agent with these arguments more, which does not wait for an hour, and create the repository."""
         self.configure(keepLatestMaintenanceJobs=10)
-        self.own.run(arguments=["--repo-maintenance=on", f"--repo-maintenance-job-configmap={_CONFIG_MAP}"])
+        own = ("--repo-maintenance=on", f"--repo-maintenance-job-configmap={_CONFIG_MAP}")
+        self.own.run(arguments=[*own, *arguments])
         self.own.ready_log()
         spec = {
             "backupStorageLocation": "default",

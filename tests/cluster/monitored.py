@@ -1,0 +1,98 @@
+"""An agent of a test's own that moves data behind a gate, and what Prometheus would scrape from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from tests.cluster.apart import OTHER_NODE
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.scenes import Volume
+from tests.cluster.workloads import BACKUPS, Workload, wait_until
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL, METRICS_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.cluster.gate import Gate
+    from tests.cluster.upkeep import Upkeep
+    from tests.testbed.api import Json
+
+__all__ = ["Monitored"]
+
+_FILLED = {"data": 2_000_000, "scratch": 2 * HELD_BYTES}
+_CLAIM = "writer"
+
+
+@dataclass
+class Monitored:
+    """The agent, its only volume, and the completed backup of that."""
+
+    upkeep: Upkeep
+    gate: Gate
+    backup: Json = field(default_factory=dict)
+
+    def start(self, *, backup_interval: str, verification_interval: str, arguments: Sequence[str] = ()) -> None:
+        """Fill a volume that is to be backed up and verified in these intervals, then run the agent."""
+        own = self.upkeep.own
+        self._workload.start()
+        self._workload.wait_ready()
+        intervals = {"backup": backup_interval, "verification": verification_interval}
+        wanted = [f"nodeagent.io/{what}-interval={interval}" for what, interval in intervals.items()]
+        own.kubectl("annotate", "pvc", _CLAIM, *wanted)
+        self.upkeep.start(arguments=arguments)
+
+    def back_up(self, volume: str) -> None:
+        """Back the volume up, to the end."""
+        item = self._create_backup(volume)
+        self.backup = wait_until(self.upkeep.own.bed, BACKUPS, item, "Completed")
+
+    def verify(self, outcome: str) -> None:
+        """Write what a verification of the backup found."""
+        found = {"at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "outcome": outcome, "percent": 100}
+        text = f"nodeagent.io/verification={json.dumps(found)}"
+        name = self.backup["metadata"]["name"]
+        self.upkeep.own.kubectl("annotate", "--overwrite", "podvolumebackup", name, text)
+
+    def hold(self) -> None:
+        """Let a backup run whose data does not pass the gate."""
+        own = self.upkeep.own
+        self.gate.shut()
+        item = self._create_backup("scratch")
+        wait_until(own.bed, BACKUPS, item, "InProgress")
+        mover = own.bed.api.get(PODS, own.space, item["metadata"]["name"])
+        assert mover is not None
+        self.gate.wait_held(str(mover["status"]["podIP"]))
+
+    def leave_pending(self, name: str = "pending", **spec: str) -> None:
+        """Create a DataUpload whose location does not exist; `spec` changes it."""
+        own = self.upkeep.own
+        item = Volume(own.bed, own.space, _CLAIM).upload(name, snapshot="absent", location="absent")
+        item["metadata"]["namespace"] = own.space
+        item["spec"] |= spec
+        own.bed.user.apply(item)
+
+    def scrape(self) -> dict[str, list[float]]:
+        """Return the samples that the agent serves now, by the names of the metrics."""
+        own = self.upkeep.own
+        found: dict[str, list[float]] = {}
+        for line in own.bed.user.metrics(own.space, AGENT_LABEL, port=METRICS_PORT):
+            series, value = line.rsplit(" ", 1)
+            found.setdefault(series.partition("{")[0], []).append(float(value))
+        return found
+
+    @property
+    def _workload(self) -> Workload:
+        own = self.upkeep.own
+        return Workload(own.bed, own.space, _CLAIM, _FILLED, on=OTHER_NODE)
+
+    def _create_backup(self, volume: str) -> Json:
+        item = self._workload.backup(volume)
+        item["metadata"]["namespace"] = self.upkeep.own.space
+        if volume == "data":
+            item["metadata"]["annotations"] = {"velero.io/pvc-name": _CLAIM}
+        self.upkeep.own.bed.user.apply(item)
+        return item
