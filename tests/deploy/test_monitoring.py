@@ -15,7 +15,14 @@ import yaml
 from core.models.names import AGENT_LABELS
 from nodeagent.runtime.metrics import Metrics
 from tests.support.helm import Helm
-from tests.support.monitoring import MONITORING, dashboard_queries, metrics_in, rule_queries
+from tests.support.monitoring import (
+    MONITORING,
+    dashboard_queries,
+    divide_durations,
+    metrics_in,
+    read_rules,
+    rule_queries,
+)
 from tests.support.schemas import validate
 from tests.support.tools import tool
 from tools.monitoring import generate_monitoring
@@ -136,3 +143,11 @@ def test_the_panels_of_a_row_do_not_overlap() -> None:
         "Transfers",
         "Repositories",
     ]
+
+
+def test_durations_of_rules_are_divided_for_a_real_prometheus() -> None:
+    stalled = next(rule for rule in read_rules() if rule["alert"] == "NodeAgentTransferStalled")
+    found = divide_durations(stalled, 100)
+    assert (found["expr"], found["for"]) == ("time() - nodeagent_last_progress_seconds > 18", "3000ms")
+    others = [divide_durations(rule, 100) for rule in read_rules() if rule is not stalled]
+    assert not re.findall(r"[0-9][smhd]\b", " ".join(rule["expr"] + rule.get("for", "") for rule in others))

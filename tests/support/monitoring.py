@@ -45,8 +45,8 @@ def metrics_in(queries: Iterable[str]) -> set[str]:
     return {name for query in queries for name in _METRIC.findall(query)}
 
 
-def divide_durations(rules: Iterable[dict[str, Any]], factor: int) -> list[dict[str, Any]]:
-    """Return the rules with each duration divided: ranges, offsets, `for`, and how long a transfer may stand still."""
+def divide_durations(rule: dict[str, Any], factor: int) -> dict[str, Any]:
+    """Return the rule with each duration divided: ranges, offsets, `for`, and how long a transfer may stand still."""
 
     def divide(match: re.Match[str]) -> str:
         return f"{int(match[1]) * _UNIT_SECONDS[match[2]] * 1000 // factor}ms"
@@ -54,8 +54,5 @@ def divide_durations(rules: Iterable[dict[str, Any]], factor: int) -> list[dict[
     def divide_seconds(match: re.Match[str]) -> str:
         return f"> {int(match[1]) / factor:g}"
 
-    found = []
-    for rule in rules:
-        changed = {key: _DURATION.sub(divide, rule[key]) for key in ("expr", "for") if key in rule}
-        found.append(rule | changed | {"expr": _SECONDS.sub(divide_seconds, changed["expr"])})
-    return found
+    changed = {key: _DURATION.sub(divide, rule[key]) for key in ("expr", "for") if key in rule}
+    return rule | changed | {"expr": _SECONDS.sub(divide_seconds, changed["expr"])}

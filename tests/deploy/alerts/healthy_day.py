@@ -26,7 +26,7 @@ def build_healthy_day(alerts: Iterable[str]) -> dict[str, Any]:
     times = [f"{minute}m" for minute in range(10, _MINUTES, 10)]
     return {
         "rule_files": ["rules.yaml"],
-        "evaluation_interval": "1m",
+        "evaluation_interval": "2m",
         "tests": [
             {
                 "interval": "1m",

@@ -1,0 +1,139 @@
+"""A real Prometheus that scrapes the agent of a test, with rules whose durations are divided."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+
+from tests.datamover.support.servers import free_port
+from tests.support.monitoring import divide_durations, read_rules
+from tests.support.tools import tool
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.install import AGENT_LABEL, METRICS_PORT
+from tests.testbed.processes import BedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
+    from pathlib import Path
+
+    from tests.cluster.apart import ApartAgent
+
+__all__ = ["FACTOR", "Prometheus", "run_prometheus"]
+
+FACTOR = 240
+"""A day is six minutes, and ten minutes are 2.5 s, in which there are five scrapes."""
+
+_FACTORS = {"NodeAgentAPIThrottled": 24}
+"""An agent whose requests are rejected pauses for seconds: of these it takes more than one."""
+
+_INTERVAL = "500ms"
+_POLL_SECONDS = 0.5
+
+
+@dataclass
+class Prometheus:
+    """Prometheus, and the alerts that have fired so far.
+
+    Attributes:
+        fired: Their names.
+    """
+
+    folder: Path
+    port: int
+    own: ApartAgent
+    fired: set[str] = field(default_factory=set)
+
+    def target_agent(self) -> None:
+        """Scrape the pod that is there now; until the next call it stays the target, also when it is gone."""
+        pods = self.own.bed.api.objects(PODS, self.own.space, selector=AGENT_LABEL)
+        targets = [f"{pod['status']['podIP']}:{METRICS_PORT}" for pod in pods]
+        path = self.folder / "targets.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps([{"targets": targets}]), encoding="utf-8")
+        new.rename(path)
+
+    def alerts(self) -> AbstractSet[str]:
+        """Return the alerts that fire now."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/alerts", timeout=10) as answer:
+            found: Any = json.load(answer)
+        firing = {one["labels"]["alertname"] for one in found["data"]["alerts"] if one["state"] == "firing"}
+        self.fired |= firing
+        return firing
+
+    def wait_fired(self, *names: str, seconds: float) -> None:
+        """Return once each of these has fired since the start.
+
+        Raises:
+            BedError: One has not in time.
+        """
+        deadline = time.monotonic() + seconds
+        while missing := set(names) - self.fired:
+            if time.monotonic() > deadline:
+                raise BedError(f"alerts that have not fired within {seconds} s: {sorted(missing)}")
+            time.sleep(_POLL_SECONDS)
+            self.alerts()
+
+    def wait_quiet(self, *names: str, seconds: float) -> None:
+        """Return once none of these fires.
+
+        Raises:
+            BedError: One still does.
+        """
+        deadline = time.monotonic() + seconds
+        while firing := set(names) & self.alerts():
+            if time.monotonic() > deadline:
+                raise BedError(f"alerts that still fire after {seconds} s: {sorted(firing)}")
+            time.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def run_prometheus(folder: Path, own: ApartAgent) -> Iterator[Prometheus]:
+    """Run Prometheus; its target is the agent's pod."""
+    divided = [divide_durations(rule, _FACTORS.get(rule["alert"], FACTOR)) for rule in read_rules()]
+    rules = {"groups": [{"name": "node-agent", "rules": divided}]}
+    (folder / "rules.yaml").write_text(json.dumps(rules), encoding="utf-8")
+    job = {
+        "job_name": "node-agent",
+        "file_sd_configs": [{"files": ["targets.json"], "refresh_interval": "1s"}],
+    }
+    config = {
+        "global": {"scrape_interval": _INTERVAL, "scrape_timeout": _INTERVAL, "evaluation_interval": _INTERVAL},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [job],
+    }
+    (folder / "prometheus.yaml").write_text(json.dumps(config), encoding="utf-8")
+    prometheus = Prometheus(folder, free_port(), own)
+    prometheus.target_agent()
+    argv: list[str | Path] = [
+        tool("prometheus", "prometheus"),
+        f"--config.file={folder / 'prometheus.yaml'}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        f"--web.listen-address=127.0.0.1:{prometheus.port}",
+    ]
+    log = folder / "log"
+    with log.open("w") as out, subprocess.Popen(argv, stdout=out, stderr=out) as process:
+        try:
+            _wait_ready(prometheus, log)
+            yield prometheus
+        finally:
+            process.kill()
+
+
+def _wait_ready(prometheus: Prometheus, log: Path) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            prometheus.alerts()
+        except URLError:
+            if time.monotonic() > deadline:
+                raise BedError(f"Prometheus does not answer: {log.read_text()}") from None
+            time.sleep(_POLL_SECONDS)
+        else:
+            return

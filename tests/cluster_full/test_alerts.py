@@ -1,0 +1,169 @@
+"""Each alert fires once, by a real Prometheus, for what it is about: durations are divided by FACTOR."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.apart import installed_apart
+from tests.cluster.gate import open_gate
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.monitored import Monitored
+from tests.cluster.upkeep import Upkeep
+from tests.cluster_full.prometheus import Prometheus, run_prometheus
+from tests.support.monitoring import read_rules
+from tests.testbed.demonstration.manifests import build_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.apart import ApartAgent
+    from tests.cluster.conftest import Bed
+
+__all__: list[str] = []
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+_CONFIG = "own-config"
+_BROKEN = "broken"
+"""A BackupRepository whose location does not exist."""
+
+_OF_VOLUMES = ("NodeAgentVerificationFailed", "NodeAgentVerificationOverdue", "NodeAgentVolumeBackupOverdue")
+_OF_WAITING = ("NodeAgentTransferStalled", "NodeAgentQueueStuck")
+_OF_FAILURES = "NodeAgentTransfersFailing"
+_OF_REPOSITORIES = ("NodeAgentRepositoryNotReady", "NodeAgentMaintenanceFailing", "NodeAgentIndexBlobsGrowing")
+_OF_AGENTS = (
+    "NodeAgentConfigurationRejected",
+    "NodeAgentAPIThrottled",
+    "NodeAgentDown",
+    "NodeAgentDispatcherMissing",
+)
+
+_STEP_SECONDS = 60
+_DAY_SECONDS = 480
+"""A day divided by 240, and more."""
+
+
+@pytest.fixture
+def monitored(agent: Bed) -> Iterator[Monitored]:
+    space = f"test-{secrets.token_hex(4)}"
+    agent.user.apply(build_namespace(space))
+    with open_gate() as gate, installed_apart(agent, space, url=gate.url) as own:
+        yield Monitored(Upkeep(own), gate)
+        gate.open()
+    agent.user.kubectl("delete", "namespace", space, "--wait=false")
+
+
+def _configure(own: ApartAgent, document: str) -> None:
+    meta = {"namespace": own.space, "name": _CONFIG}
+    own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {"config.json": document}})
+
+
+def _break_repository(own: ApartAgent, *, index_blobs: int) -> None:
+    """Apply a BackupRepository that cannot be opened, with so many index blobs after its last maintenance."""
+    at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    record = {"at": at, "mode": "full", "lastFull": at, "indexBlobs": index_blobs, "contents": 1}
+    spec = {
+        "backupStorageLocation": "absent",
+        "maintenanceFrequency": "24h",
+        "repositoryType": "kopia",
+        "volumeNamespace": _BROKEN,
+    }
+    meta = {
+        "namespace": own.space,
+        "name": _BROKEN,
+        "annotations": {"nodeagent.io/maintenance": json.dumps(record)},
+    }
+    own.bed.user.apply({"apiVersion": "velero.io/v1", "kind": "BackupRepository", "metadata": meta, "spec": spec})
+
+
+def _throttle(own: ApartAgent) -> None:
+    """Let the API server reject every request of the agent."""
+    api, name = "flowcontrol.apiserver.k8s.io/v1", own.space
+    limited = {"nominalConcurrencyShares": 0, "borrowingLimitPercent": 0, "limitResponse": {"type": "Reject"}}
+    subject = {"kind": "ServiceAccount", "serviceAccount": {"namespace": own.space, "name": "node-agent"}}
+    every = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": True, "namespaces": ["*"]}
+    own.bed.user.apply(
+        {
+            "apiVersion": api,
+            "kind": "PriorityLevelConfiguration",
+            "metadata": {"name": name},
+            "spec": {"type": "Limited", "limited": limited},
+        },
+        {
+            "apiVersion": api,
+            "kind": "FlowSchema",
+            "metadata": {"name": name},
+            "spec": {
+                "matchingPrecedence": 10,
+                "priorityLevelConfiguration": {"name": name},
+                "rules": [{"subjects": [subject], "resourceRules": [every]}],
+            },
+        },
+    )
+
+
+@pytest.fixture
+def prometheus(monitored: Monitored, tmp_path: Path) -> Iterator[Prometheus]:
+    """Prometheus beside an agent whose repository was maintained."""
+    own = monitored.upkeep.own
+    _configure(own, "{}")
+    monitored.start(backup_interval="10s", verification_interval="10s", arguments=[f"--node-agent-configmap={_CONFIG}"])
+    _break_repository(own, index_blobs=1100)
+    monitored.upkeep.wait_for_entry("Succeeded")
+    with run_prometheus(tmp_path, own) as prometheus:
+        yield prometheus
+
+
+def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: Prometheus) -> None:
+    monitored.back_up("data")
+    monitored.verify("failed")
+    prometheus.wait_fired(*_OF_VOLUMES, seconds=_STEP_SECONDS)
+    monitored.verify("passed")
+    prometheus.wait_quiet("NodeAgentVerificationFailed", seconds=_STEP_SECONDS)
+    monitored.hold()
+    monitored.leave_pending()
+    prometheus.wait_fired(*_OF_WAITING, seconds=_STEP_SECONDS)
+    monitored.gate.open()
+    prometheus.wait_quiet(*_OF_WAITING, seconds=_STEP_SECONDS)
+    monitored.leave_pending("failing", datamover="velero-block")
+    prometheus.wait_fired(_OF_FAILURES, seconds=_STEP_SECONDS)
+
+
+def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Prometheus) -> None:
+    upkeep = monitored.upkeep
+    with open_kopia(upkeep.own.bed, upkeep.own.space) as kopia:
+        kopia.connect()
+        kopia.run("maintenance", "set", "--owner=somebody@else")
+    upkeep.own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/maintenance-")
+    upkeep.wait_for_entry("Failed")
+    # There is a value of a day before then.
+    prometheus.wait_fired(*_OF_REPOSITORIES[:2], seconds=4 * _STEP_SECONDS)
+    _break_repository(upkeep.own, index_blobs=1200)
+    prometheus.wait_fired(*_OF_REPOSITORIES, seconds=_DAY_SECONDS)
+
+
+def test_alerts_about_agents_fire(monitored: Monitored, prometheus: Prometheus) -> None:
+    own = monitored.upkeep.own
+    configured, throttled, *gone = _OF_AGENTS
+    _configure(own, '{"loadConcurrency": "many"}')
+    prometheus.wait_fired(configured, seconds=_STEP_SECONDS)
+    _configure(own, "{}")
+    prometheus.wait_quiet(configured, seconds=_STEP_SECONDS)
+    _throttle(own)
+    try:
+        prometheus.wait_fired(throttled, seconds=3 * _STEP_SECONDS)
+    finally:
+        own.kubectl("delete", "flowschema,prioritylevelconfiguration", own.space)
+    own.kubectl("delete", "daemonset", "node-agent")
+    prometheus.wait_fired(*gone, seconds=_STEP_SECONDS)
+
+
+def test_each_alert_is_fired_by_one_of_these() -> None:
+    fired = (*_OF_VOLUMES, *_OF_WAITING, _OF_FAILURES, *_OF_REPOSITORIES, *_OF_AGENTS)
+    assert sorted(fired) == sorted(rule["alert"] for rule in read_rules())
