@@ -109,7 +109,7 @@ test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on 
 	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
 	@$(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_fresh_chart.py
 
-test-cluster-full: setup ## kill components while data moves, and fire each alert, on a real kubelet; half an hour (root)
+test-cluster-full: setup ## kill components while data moves, and fire alerts, on a real kubelet; half an hour (root)
 	$(step)
 	@tools/build.sh prometheus prometheus >/dev/null
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full

@@ -30,9 +30,6 @@ __all__ = ["FACTOR", "Prometheus", "run_prometheus"]
 FACTOR = 240
 """A day is six minutes, and ten minutes are 2.5 s, in which there are five scrapes."""
 
-_FACTORS = {"NodeAgentAPIThrottled": 24}
-"""An agent whose requests are rejected pauses for seconds: of these it takes more than one."""
-
 _INTERVAL = "500ms"
 _POLL_SECONDS = 0.5
 
@@ -96,7 +93,7 @@ class Prometheus:
 @contextmanager
 def run_prometheus(folder: Path, own: ApartAgent) -> Iterator[Prometheus]:
     """Run Prometheus; its target is the agent's pod."""
-    divided = [divide_durations(rule, _FACTORS.get(rule["alert"], FACTOR)) for rule in read_rules()]
+    divided = [divide_durations(rule, FACTOR) for rule in read_rules()]
     rules = {"groups": [{"name": "node-agent", "rules": divided}]}
     (folder / "rules.yaml").write_text(json.dumps(rules), encoding="utf-8")
     job = {
