@@ -141,7 +141,8 @@ class MoverArgs:
     `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
     `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
-    for; 0: there is none. `attempt` is the number of the transfer's attempt. `options` are flags of one verb only.
+    for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
+    snapshot of a backup; empty: it is not known. `options` are flags of one verb only.
     """
 
     verb: MoverVerb
@@ -152,6 +153,7 @@ class MoverArgs:
     cache_volume_path: str = ""
     cache_limit_mib: int = 0
     attempt: int = 1
+    cluster: str = ""
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -167,6 +169,7 @@ class MoverArgs:
             "cache-volume-path": self.cache_volume_path,
             "cache-limit-mib": str(self.cache_limit_mib) if self.cache_limit_mib else "",
             "attempt": str(self.attempt) if self.attempt > 1 else "",
+            "cluster": self.cluster,
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,

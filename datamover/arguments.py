@@ -42,7 +42,10 @@ class LogOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PodOptions:
-    """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod."""
+    """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
+
+    `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
+    """
 
     kind_flag: str
     name: str
@@ -50,6 +53,7 @@ class PodOptions:
     mode: VolumeMode
     resource_timeout: timedelta
     attempt: int = 1
+    cluster: str = ""
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -203,6 +207,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         cache_volume=parsed.cache_volume_path,
         cache_limit_mib=parsed.cache_limit_mib,
         attempt=parsed.attempt,
+        cluster=getattr(parsed, "cluster", ""),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )

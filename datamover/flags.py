@@ -82,6 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
+    backup.add_argument(
+        "--cluster",
+        metavar="UID",
+        default="",
+        help="what identifies the cluster in the snapshot's tags (default: none)",
+    )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
 

@@ -16,13 +16,18 @@ from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
+    BACKUP_ANNOTATION,
+    BACKUP_TAG,
     BACKUP_UID_TAG,
+    CLAIM_TAG,
     DATA_UPLOAD_REQUESTER,
+    OBJECT_NAME,
     POD_VOLUME_REQUESTER,
     PVC_NAME_ANNOTATION,
     RESTORE_UID_LABEL,
     SNAPSHOT_REQUESTER_TAG,
 )
+from core.models.saved_claim import SavedClaim
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count
 
@@ -114,14 +119,14 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
         case DataUpload():
             source = f"{DATA_UPLOAD_REQUESTER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
             operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
-            tags = _tags(DATA_UPLOAD_REQUESTER) | {ASYNC_OPERATION_ID_LABEL: operation}
+            tags = _tags(cr, DATA_UPLOAD_REQUESTER) | {ASYNC_OPERATION_ID_LABEL: operation}
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case PodVolumeBackup():
             volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
             source = f"{POD_VOLUME_REQUESTER}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
             uid = cr.spec.tags.get(BACKUP_UID_TAG, "")
             # Velero leaves it out, and cannot tell later whose snapshot it is.
-            tags = _tags(POD_VOLUME_REQUESTER) | ({BACKUP_UID_TAG: uid} if uid else {})
+            tags = _tags(cr, POD_VOLUME_REQUESTER) | ({BACKUP_UID_TAG: uid} if uid else {})
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload():
             return RestorePlan(cr.spec.snapshot_id)
@@ -130,8 +135,16 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
     raise ContractError(f"{cr.kind} {cr.name}: not a transfer")
 
 
-def _tags(requester: str) -> dict[str, str]:
-    return {SNAPSHOT_REQUESTER_TAG: requester, "snapshot-uploader": "kopia"}
+def _tags(cr: Transfer, requester: str) -> dict[str, str]:
+    """Return the tags of both kinds; those of a backup that the annotations of `cr` name, as far as they are valid."""
+    tags = {SNAPSHOT_REQUESTER_TAG: requester, "snapshot-uploader": "kopia"}
+    annotations = cr.metadata.annotations
+    backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.of(annotations)
+    if OBJECT_NAME.fullmatch(backup):
+        tags[BACKUP_TAG] = backup
+    if claim is not None:
+        tags[CLAIM_TAG] = claim.text
+    return tags
 
 
 def _restore_uid(cr: PodVolumeRestore) -> str:

@@ -155,6 +155,7 @@ def _build_args(
         resource_name=owner.name,
         cache_limit_mib=cache.limit_mib if cache else 0,
         attempt=owner.attempt,
+        cluster=options.cluster if verb is MoverVerb.BACKUP else "",
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
         log_format=options.log_format,

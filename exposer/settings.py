@@ -83,11 +83,15 @@ class RepositoryVolume:
 
 @dataclass(frozen=True)
 class MoverOptions:
-    """Arguments of a mover that do not depend on its volume or custom resource."""
+    """Arguments of a mover that do not depend on its volume or custom resource.
+
+    `cluster` identifies the cluster in snapshots; empty: it is not known.
+    """
 
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

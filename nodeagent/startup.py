@@ -12,9 +12,9 @@ from typing import Any, Final
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError
-from core.kube.resources import DAEMON_SETS
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
+from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError
+from core.kube.resources import DAEMON_SETS, NAMESPACES
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
@@ -33,7 +33,7 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_spec", "read_template"]
+__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_cluster", "read_spec", "read_template"]
 
 
 _log = logging.getLogger(__name__)
@@ -46,13 +46,15 @@ _CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"
 class AgentSpec:
     """What an agent is built from, read and validated.
 
-    `namespace` is that of the agent, its mover pods and the transfers.
+    `namespace` is that of the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots;
+    empty: it is not known.
     """
 
     settings: Settings
     namespace: str
     config: ParsedConfig
     template: AgentTemplate
+    cluster: str = ""
 
     @property
     def expose_defaults(self) -> ExposeSettings:
@@ -61,6 +63,7 @@ class AgentSpec:
             resource_timeout=self.settings.resource_timeout,
             log_level=self.settings.log_level,
             log_format=self.settings.log_format,
+            cluster=self.cluster,
         )
         pod = PodSettings(service_account=self.settings.mover_service_account)
         return ExposeSettings(self.template, pod, options)
@@ -122,7 +125,24 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
         _log.warning("configuration: %s", warning)
     await RepositoryConfig(client, namespace, settings.backup_repository_config_map).check()
     await MaintenanceConfig(client, namespace, settings.maintenance_config_map).check()
-    return AgentSpec(settings, namespace, parsed, await read_template(client, namespace))
+    template = await read_template(client, namespace)
+    return AgentSpec(settings, namespace, parsed, template, await read_cluster(client))
+
+
+async def read_cluster(client: KubeClient) -> str:
+    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it may not be read.
+
+    Raises:
+        ConfigError: the API server does not answer.
+    """
+    try:
+        namespace = await client.read(NAMESPACES, "", CLUSTER_NAMESPACE)
+    except (ForbiddenError, MalformedObjectError):
+        # The check of the permissions has logged what is missing.
+        return ""
+    except KubeError as e:
+        raise ConfigError(f"Namespace {CLUSTER_NAMESPACE} cannot be read: {e}") from e
+    return "" if namespace is None else str(namespace["metadata"].get("uid", ""))
 
 
 async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:

@@ -18,11 +18,20 @@ __all__ = [
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_LABEL",
     "ATTEMPT_TAG",
+    "BACKUP_ANNOTATION",
     "BACKUP_INTERVAL_ANNOTATION",
+    "BACKUP_LABEL",
+    "BACKUP_TAG",
+    "BACKUP_TTL_ANNOTATION",
     "BACKUP_UID_TAG",
+    "BACKUP_VOLUMES_ANNOTATION",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
+    "CLAIM_ANNOTATION",
+    "CLAIM_TAG",
+    "CLUSTER_NAMESPACE",
+    "CLUSTER_TAG",
     "CONFIG_ANNOTATION",
     "COPIES_ANNOTATION",
     "COPY_LABEL",
@@ -68,6 +77,7 @@ __all__ = [
     "STORAGE_LOCATION_LABEL",
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
+    "VELERO_BACKUP_LABEL",
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
     "VOLUME_NAMESPACE_LABEL",
@@ -94,6 +104,8 @@ BLOCK_DATA_MOVER: Final = "velero-block"
 EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"
 ASYNC_OPERATION_ID_LABEL: Final = "velero.io/async-operation-id"
 PVC_NAME_ANNOTATION: Final = "velero.io/pvc-name"
+VELERO_BACKUP_LABEL: Final = "velero.io/backup-name"
+"""The name of the Velero Backup of a transfer. Source: Velero v1.18, BackupNameLabel."""
 RESTORE_UID_LABEL: Final = "velero.io/restore-uid"
 DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"
 POD_VOLUME_FINALIZER: Final = "velero.io/pod-volume-finalizer"
@@ -131,6 +143,14 @@ TRANSFER_UID_TAG: Final = "nodeagent.io/transfer-uid"
 """Ours: the UID of the custom resource that a snapshot was made for."""
 ATTEMPT_TAG: Final = "nodeagent.io/attempt"
 """Ours: the number of the attempt that made it. Of an overtaken attempt nothing refers to it."""
+CLUSTER_TAG: Final = "nodeagent.io/cluster"
+"""Ours: the UID of the namespace `kube-system` in the cluster that made a snapshot; it tells clusters apart."""
+CLUSTER_NAMESPACE: Final = "kube-system"
+"""The namespace whose UID identifies a cluster: every cluster has one, and it lives as long as the cluster."""
+BACKUP_TAG: Final = "nodeagent.io/backup"
+"""Ours: the name of the backup, of a snapshot that `nodeagent backup create` asked for."""
+CLAIM_TAG: Final = "nodeagent.io/claim"
+"""Ours: the PVC of such a snapshot as it was (`core.models.saved_claim`)."""
 
 # The repository's password, shared with Velero.
 REPO_CREDENTIALS_SECRET: Final = "velero-repo-credentials"  # noqa: S105 - the Secret's name
@@ -169,6 +189,16 @@ NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"
 """On a custom resource that failed before Prepared, for a cause that may be its node's: the cause."""
 PENDING_REASON_ANNOTATION: Final = "nodeagent.io/pending-reason"
 """On a custom resource: the pending reason, which `status.message` describes."""
+BACKUP_LABEL: Final = "nodeagent.io/backup"
+"""On what `nodeagent backup create` makes: the name of the backup, as `label_value` returns it."""
+BACKUP_ANNOTATION: Final = "nodeagent.io/backup"
+"""On a transfer that `nodeagent backup create` makes: the whole name of the backup."""
+BACKUP_VOLUMES_ANNOTATION: Final = "nodeagent.io/backup-volumes"
+"""On such a transfer: how many volumes its backup has, so that a missing one is noticed."""
+BACKUP_TTL_ANNOTATION: Final = "nodeagent.io/backup-ttl"
+"""On such a transfer: how long its backup is kept, a Go duration. Absent: until someone deletes it."""
+CLAIM_ANNOTATION: Final = "nodeagent.io/claim"
+"""On such a transfer: the PVC as it was (`core.models.saved_claim`)."""
 REPOSITORY_INPUTS_ANNOTATION: Final = "nodeagent.io/repository-inputs"
 """On a BackupRepository: a hash of the location and credentials by which it was opened; others need a new check."""
 REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"

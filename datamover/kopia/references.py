@@ -20,11 +20,15 @@ from core.models.base import Int64, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     ATTEMPT_TAG,
+    BACKUP_TAG,
     BACKUP_UID_TAG,
+    CLAIM_TAG,
+    CLUSTER_TAG,
     SNAPSHOT_REQUESTER_TAG,
     SNAPSHOT_REQUESTERS,
     TRANSFER_UID_TAG,
 )
+from core.models.saved_claim import SavedClaim
 from datamover.kopia.snapshots import PIN
 
 __all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
@@ -100,6 +104,21 @@ class ListedSnapshot(WireModel):
     def attempt(self) -> str:
         """The number of the attempt that made it, as text; empty if no tag has it."""
         return self._tag(ATTEMPT_TAG)
+
+    @property
+    def cluster(self) -> str:
+        """The identity of the cluster that made it; empty if no tag has it."""
+        return self._tag(CLUSTER_TAG)
+
+    @property
+    def backup_name(self) -> str:
+        """The name of the backup that it was made for by `nodeagent backup create`; empty if no tag has it."""
+        return self._tag(BACKUP_TAG)
+
+    @property
+    def claim(self) -> SavedClaim | None:
+        """The PVC as it was; None if no tag has it, or none that is valid."""
+        return SavedClaim.parse(self._tag(CLAIM_TAG))
 
     def _tag(self, name: str) -> str:
         return self.tags.get(name) or self.tags.get(f"{_OWN_PREFIX}{name}", "")

@@ -15,7 +15,7 @@ from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, MoverVerb, ProgressMessage, RestoreResult, VolumeMode
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
-from core.models.names import NODE_LABEL
+from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -239,7 +239,7 @@ class PodTransfer:
             mode=self._options.mode,
             source=plan.source,
             parallel=settings.parallel_upload or context.limits.cpus,
-            tags=plan.tags,
+            tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             parent=plan.parent,
             low_memory=context.limits.low_memory,

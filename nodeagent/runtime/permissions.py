@@ -10,7 +10,13 @@ from enum import StrEnum
 from typing import Final
 
 from core.kube import resources as kube
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, DISPATCHER_LEASE
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_DAEMONSET,
+    AGENT_DAEMONSET_WINDOWS,
+    CLUSTER_NAMESPACE,
+    DISPATCHER_LEASE,
+)
 
 __all__ = ["COPY_PERMISSIONS", "MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions", "copy_permissions"]
 
@@ -193,6 +199,14 @@ _AGENT_PERMISSIONS: Final = (
         ("list", "watch"),
         "whether the configured priority class exists",
         without="cannot check whether the configured priority class exists",
+    ),
+    Permission(
+        _ALL,
+        kube.NAMESPACES,
+        ("get",),
+        "the identity of the cluster, for the tags of its snapshots",
+        names=(CLUSTER_NAMESPACE,),
+        without="snapshots do not say which cluster made them",
     ),
 )
 

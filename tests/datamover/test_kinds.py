@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from core.models.names import BACKUP_UID_TAG
+from core.models.names import BACKUP_ANNOTATION, BACKUP_TAG, BACKUP_UID_TAG, CLAIM_ANNOTATION, CLAIM_TAG
 from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, plan_of
 
 _RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
@@ -62,6 +62,29 @@ def test_a_pod_volume_snapshot_has_the_uid_of_its_backup_if_the_resource_has_it(
         "snapshot-uploader": "kopia",
         "backup-uid": "6bc33b7d",
     }
+
+
+@pytest.mark.parametrize(
+    ("flag", "recording"), [("data-upload", "dataupload"), ("pod-volume-backup", "podvolumebackup")]
+)
+@pytest.mark.parametrize(
+    ("name", "claim", "found"),
+    [
+        pytest.param("night", '{"namespace":"app","name":"data"}', {BACKUP_TAG, CLAIM_TAG}, id="both"),
+        pytest.param("../x", "{", set(), id="invalid"),
+    ],
+)
+def test_a_backup_that_the_transfer_names_is_in_the_tags(
+    flag: str, recording: str, name: str, claim: str, found: set[str]
+) -> None:
+    raw = _recorded(recording)[-1]["object"]
+    raw["metadata"]["annotations"] = {BACKUP_ANNOTATION: name, CLAIM_ANNOTATION: claim}
+    plan = plan_of(TRANSFER_KINDS[flag].model.parse(raw))
+    assert isinstance(plan, BackupPlan)
+    assert {key: plan.tags.get(key) for key in found} == {
+        key: {BACKUP_TAG: name, CLAIM_TAG: claim}[key] for key in found
+    }
+    assert found == plan.tags.keys() & {BACKUP_TAG, CLAIM_TAG}
 
 
 def test_a_data_download_writes_no_done_file() -> None:

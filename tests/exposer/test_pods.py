@@ -248,6 +248,18 @@ def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
     assert_golden(name, pod)
 
 
+def test_only_a_mover_that_makes_snapshots_is_told_the_cluster() -> None:
+    mover = MoverOptions(cluster="uid-1")
+    pods = {
+        "data-upload": backup_pod(mover=mover),
+        "data-download": restore_pod(mover=mover),
+        "pod-volume-backup": pod_volume_pod(mover=mover),
+        "pod-volume-restore": pod_volume_pod("podvolumerestore", mover=mover),
+    }
+    told = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
+    assert told == {"data-upload", "pod-volume-backup"}
+
+
 def test_settings_without_effect_build_the_same_pod() -> None:
     """An empty set of labels replaces none, and no relabeling requires a read-only volume."""
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()

@@ -1,18 +1,20 @@
 """What an agent is built from: its configuration, and its clock, which tests may move."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
+from core.kube.resources import NAMESPACES
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.config.parse import parse_config
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
-from nodeagent.startup import AgentSpec, build_clock, read_spec
+from nodeagent.startup import AgentSpec, build_clock, read_cluster, read_spec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -63,6 +65,30 @@ async def test_no_agent_is_built_with_a_value_that_ends_veleros(
     client = KubeClient(kube, Retry(LoopClock()))
     with pytest.raises(ConfigError, match=f"^ConfigMap velero/agent-config: {error}"):
         await read_spec(client, Settings("node-a", config_map_name="agent-config"), "velero")
+
+
+@pytest.mark.looptime
+async def test_the_cluster_is_known_by_the_uid_of_kube_system() -> None:
+    kube = FakeKube()
+    client = KubeClient(kube, Retry(LoopClock()))
+    assert not await read_cluster(client)
+    kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}})
+    assert await read_cluster(client) == kube.objects(NAMESPACES)[0]["metadata"]["uid"] != ""
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(("status", "starts"), [(403, True), (500, False)])
+async def test_an_agent_starts_where_it_may_not_read_the_cluster(status: int, *, starts: bool) -> None:
+    kube = FakeKube()
+    kube.fail_next("GET", "/namespaces/kube-system", status, times=100)
+    client = KubeClient(kube, Retry(LoopClock()))
+    with nullcontext() if starts else pytest.raises(ConfigError, match=r"^Namespace kube-system cannot be read: .+"):
+        assert not await read_cluster(client)
+
+
+def test_every_mover_is_told_which_cluster_it_runs_in() -> None:
+    spec = AgentSpec(Settings("node-a"), "velero", parse_config("{}"), AgentTemplate("image"), cluster="uid-1")
+    assert spec.expose_defaults.mover.cluster == "uid-1"
 
 
 @pytest.mark.looptime

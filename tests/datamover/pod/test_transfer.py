@@ -12,7 +12,9 @@ import pytest
 
 from core.contract import BackupResult, VolumeMode, parse_result
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.models.names import NODE_LABEL
+from core.models.names import BACKUP_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
+from core.models.saved_claim import SavedClaim
+from datamover.kopia.references import ListedSnapshot
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -58,6 +60,22 @@ async def test_a_data_upload_and_a_data_download_restore_a_volume(
         "tag:nodeagent.io/transfer-uid": pod.stored(DATA_UPLOADS)[0]["metadata"]["uid"],
         "tag:nodeagent.io/attempt": "1",
     }
+
+
+@pytest.mark.parametrize("kind", ["DataUpload", "PodVolumeBackup"])
+async def test_a_snapshot_names_cluster_backup_and_claim(
+    kind: str, pod: MoverPod, tree: Path, plain_kopia: PlainKopia
+) -> None:
+    """Colons, commas, spaces and quotes of the claim's JSON reach kopia's tag unchanged, and the listing has it."""
+    labels = {"a:b, c": 'd=e "f"', "grün": "\n\\"}
+    claim = SavedClaim(namespace="app", name="data", size="1Gi", access_modes=("ReadWriteOnce",), labels=labels)
+    pod.cluster, pod.annotations = "uid-1", {BACKUP_ANNOTATION: "night.1", CLAIM_ANNOTATION: claim.text}
+    pod.mounts = pod.folder / "mounts"
+    pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
+    pod.put_transfer(kind)
+    assert await pod.run("data-upload" if kind == "DataUpload" else "pod-volume-backup", tree) == 0
+    (listed,) = map(ListedSnapshot.from_wire, plain_kopia.snapshots())
+    assert (listed.cluster, listed.backup_name, listed.claim) == ("uid-1", "night.1", claim)
 
 
 def _check_events(pod: MoverPod, total: int) -> None:

@@ -79,6 +79,8 @@ class MoverPod:
     limits: ResourceLimits = field(default_factory=lambda: ResourceLimits(2))
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     attempts: Attempts = field(default_factory=Attempts)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cluster: str = ""
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -113,7 +115,9 @@ class MoverPod:
         labels = {"velero.io/async-operation-id": "du-1", NODE_LABEL: "node-a"}
         owner = {"apiVersion": "velero.io/v1", "kind": "Restore", "name": "r", "uid": "uid-of-restore"}
         version = "v2alpha1" if kind.startswith("Data") else "v1"
-        annotations = {ATTEMPTS_ANNOTATION: self.attempts.to_json()} if self.attempts != Attempts() else {}
+        annotations = {**self.annotations}
+        if self.attempts != Attempts():
+            annotations[ATTEMPTS_ANNOTATION] = self.attempts.to_json()
         self.kube.put(
             {
                 "apiVersion": f"velero.io/{version}",
@@ -147,6 +151,7 @@ class MoverPod:
             mode=mode,
             resource_timeout=timedelta(seconds=20),
             attempt=self.attempts.number,
+            cluster=self.cluster,
             termination_file=self.context.termination_file,
             log=LogOptions("info"),
         )
