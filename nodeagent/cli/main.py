@@ -29,6 +29,8 @@ examples:
         all flags, with their defaults
   nodeagent check-config node-agent-config.json
         check a configuration before you apply it
+  nodeagent backup create before-upgrade --pvc app/data --wait
+        back up a volume
   nodeagent repo get
         backup repositories, and when their next maintenance is due
   nodeagent install --help
@@ -37,6 +39,7 @@ examples:
 
 
 _USER_COMMANDS: Final = {
+    "backup": "back up volumes, and show backups (create, get, describe, cancel)",
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",
     "repo": "show backup repositories (get, describe, report)",

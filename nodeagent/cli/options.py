@@ -21,6 +21,7 @@ __all__ = [
     "cluster_options",
     "installation_options",
     "output_option",
+    "workload_options",
 ]
 
 
@@ -75,24 +76,39 @@ def installation_options(function: Callable[..., int | None]) -> Callable[..., i
     return _add_access(function, text, DEFAULT_NAMESPACE)
 
 
-def _add_access(function: Callable[..., int | None], text: str, default: str = "") -> Callable[..., int | None]:
+def workload_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add the same options for a command about PVCs, whose own `-n` is the namespace of the PVCs.
+
+    The namespace of the agents is never the kubeconfig's, which is the one that the user works in.
+    """
+    text = f"namespace of the agents and of the custom resources (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
+    return _add_access(function, text, DEFAULT_NAMESPACE, flags=("--agent-namespace",))
+
+
+def _add_access(
+    function: Callable[..., int | None],
+    text: str,
+    default: str = "",
+    *,
+    flags: tuple[str, ...] = ("--namespace", "-n"),
+) -> Callable[..., int | None]:
     @functools.wraps(function)
-    def run(*args: Any, namespace: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
-        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, namespace or default), **more)
+    def run(*args: Any, of_agents: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
+        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, of_agents or default), **more)
 
     for option in (
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
         click.option("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP),
-        click.option("--namespace", "-n", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
+        click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
     ):
         run = option(run)
     return run
 
 
-def access_of(context: click.Context) -> ClusterAccess:
+def access_of(context: click.Context, default: str = "") -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
-    given = {key: context.params.get(key) or "" for key in ("namespace", "kubeconfig", "kubecontext")}
-    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["namespace"])
+    given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
+    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or default)
 
 
 def output_option(function: Callable[..., int | None]) -> Callable[..., int | None]:

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple, TextIO
 
 import yaml
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.status import Status
 from rich.table import Table
@@ -23,7 +24,7 @@ from rich.text import Text
 from core.models.base import JsonDict
 from nodeagent.cli.text import one_line, printable
 
-__all__ = ["BAD", "GOOD", "HEADING", "WARN", "Cell", "NoteHandler", "OutputFormat", "Printer", "Styled"]
+__all__ = ["BAD", "GOOD", "HEADING", "WARN", "Cell", "LiveRow", "NoteHandler", "OutputFormat", "Printer", "Styled"]
 
 GOOD: Final = "green"
 WARN: Final = "yellow"
@@ -58,6 +59,14 @@ class Styled(NamedTuple):
 
 
 Cell = str | Styled
+
+
+class LiveRow(NamedTuple):
+    """A row that changes while the user looks: `key` is what it is about, `state` what is worth a line of a log."""
+
+    key: str
+    cells: Sequence[Cell]
+    state: str
 
 
 class Printer:
@@ -124,6 +133,29 @@ class Printer:
                 self._status = None
 
     @contextmanager
+    def live(self) -> Iterator[Callable[[Sequence[LiveRow]], None]]:
+        """Yield a function that shows rows, each time all of them.
+
+        A terminal shows the last ones in place, and keeps them; elsewhere a row is printed when its state changes.
+        """
+        if not self._err.is_terminal:
+            yield self._row_printer()
+            return
+        with Live(console=self._err, auto_refresh=False) as live:
+            yield lambda rows: live.update(_live_table(rows), refresh=True)
+
+    def _row_printer(self) -> Callable[[Sequence[LiveRow]], None]:
+        states: dict[str, str] = {}
+
+        def show(rows: Sequence[LiveRow]) -> None:
+            for row in rows:
+                if states.get(row.key) != row.state:
+                    states[row.key] = row.state
+                    self._progress_line("  ".join(filter(None, map(_plain, row.cells))))
+
+        return show
+
+    @contextmanager
     def _paused(self) -> Iterator[None]:
         """Hide the progress meanwhile: it would stand in the line that is printed."""
         if self._status is None:
@@ -176,5 +208,23 @@ def _grid(*, show_header: bool) -> Table:
     return Table(box=None, show_header=show_header, header_style=HEADING, padding=(0, _GAP, 0, 0), pad_edge=False)
 
 
+def _live_table(rows: Sequence[LiveRow]) -> Table:
+    """Return the rows as a table, each in one line: what is too long for the terminal is cut at its end."""
+    table = Table.grid(padding=(0, _GAP, 0, 0))
+    for _ in range(max((len(row.cells) for row in rows), default=0)):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        table.add_row(*(Text(one_line(_plain(cell)), style=_style(cell)) for cell in row.cells))
+    return table
+
+
+def _plain(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _style(cell: Cell) -> str:
+    return "" if isinstance(cell, str) else cell.style
+
+
 def _text(cell: Cell) -> Text:
-    return Text(printable(cell)) if isinstance(cell, str) else Text(printable(cell.text), style=cell.style)
+    return Text(printable(_plain(cell)), style=_style(cell))

@@ -12,6 +12,7 @@ import click
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError, UnreachableError
+from nodeagent.cli.backup import backup
 from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
 from nodeagent.cli.preflight import preflight
@@ -33,7 +34,7 @@ def _root() -> None:
     """Commands for users."""
 
 
-for _command in (install, preflight, repo, uninstall, version):
+for _command in (backup, install, preflight, repo, uninstall, version):
     _root.add_command(_command)
 
 

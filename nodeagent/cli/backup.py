@@ -1,0 +1,155 @@
+"""The command `nodeagent backup`: backups of volumes, ours and Velero's."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from core.clock import SystemClock
+from core.errors import AgentError
+from nodeagent.cli.backup_create import create
+from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
+from nodeagent.cli.options import UserGroup, access_of, output_option, workload_options
+from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.operations.backups.follow import cancel_backup, find_backups
+from nodeagent.operations.backups.view import BackupList, read_backups
+from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+
+__all__ = ["backup"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent backup create before-upgrade --pvc app/data --wait
+        back up one volume, and show the progress
+  nodeagent backup get
+        all backups, also those of a Velero server
+  nodeagent backup describe before-upgrade
+        its volumes, and why one of them does not move
+  nodeagent backup cancel before-upgrade
+        end it
+
+-n is the namespace of PVCs; --agent-namespace that of the agents.
+
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_GET_EXAMPLES: Final = """\
+examples:
+  nodeagent backup get
+        all of them, the newest first
+  nodeagent backup get -n app -o wide
+        those with volumes of the namespace app
+  nodeagent backup get -o json
+        {"backups": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
+
+Backups of a Velero server are shown with the volumes whose data agents move.
+"""
+
+_DESCRIBE_EXAMPLES: Final = """\
+examples:
+  nodeagent backup describe night-1
+        each volume, its transfer, and what it waits for
+  nodeagent backup describe night-1 -o yaml
+        the same for programs
+"""
+
+_CANCEL_EXAMPLES: Final = """\
+examples:
+  nodeagent backup cancel night-1
+        end the transfers that have not ended; volumes that are in the bucket stay there
+"""
+
+
+@click.group("backup", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+def backup() -> None:
+    """Back up volumes without a Velero server, and show backups."""
+
+
+backup.add_command(create)
+
+
+def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the names of backups for the shell; none, if the cluster does not answer."""
+
+    async def read() -> list[str]:
+        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
+            return (await read_backups(cluster.client, cluster.namespace)).names
+
+    try:
+        return [name for name in dict.fromkeys(asyncio.run(read())) if name.startswith(incomplete)]
+    except AgentError:
+        return []
+
+
+@backup.command("get", epilog=_GET_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
+@click.option("--namespace", "-n", metavar="NAME", default="", help="only those with volumes of this namespace")
+@output_option
+@workload_options
+def _get(names: tuple[str, ...], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """List backups."""
+    asyncio.run(_run_get(names, namespace, form, access))
+
+
+async def _run_get(names: tuple[str, ...], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await find_backups(cluster.client, cluster.namespace, names)
+    if namespace:
+        kept = [one for one in found.backups if any(volume.namespace == namespace for volume in one.volumes)]
+        found = BackupList(backups=kept, notes=found.notes)
+    if form.for_programs:
+        printer.document(found.to_wire(), form)
+        return
+    if found.backups:
+        print_list(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
+    else:
+        printer.note(f"there is no backup in namespace {access.namespace}")
+    for note in found.notes:
+        printer.note(note)
+
+
+@backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@output_option
+@workload_options
+def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """Show everything about one backup."""
+    asyncio.run(_run_describe(name, form, access))
+
+
+async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await find_backups(cluster.client, cluster.namespace, (name,))
+    one, *others = sorted(found.backups, key=lambda backup: backup.origin)
+    if form.for_programs:
+        printer.document(one.to_wire(), form)
+        return
+    print_backup(printer, one, SystemClock().now())
+    for note in (*found.notes, *(f"{other.origin} has another backup of this name" for other in others)):
+        printer.note(note)
+
+
+@backup.command("cancel", epilog=_CANCEL_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@workload_options
+def _cancel(name: str, access: ClusterAccess) -> None:
+    """Cancel a backup: end its transfers that have not ended."""
+    asyncio.run(_run_cancel(name, access))
+
+
+async def _run_cancel(name: str, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        canceled = await cancel_backup(cluster.client, cluster.namespace, name)
+    if not canceled:
+        printer.note(f"backup {name} has ended already: nothing to cancel")
+        return
+    print_volumes(printer, canceled)
+    printer.note(f"cancel requested: nodeagent backup describe {name} shows how it ends")

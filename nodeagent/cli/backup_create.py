@@ -1,0 +1,177 @@
+"""The command `nodeagent backup create`: volumes to a bucket, without a Velero server."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from core.clock import SystemClock
+from core.errors import ConfigError
+from core.models.names import OBJECT_NAME
+from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
+from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
+from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.operations.backups.create import check_backup, start_backup
+from nodeagent.operations.backups.follow import explain_failure, wait_for_backup
+from nodeagent.operations.backups.methods import BackupError, Method
+from nodeagent.operations.backups.objects import BackupRequest
+from nodeagent.operations.backups.plan import BackupTools, Choice, ClaimName, plan_backup
+from nodeagent.operations.backups.view import Backup, read_backups
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["create"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent backup create before-upgrade --pvc app/data --wait
+        one volume; wait until its data is in the bucket
+  nodeagent backup create night-1 --pvc app/data --pvc db/data --ttl 720h
+        two volumes; the backup expires after 30 days
+  nodeagent backup create night-1 -n app -l tier=web
+        all PVCs of the namespace app with that label; -l "" is all of them
+  nodeagent backup create files --pvc app/data --method fs-backup -o json
+        from a running pod, without a snapshot
+
+All volumes are checked before anything is created. The command may be repeated: what exists of the
+backup stays. --wait shows each volume; Ctrl-C ends the waiting, and not the backup.
+
+A backup has the data of volumes only. It has no manifests, and runs no hooks: stop or flush a database
+first, or use Velero. It is crash-consistent with csi-snapshot; fs-backup reads files that may change.
+
+exit codes:
+  0  created; with --wait: every volume is in the bucket
+  1  a volume cannot be backed up, or is not in the backup; the message names it
+  2  invalid command line, or the cluster is not reachable
+"""
+
+
+@dataclass
+class _Run:
+    """One run of the command; `started` is set once something of the backup exists."""
+
+    request: BackupRequest
+    choice: Choice
+    form: OutputFormat
+    wait: bool
+    printer: Printer = field(default_factory=Printer)
+    started: bool = False
+
+
+@click.command("create", cls=UserCommand, epilog=_EXAMPLES)
+@click.argument("name", metavar="NAME")
+@click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="PVC to back up; may be repeated")
+@click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for -l and --pvc NAME")
+@click.option("--selector", "-l", metavar="LABELS", default=None, help="PVCs of the namespace with these labels")
+@click.option(
+    "--method",
+    type=click.Choice([method.value for method in Method]),
+    default=Method.AUTO.value,
+    help="csi-snapshot, fs-backup from a running pod, or auto: the first that is possible (default: auto)",
+)
+@click.option(
+    "--storage-location", metavar="NAME", default="", help="BackupStorageLocation (default: the one that is default)"
+)
+@click.option("--ttl", type=DurationType(), metavar="DURATION", help="how long to keep it (default: until deleted)")
+@click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
+@click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
+@click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
+@click.option("--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace")
+@output_option
+@workload_options
+def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+    """Back up volumes: their data only, without manifests and hooks."""
+    ttl: timedelta | None = given["ttl"]
+    request = BackupRequest(
+        name=name,
+        namespace=access.namespace,
+        location=given["storage_location"],
+        ttl=ttl,
+        labels=_parse_pairs("--labels", given["labels"]),
+        annotations=_parse_pairs("--annotations", given["annotations"]),
+    )
+    selector: str | None = given["selector"]
+    choice = Choice(
+        claims=_parse_claims(given["claims"], given["namespace"], selector),
+        namespace=given["namespace"],
+        selector=selector or "",
+        method=Method(given["method"]),
+        ignore_velero_server=given["ignore_velero_server"],
+    )
+    run = _Run(request, choice, form, wait=given["wait"])
+    try:
+        asyncio.run(_create(run, access))
+    except KeyboardInterrupt:
+        if run.started:
+            run.printer.note(
+                f"the backup goes on: nodeagent backup describe {name} shows it, nodeagent backup cancel {name} ends it"
+            )
+        raise
+
+
+def _parse_claims(words: Sequence[str], namespace: str, selector: str | None) -> tuple[ClaimName, ...]:
+    """Return the PVCs that `--pvc` names; none if a selector chooses them.
+
+    Raises:
+        ConfigError: the options do not say which PVCs.
+    """
+    if selector is not None:
+        if words or not namespace:
+            raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
+        return ()
+    if not words:
+        raise ConfigError('no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS (-l "": all of them)')
+    return tuple(_parse_claim(word, namespace) for word in words)
+
+
+def _parse_claim(word: str, namespace: str) -> ClaimName:
+    before, slash, after = word.partition("/")
+    found = ClaimName(before, after) if slash else ClaimName(namespace, before)
+    if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):
+        raise ConfigError(f'--pvc: "{word}" is not allowed: expected NAMESPACE/NAME, or NAME beside -n NAMESPACE')
+    return found
+
+
+def _parse_pairs(flag: str, text: str) -> dict[str, str]:
+    pairs = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'{flag}: "{part}" is not allowed: expected KEY=VALUE')
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+async def _create(run: _Run, access: ClusterAccess) -> None:
+    async with connect(access) as cluster:
+        tools = BackupTools(cluster.client, SystemClock(), run.printer.note)
+        with run.printer.progress(f"checking the volumes of {run.request.name}"):
+            volumes = await plan_backup(tools, run.request, run.choice)
+            await check_backup(tools, volumes)
+        run.started = True
+        await start_backup(tools, volumes)
+        backup = await _follow(run, cluster, tools)
+    if run.wait and (failure := explain_failure(backup)):
+        raise BackupError(f"backup {backup.name} is {backup.phase}: {failure}")
+
+
+async def _follow(run: _Run, cluster: Connection, tools: BackupTools) -> Backup:
+    """Wait for the backup if the user asked for it, print it, and return it."""
+    name, printer = run.request.name, run.printer
+    if run.wait:
+        with printer.live() as show:
+            backup = await wait_for_backup(tools, cluster.namespace, name, lambda rows: show(live_rows(rows)))
+    else:
+        (backup,) = (await read_backups(cluster.client, cluster.namespace, name)).backups
+    if run.form.for_programs:
+        printer.document(backup.to_wire(), run.form)
+        return backup
+    if run.wait:
+        printer.line(describe_end(backup))
+    else:
+        print_volumes(printer, backup.volumes)
+        printer.note(f"the backup was started: nodeagent backup describe {name} shows it")
+    printer.note(VOLUMES_ONLY)
+    return backup

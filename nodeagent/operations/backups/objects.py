@@ -1,0 +1,141 @@
+"""The objects of a backup: a VolumeSnapshot and a DataUpload, or a PodVolumeBackup, for each PVC. Pure builders."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final
+
+from core.kube import resources as kube
+from core.kube.resources import Resource
+from core.models.base import JsonDict
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    BACKUP_LABEL,
+    BACKUP_TTL_ANNOTATION,
+    BACKUP_VOLUMES_ANNOTATION,
+    CLAIM_ANNOTATION,
+    PVC_NAME_ANNOTATION,
+    label_value,
+)
+from core.models.saved_claim import SavedClaim
+from core.models.units import format_duration
+from nodeagent.operations.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
+
+__all__ = ["BackupRequest", "PlannedVolume", "transfer_name"]
+
+_OPERATION_TIMEOUT: Final = "10m0s"
+"""Source: Velero v1.18, the server's default of `csiSnapshotTimeout`."""
+
+_NAME_CHARACTERS: Final = 54
+_HASH_DIGITS: Final = 8
+"""Two of 1,000 PVCs have the same digits once in 10,000 backups."""
+
+
+@dataclass(frozen=True)
+class BackupRequest:
+    """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept."""
+
+    name: str
+    namespace: str
+    location: str
+    ttl: timedelta | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def transfer_name(backup: str, namespace: str, claim: str) -> str:
+    """Return the name of the transfer of a PVC and of its VolumeSnapshot: always the same, at most 63 characters."""
+    digits = hashlib.sha256(f"{backup}/{namespace}/{claim}".encode()).hexdigest()[:_HASH_DIGITS]
+    return f"{backup[:_NAME_CHARACTERS].rstrip('.-')}-{digits}"
+
+
+@dataclass(frozen=True)
+class PlannedVolume:
+    """One volume of a backup: its PVC, and how it is backed up. `volumes` is how many the backup has."""
+
+    request: BackupRequest
+    claim: SavedClaim
+    way: ChosenMethod
+    volumes: int
+
+    @property
+    def name(self) -> str:
+        """The name of its transfer, and of its VolumeSnapshot."""
+        return transfer_name(self.request.name, self.claim.namespace, self.claim.name)
+
+    @property
+    def method(self) -> Method:
+        """How it is backed up."""
+        return Method.CSI_SNAPSHOT if isinstance(self.way, SnapshotWay) else Method.FS_BACKUP
+
+    @property
+    def resource(self) -> Resource:
+        """The kind of its transfer."""
+        return kube.DATA_UPLOADS if isinstance(self.way, SnapshotWay) else kube.POD_VOLUME_BACKUPS
+
+    def build_snapshot(self) -> JsonDict | None:
+        """Return the VolumeSnapshot; None: there is none."""
+        if not isinstance(self.way, SnapshotWay):
+            return None
+        meta = {"name": self.name, "namespace": self.claim.namespace, "labels": self._label}
+        spec = {
+            "volumeSnapshotClassName": self.way.snapshot_class,
+            "source": {"persistentVolumeClaimName": self.claim.name},
+        }
+        kind = kube.VOLUME_SNAPSHOTS
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+
+    def build_transfer(self) -> JsonDict:
+        """Return the DataUpload or the PodVolumeBackup."""
+        request = self.request
+        annotations = {
+            **request.annotations,
+            BACKUP_ANNOTATION: request.name,
+            BACKUP_VOLUMES_ANNOTATION: str(self.volumes),
+            CLAIM_ANNOTATION: self.claim.text,
+        }
+        if request.ttl is not None:
+            annotations[BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
+        if isinstance(self.way, MountingPod):
+            annotations[PVC_NAME_ANNOTATION] = self.claim.name
+        meta: JsonDict = {
+            "name": self.name,
+            "namespace": request.namespace,
+            "labels": {**request.labels, **self._label},
+            "annotations": annotations,
+        }
+        kind = self.resource
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": self._spec()}
+
+    @property
+    def _label(self) -> dict[str, str]:
+        return {BACKUP_LABEL: label_value(self.request.name)}
+
+    def _spec(self) -> JsonDict:
+        claim, location = self.claim, self.request.location
+        match self.way:
+            case SnapshotWay():
+                return {
+                    "snapshotType": "CSI",
+                    "csiSnapshot": {
+                        "volumeSnapshot": self.name,
+                        "storageClass": claim.storage_class,
+                        "snapshotClass": self.way.snapshot_class,
+                        "driver": self.way.driver,
+                    },
+                    "sourceNamespace": claim.namespace,
+                    "sourcePVC": claim.name,
+                    "backupStorageLocation": location,
+                    "operationTimeout": _OPERATION_TIMEOUT,
+                }
+            case MountingPod():
+                pod = {"kind": "Pod", "namespace": claim.namespace, "name": self.way.name, "uid": self.way.uid}
+                return {
+                    "node": self.way.node,
+                    "pod": pod,
+                    "volume": self.way.volume,
+                    "backupStorageLocation": location,
+                    "repoIdentifier": "",
+                    "uploaderType": "kopia",
+                }

@@ -1,0 +1,217 @@
+"""Plans a backup: which PVCs, where to, and how each of them is backed up. Checks every volume, and creates nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from core.clock import Clock
+from core.errors import ConfigError
+from core.kube import resources as kube
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import ForbiddenError, KubeError, NotServedError
+from core.kube.velero_server import has_velero_server
+from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET, OBJECT_NAME
+from core.models.saved_claim import SavedClaim
+from core.models.storage import BackupStorageLocation
+from nodeagent.config.keys import guess
+from nodeagent.operations.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
+from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume
+from nodeagent.operations.backups.view import Backup, read_backups
+
+__all__ = ["BackupTools", "Choice", "ClaimName", "plan_backup"]
+
+_RESERVED: Final = ("nodeagent.io/", "velero.io/")
+"""How keys begin that a user may not set."""
+
+_DEFAULT_LOCATION: Final = "default"
+
+
+@dataclass(frozen=True, order=True)
+class ClaimName:
+    """Namespace and name of a PVC."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return them as the command line has them."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user chose: the PVCs by name, or those of a namespace that a label selector matches."""
+
+    claims: tuple[ClaimName, ...] = ()
+    namespace: str = ""
+    selector: str = ""
+    method: Method = Method.AUTO
+    ignore_velero_server: bool = False
+
+
+@dataclass(frozen=True)
+class BackupTools:
+    """What a command works with; `on_note` gets what the user should know beside the answer."""
+
+    client: KubeClient
+    clock: Clock
+    on_note: Callable[[str], None]
+
+
+async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice) -> list[PlannedVolume]:
+    """Return the volumes that have no transfer yet, in the order of their names; without a location, the default one.
+
+    A backup of the same name is continued, if it is of the same volumes.
+
+    Raises:
+        ConfigError: the request is invalid.
+        BackupError: a volume cannot be backed up, or a backup of the name has others; the message names it.
+        KubeError: the API server rejected a request.
+    """
+    _check_request(request)
+    client = tools.client
+    await _check_installation(client, request.namespace, ignore_velero_server=choice.ignore_velero_server)
+    request = replace(request, location=await _find_location(tools, request))
+    claims = await _read_claims(client, choice)
+    existing = await read_backups(client, request.namespace, request.name)
+    present = _check_existing(existing.backups, request, claims)
+    classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
+    pods: dict[str, list[JsonDict]] = {}
+    volumes = []
+    for name, claim in claims.items():
+        if name in present:
+            continue
+        if needs_pods(claim, choice.method, classes) and name.namespace not in pods:
+            pods[name.namespace] = await client.list(Selection(kube.PODS, name.namespace))
+        way = choose_method(claim, choice.method, classes, pods.get(name.namespace, ()))
+        volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims)))
+    return volumes
+
+
+def _check_request(request: BackupRequest) -> None:
+    if not OBJECT_NAME.fullmatch(request.name):
+        raise ConfigError(
+            f'"{request.name}" is no name of a backup: lowercase letters, digits, "-" and "." are allowed'
+        )
+    for flag, given in (("--labels", request.labels), ("--annotations", request.annotations)):
+        for key in given:
+            if any(f"{key.partition('/')[0]}/".endswith(reserved) for reserved in _RESERVED):
+                raise ConfigError(f"{flag}: {key} is reserved")
+
+
+async def _check_installation(client: KubeClient, namespace: str, *, ignore_velero_server: bool) -> None:
+    """Check that agents are there, and no Velero server.
+
+    Raises:
+        BackupError: they are not, or there is one, or that cannot be found out.
+    """
+    if await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET) is None:
+        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+        raise BackupError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
+    if ignore_velero_server:
+        return
+    advice = "--ignore-velero-server creates the backup nevertheless"
+    try:
+        found = await has_velero_server(client, namespace)
+    except KubeError as e:
+        raise BackupError(f"cannot find out whether a Velero server is in namespace {namespace}: {e}: {advice}") from e
+    if found:
+        raise BackupError(
+            f"a Velero server is in namespace {namespace}: ask it (velero backup create), and the backup also has "
+            f"manifests and hooks, and expires; {advice}"
+        )
+
+
+async def _find_location(tools: BackupTools, request: BackupRequest) -> str:
+    """Return the name of the location, which can be written to."""
+    namespace = request.namespace
+    found = {
+        raw["metadata"]["name"]: raw
+        for raw in await tools.client.list(Selection(kube.BACKUP_STORAGE_LOCATIONS, namespace))
+    }
+    if not request.location:
+        marked = sorted(name for name, raw in found.items() if raw["spec"].get("default"))
+        names = marked or [name for name in found if name == _DEFAULT_LOCATION or len(found) == 1]
+        if not names:
+            known = ", ".join(sorted(found)) or "none"
+            raise BackupError(f"no default BackupStorageLocation in namespace {namespace}: --storage-location: {known}")
+    name = request.location or names[0]
+    place = f"BackupStorageLocation {namespace}/{name}"
+    if name not in found:
+        hint = guess(name, found)
+        raise BackupError(f"{place} does not exist" + (f" ({hint})" if hint else ""))
+    location = BackupStorageLocation.parse(found[name])
+    if location.read_only:
+        raise BackupError(f"{place} is read-only: --storage-location names another")
+    if not location.available:
+        status = location.status
+        tools.on_note(f"{place} is {status.phase}: {status.message or 'no reason'}: data movers wait for it")
+    return name
+
+
+async def _read_claims(client: KubeClient, choice: Choice) -> dict[ClaimName, JsonDict]:
+    """Return the PVCs in the order of their names.
+
+    Raises:
+        BackupError: one does not exist, or none is selected.
+    """
+    if not choice.claims:
+        selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
+        listed = {ClaimName(choice.namespace, raw["metadata"]["name"]): raw for raw in await client.list(selection)}
+        if not listed:
+            which = f'with the labels "{choice.selector}"' if choice.selector else "at all"
+            raise BackupError(f"there is no PVC in namespace {choice.namespace} {which}")
+        return dict(sorted(listed.items()))
+    found = {}
+    for name in sorted(set(choice.claims)):
+        claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
+        if claim is None:
+            raise BackupError(f"PVC {name} does not exist{await _hint(client, name)}")
+        found[name] = claim
+    return found
+
+
+async def _hint(client: KubeClient, name: ClaimName) -> str:
+    """Return which PVC of the namespace may be meant; empty: none, or they may not be listed."""
+    try:
+        others = await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace))
+    except KubeError:
+        return ""
+    hint = guess(name.name, [one["metadata"]["name"] for one in others])
+    return f" ({hint})" if hint else ""
+
+
+def _check_existing(
+    existing: Sequence[Backup], request: BackupRequest, claims: Mapping[ClaimName, JsonDict]
+) -> set[ClaimName]:
+    """Return the PVCs that have their transfer already.
+
+    Raises:
+        BackupError: the backup of that name is another one.
+    """
+    present: set[ClaimName] = set()
+    for backup in existing:
+        present |= {ClaimName(one.namespace, one.claim) for one in backup.volumes}
+        differences = [f"the volume {name}" for name in sorted(present - claims.keys())]
+        if backup.expected is not None and backup.expected != len(claims):
+            differences.append(f"{backup.expected} volumes instead of {len(claims)}")
+        if backup.locations != [request.location]:
+            differences.append(f"the location {', '.join(backup.locations)}")
+        if differences:
+            raise BackupError(f"backup {request.name} exists already, and has {differences[0]}: choose another name")
+    return present
+
+
+async def _read_classes(client: KubeClient) -> ClusterClasses:
+    """Return the classes of the cluster, as far as the user may read them."""
+    provisioners, snapshot_classes, unread = dict[str, str](), list[JsonDict](), ""
+    try:
+        snapshot_classes = await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES))
+        for raw in await client.list(Selection(kube.STORAGE_CLASSES)):
+            provisioners[raw["metadata"]["name"]] = raw.get("provisioner") or ""
+    except NotServedError:
+        unread = "the cluster has no snapshot API"
+    except ForbiddenError as e:
+        unread = str(e)
+    return ClusterClasses(provisioners, snapshot_classes, unread)
