@@ -18,6 +18,7 @@ from nodeagent.operations.install.objects import resource_of
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [
+    "BACKUP_PERMISSIONS",
     "REPO_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
     "VERSION_PERMISSIONS",
@@ -58,6 +59,43 @@ REPO_PERMISSIONS: Final = (
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get",), "why the report's pod is pending", without=_NO_REPORT),
 )
 """What `nodeagent repo` needs in the agent's namespace."""
+
+_SHOWN: Final = "backup get, describe, cancel: backups and their volumes"
+_MADE: Final = "backup create: the transfers"
+
+BACKUP_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), _SHOWN),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), _SHOWN),
+    Permission(_OWN, kube.DATA_UPLOADS, ("patch",), "backup cancel"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("patch",), "backup cancel"),
+    Permission(_OWN, kube.DATA_UPLOADS, ("get", "create"), _MADE),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "create"), _MADE),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "backup create: whether agents are there", names=(AGENT_DAEMONSET,)),
+    Permission(
+        _OWN,
+        kube.DEPLOYMENTS,
+        ("list",),
+        "backup create: whether a Velero server runs here",
+        without="--ignore-velero-server is needed",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("list",), "backup create: the location"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "list"), "backup create: the PVCs"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, ("get", "create", "delete"), "backup create: their snapshots"),
+    Permission(
+        Scope.CLUSTER,
+        kube.VOLUME_SNAPSHOT_CLASSES,
+        ("list",),
+        "backup create: the class of a snapshot",
+        without="only fs-backup",
+    ),
+    Permission(
+        Scope.CLUSTER, kube.STORAGE_CLASSES, ("list",), "backup create: the driver of a PVC", without="only fs-backup"
+    ),
+    Permission(
+        Scope.CLUSTER, kube.PODS, ("list",), "backup create: pods that mount a PVC", without="only csi-snapshot"
+    ),
+)
+"""What `nodeagent backup` needs; those on PVCs, snapshots and pods in the namespaces of the PVCs suffice."""
 
 _INSTALLED: Final = {
     kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",

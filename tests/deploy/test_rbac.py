@@ -12,6 +12,7 @@ import yaml
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
+    BACKUP_PERMISSIONS,
     REPO_PERMISSIONS,
     UNINSTALL_PERMISSIONS,
     VERSION_PERMISSIONS,
@@ -181,13 +182,14 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
         ("### Of the agent", _AGENT_PERMISSIONS),
         ("### Of the agent, to copy Secrets for volumes", COPY_PERMISSIONS),
         ("### Of a data mover", MOVER_PERMISSIONS),
+        ("### Of users of nodeagent backup", BACKUP_PERMISSIONS),
         ("### Of users of nodeagent repo", REPO_PERMISSIONS),
         ("### Of the person who installs", installer_permissions([*read_definitions(), *build_everything("velero")])),
         ("### Of users of nodeagent uninstall", UNINSTALL_PERMISSIONS),
         ("### Of users of nodeagent version", VERSION_PERMISSIONS),
         ("### Of users of nodeagent preflight", VOLUME_CHECK_PERMISSIONS),
     ],
-    ids=["agent", "copies", "mover", "repo", "installer", "uninstall", "version", "preflight"],
+    ids=["agent", "copies", "mover", "backup", "repo", "installer", "uninstall", "version", "preflight"],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]

@@ -4,6 +4,7 @@ Tests send requests as well, as users, controllers and kubelets, through clients
 the nearest caller of the client identifies the sender.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -15,6 +16,7 @@ from core.kube.transport import Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
+    BACKUP_PERMISSIONS,
     REPO_PERMISSIONS,
     UNINSTALL_PERMISSIONS,
     VERSION_PERMISSIONS,
@@ -31,12 +33,14 @@ __all__ = ["only_granted_requests"]
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "nodeagent.operations"
+_DISCOVERY = re.compile(r"/apis(/[^/]+/[^/]+)?")
 _EVERYTHING = build_everything(_NAMESPACE)
 _SHARED = (
     {"kind": "Lease", "metadata": {"name": DISPATCHER_LEASE}},
     {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
 )
 _USERS = (
+    *BACKUP_PERMISSIONS,
     *REPO_PERMISSIONS,
     *VERSION_PERMISSIONS,
     *VOLUME_CHECK_PERMISSIONS,
@@ -76,7 +80,8 @@ class _Requests(list[Request]):
 
     def append(self, request: Request) -> None:
         super().append(request)
-        if sender := _sender():
+        # Everybody may ask which kinds are served.
+        if (sender := _sender()) and not _DISCOVERY.fullmatch(request.path):
             self._accesses[sender].add(access_of(request))
 
 

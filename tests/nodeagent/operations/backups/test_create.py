@@ -1,0 +1,114 @@
+"""Creation of a backup: complete, or it names the volume that is missing; and it may be repeated."""
+
+import asyncio
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS, VOLUME_SNAPSHOTS
+from nodeagent.operations.backups.create import check_backup, start_backup
+from nodeagent.operations.backups.methods import BackupError
+from nodeagent.operations.backups.objects import PlannedVolume
+from nodeagent.operations.backups.plan import Choice, ClaimName, plan_backup
+from tests.nodeagent.support.backup_scene import BackupScene
+
+_CLAIMS = tuple(ClaimName("app", name) for name in ("data", "data-2", "files"))
+
+
+async def _plan(scene: BackupScene) -> list[PlannedVolume]:
+    scene.put_claim("data-2", "fast")
+    return await plan_backup(scene.tools, scene.request(), Choice(claims=_CLAIMS))
+
+
+async def test_all_snapshots_are_taken_before_the_first_transfer() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    await start_backup(scene.tools, volumes)
+    created = [request.path.split("/")[-1] for request in scene.kube.requests if request.method == "POST"]
+    assert created == ["volumesnapshots"] * 2 + ["datauploads"] * 2 + ["podvolumebackups"]
+    assert len(scene.made) == 5
+
+
+async def test_nothing_is_stored_by_the_check() -> None:
+    scene = BackupScene()
+    await check_backup(scene.tools, await _plan(scene))
+    assert scene.made == []
+
+
+async def test_what_the_api_server_would_reject_is_found_by_the_check() -> None:
+    scene = BackupScene()
+    scene.kube.fail_next("POST", "/podvolumebackups", 403, message="exceeded quota")
+    with pytest.raises(BackupError, match=r"^PVC app/files cannot be backed up, nothing was created: .*exceeded quota"):
+        await check_backup(scene.tools, await _plan(scene))
+
+
+@pytest.mark.parametrize(
+    ("path", "missing", "left", "state"),
+    [
+        pytest.param("/volumesnapshots", "app/data", 0, "nothing was started", id="first snapshot"),
+        pytest.param("/datauploads", "app/data", 0, "nothing was started", id="first transfer"),
+        pytest.param("/podvolumebackups", "app/files", 4, "2 of 3 volumes were started: repeat", id="last transfer"),
+    ],
+)
+async def test_a_rejection_names_the_volume_and_leaves_no_useless_snapshot(
+    path: str, missing: str, left: int, state: str
+) -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    scene.kube.fail_next("POST", path, 403, message="exceeded quota")
+    with pytest.raises(BackupError) as e:
+        await start_backup(scene.tools, volumes)
+    message = str(e.value)
+    assert message.startswith(f"PVC {missing} is missing in the backup: ")
+    assert "exceeded quota" in message
+    assert state in message
+    assert len(scene.made) == left
+    # What is missing is created by the same command.
+    await start_backup(scene.tools, await _plan(scene))
+    assert len(scene.made) == 5
+
+
+async def test_a_snapshot_that_cannot_be_deleted_is_noted_with_the_command() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    scene.kube.fail_next("POST", "/datauploads", 403)
+    scene.kube.fail_next("DELETE", "/volumesnapshots", 403, times=2)
+    with pytest.raises(BackupError):
+        await start_backup(scene.tools, volumes)
+    assert [
+        f"kubectl -n app delete volumesnapshot {volume.name}" in note
+        for volume, note in zip(volumes, scene.notes, strict=False)
+    ] == [True, True]
+
+
+async def test_a_lost_answer_creates_nothing_twice() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    await start_backup(scene.tools, volumes)
+    await start_backup(scene.tools, volumes)
+    await check_backup(scene.tools, volumes)
+    assert len(scene.made) == 5
+
+
+@pytest.mark.parametrize("resource", [VOLUME_SNAPSHOTS, DATA_UPLOADS], ids=lambda one: one.kind)
+async def test_an_object_of_somebody_else_is_not_taken_for_ours(resource: object) -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    manifest = volumes[0].build_snapshot() if resource is VOLUME_SNAPSHOTS else volumes[0].build_transfer()
+    assert manifest is not None
+    place = f"{manifest['kind']} {manifest['metadata']['namespace']}/{volumes[0].name}"
+    manifest["metadata"]["labels"] = {}
+    scene.kube.put(manifest)
+    for step in (check_backup, start_backup):
+        with pytest.raises(BackupError, match=f"{place} exists already, and is of another backup"):
+            await step(scene.tools, volumes)
+
+
+async def test_an_interruption_lets_the_creation_finish() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    task = asyncio.create_task(start_backup(scene.tools, volumes))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(scene.made) == 5
