@@ -40,14 +40,14 @@ exit codes:
 
 _GET_EXAMPLES: Final = """\
 examples:
-  nodeagent backup get
+  nodeagent backup get -o wide
         all of them, the newest first
-  nodeagent backup get -n app -o wide
+  nodeagent backup get -n app
         those with volumes of the namespace app
   nodeagent backup get -o json
         {"backups": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
 
-Backups of a Velero server are shown with the volumes whose data agents move.
+Backups of a Velero server are shown with the volumes whose data the agents move.
 """
 
 _DESCRIBE_EXAMPLES: Final = """\

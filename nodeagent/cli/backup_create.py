@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ examples:
   nodeagent backup create before-upgrade --pvc app/data --wait
         one volume; wait until its data is in the bucket
   nodeagent backup create night-1 --pvc app/data --pvc db/data --ttl 720h
-        two volumes; the backup expires after 30 days
+        two volumes, to be kept for 30 days; nothing deletes them by itself then
   nodeagent backup create night-1 -n app -l tier=web
         all PVCs of the namespace app with that label; -l "" is all of them
   nodeagent backup create files --pvc app/data --method fs-backup -o json
@@ -56,7 +56,7 @@ class _Run:
     choice: Choice
     form: OutputFormat
     wait: bool
-    printer: Printer = field(default_factory=Printer)
+    printer: Printer
     started: bool = False
 
 
@@ -74,7 +74,9 @@ class _Run:
 @click.option(
     "--storage-location", metavar="NAME", default="", help="BackupStorageLocation (default: the one that is default)"
 )
-@click.option("--ttl", type=DurationType(), metavar="DURATION", help="how long to keep it (default: until deleted)")
+@click.option(
+    "--ttl", type=DurationType(), metavar="DURATION", help="when it expires, which get shows (default: never)"
+)
 @click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
 @click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
@@ -100,7 +102,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         method=Method(given["method"]),
         ignore_velero_server=given["ignore_velero_server"],
     )
-    run = _Run(request, choice, form, wait=given["wait"])
+    run = _Run(request, choice, form, wait=given["wait"], printer=Printer())
     try:
         asyncio.run(_create(run, access))
     except KeyboardInterrupt:

@@ -43,6 +43,11 @@ def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "words",
     [
+        ["backup"],
+        ["backup", "create"],
+        ["backup", "get"],
+        ["backup", "describe"],
+        ["backup", "cancel"],
         ["repo"],
         ["repo", "get"],
         ["repo", "describe"],

@@ -115,7 +115,7 @@ class BackupScene:
         reason = status.pop("reason", "")
         for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS):
             for raw in self.kube.objects(resource):
-                if f'"name":"{claim}"' in raw["metadata"]["annotations"]["nodeagent.io/claim"]:
+                if f'"name":"{claim}"' in (raw["metadata"].get("annotations") or {}).get("nodeagent.io/claim", ""):
                     marks = {"nodeagent.io/pending-reason": reason} if reason else {}
                     raw["metadata"]["annotations"] |= marks
                     self.kube.put(raw | {"status": {"phase": phase, **status}})

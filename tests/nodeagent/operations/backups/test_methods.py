@@ -16,8 +16,8 @@ from nodeagent.operations.backups.methods import (
 )
 
 _DRIVER = "csi.example.com"
-_LABEL = {"labels": {"velero.io/csi-volumesnapshot-class": "true"}}
-_DEFAULT = {"annotations": {"snapshot.storage.kubernetes.io/is-default-class": "true"}}
+_LABEL: dict[str, Any] = {"labels": {"velero.io/csi-volumesnapshot-class": "true"}}
+_DEFAULT: dict[str, Any] = {"annotations": {"snapshot.storage.kubernetes.io/is-default-class": "true"}}
 
 
 def _claim(phase: str = "Bound", storage_class: str = "fast", mode: str = "Filesystem", **meta: Any) -> JsonDict:

@@ -79,7 +79,7 @@ def test_the_phase_follows_from_those_of_the_transfers(phases: list[str], phase:
 
 
 def test_a_cancel_request_shows_until_all_have_ended() -> None:
-    canceled = {"spec": {"cancel": True}}
+    canceled: dict[str, Any] = {"spec": {"cancel": True}}
     assert _one(_upload("a", "InProgress", **canceled), _upload("b", "Completed")).phase is BackupPhase.CANCELING
     ended = _one(_upload("a", "Canceled", **canceled), _upload("b", "Canceled", **canceled))
     assert ended.phase is BackupPhase.CANCELED
