@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from nodeagent.cli.output import BAD, OutputFormat, Printer, Styled
+from nodeagent.cli.output import BAD, LiveRow, OutputFormat, Printer, Styled
 
 _EVIL = "\x1b]0;title\x07[bold]x[/bold] :smile: \u202e"
 
@@ -105,3 +105,25 @@ def test_a_line_that_is_printed_meanwhile_does_not_stand_behind_the_progress() -
     assert "working" in before
     # Erase the line: ECMA-48, EL 2.
     assert "\x1b[2K" in before.rpartition("working")[2]
+
+
+def test_rows_that_change_are_lines_where_no_terminal_is() -> None:
+    err = io.StringIO()
+    with Printer(io.StringIO(), err).live() as show:
+        show([LiveRow("a", ["a", Styled("1", BAD)], "x"), LiveRow("b", ["b", "", _EVIL], "x")])
+        show([LiveRow("a", ["a", "2"], "x"), LiveRow("b", ["b"], "y")])
+    assert err.getvalue().splitlines()[::2] == ["a 1", "b"]
+    assert err.getvalue().replace("\n", "").isprintable()
+
+
+def test_rows_that_change_stay_in_their_lines_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    err = _Terminal()
+    with Printer(io.StringIO(), err).live() as show:
+        for number in range(3):
+            show([LiveRow("a", [f"{number}{_EVIL}" + "z" * 80, "b"], str(number))])
+    # Each frame is one line, over the one before; the cursor is shown again at the end.
+    assert err.getvalue().count("\n") == 1
+    assert "\x1b]0;" not in err.getvalue()
+    assert err.getvalue().count("…") >= 3
+    assert err.getvalue().endswith("\x1b[?25h")

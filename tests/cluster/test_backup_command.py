@@ -1,0 +1,134 @@
+"""`nodeagent backup` on a real kubelet: volumes reach the bucket while a terminal shows how, and can be canceled."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.gate import HELD_BYTES
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import Volume, open_gated_place
+from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.workloads import Workload
+from tests.support.golden import assert_golden_text
+from tests.support.terminal import run_in_terminal
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.layout import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+    from tests.cluster.gate import Gate
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+
+_BYTES = 2 * HELD_BYTES
+_FILL = f"""
+import os
+with open("/data/random", "wb") as file:
+    file.write(os.urandom({_BYTES}))
+"""
+
+
+class _Scene:
+    """A PVC with data behind a gate, and the command as a person runs it."""
+
+    def __init__(self, bed: Bed, space: str, gate: Gate) -> None:
+        self.bed, self.space, self.gate = bed, space, gate
+        self.name = f"{space}-night"
+
+    def words(self, command: str, *words: str) -> list[str]:
+        return ["backup", command, *words]
+
+    def create(self, *words: str) -> list[str]:
+        claim, place = f"--pvc={self.space}/data", f"--storage-location={self.space}"
+        return self.words("create", self.name, claim, place, *words)
+
+    def run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "nodeagent", *words]
+        return subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
+
+    def document(self, words: list[str]) -> Any:
+        done = self.run([*words, "-o", "json"])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def show(self, words: list[str]) -> str:
+        """Return what a terminal shows of the command, with all that differs from run to run replaced."""
+        with run_in_terminal(words, self.bed.env) as terminal:
+            assert terminal.wait() == 0, terminal.text
+        text = terminal.text.replace(self.space, "SPACE")
+        text = re.sub(r"night-[0-9a-f]{8}", "night-HASH", text)
+        text = re.sub(r"[0-9-]+T[0-9:]+Z \(\d+[smh]( ago)?\)", r"TIME (AGE\1)", text)
+        text = re.sub(r"\b\d+[smh]\b", "AGE", text)
+        return re.sub(r" +", " ", text)
+
+
+@pytest.fixture
+def scene(agent: Bed, space: str) -> Iterator[_Scene]:
+    Volume(agent, space).fill(_FILL, size="128Mi")
+    with open_gated_place(agent, space) as (gate, _), relies_on(agent, Shared.AGENTS):
+        scene = _Scene(agent, space, gate)
+        yield scene
+        kinds, label = "datauploads,podvolumebackups", f"nodeagent.io/backup={scene.name}"
+        agent.user.kubectl("delete", kinds, "-n", NAMESPACE, "-l", label, "--wait=false")
+
+
+def test_a_terminal_shows_a_volume_on_its_way_to_the_bucket(scene: _Scene) -> None:
+    scene.gate.shut()
+    with run_in_terminal(scene.create("--wait", "--ttl=48h"), scene.bed.env) as terminal:
+        terminal.read_until(rf"{scene.space}/data +InProgress +[1-9].* / 48\.0 MiB \d+%")
+        scene.gate.open()
+        assert terminal.wait() == 0, terminal.text
+    assert f"backup {scene.name} is Completed: 1/1 volumes, 48.0 MiB\n" in terminal.text
+    assert "note: the backup has the data of volumes only: no manifests, and no hooks run\n" in terminal.text
+    assert "\x1b[32mCompleted" in terminal.raw
+    shown = scene.show(scene.words("get", scene.name)) + scene.show(scene.words("describe", scene.name))
+    assert_golden_text("cli/backup-cluster", shown)
+    assert scene.document(scene.create())["volumes"][0]["phase"] == "Completed"
+
+
+def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
+    workload = Workload(scene.bed, scene.space, "writer", {"data": 1_000_000}, location=scene.space)
+    workload.start()
+    workload.wait_ready()
+    done = scene.run(scene.create(f"--pvc={scene.space}/writer", "--method=fs-backup"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"error: PVC {scene.space}/data: no backup of files: no Running pod mounts it" in done.stderr
+    words = scene.words("create", scene.name, f"--pvc={scene.space}/writer", f"--storage-location={scene.space}")
+    done = scene.run([*words, "--method=fs-backup", "--wait"])
+    assert done.returncode == 0, done.stderr
+    (volume,) = scene.document(scene.words("describe", scene.name))["volumes"]
+    assert (volume["method"], volume["phase"], volume["attempt"]) == ("fs-backup", "Completed", 1)
+    with open_kopia(scene.bed, scene.space, prefix=scene.space) as kopia:
+        kopia.connect()
+        (listed,) = kopia.json("snapshot", "list", "--all")
+    tags, cluster = listed["tags"], json.loads(scene.bed.user.kubectl("get", "namespace", "kube-system", "-o", "json"))
+    assert listed["id"] == volume["snapshotId"]
+    assert tags["tag:nodeagent.io/cluster"] == cluster["metadata"]["uid"]
+    assert tags["tag:nodeagent.io/backup"] == scene.name
+    assert json.loads(tags["tag:nodeagent.io/claim"]) == volume["saved"]
+
+
+def test_an_interrupted_wait_leaves_the_backup_and_cancel_ends_it(scene: _Scene) -> None:
+    scene.gate.shut()
+    with run_in_terminal(scene.create("--wait"), scene.bed.env) as terminal:
+        terminal.read_until(rf"{scene.space}/data +InProgress")
+        terminal.process.send_signal(signal.SIGINT)
+        assert terminal.wait() == 130, terminal.text
+    assert f"nodeagent backup cancel {scene.name} ends it\n" in terminal.text
+    described = scene.document(scene.words("describe", scene.name))
+    assert (described["phase"], described["volumes"][0]["phase"]) == ("InProgress", "InProgress")
+    assert f"{scene.space}/data" in scene.run(scene.words("cancel", scene.name)).stdout
+    again = scene.run(scene.create("--wait"))
+    assert again.returncode == 1
+    assert again.stdout.startswith(f"backup {scene.name} is Canceled: 0/1 volumes")
+    assert f"error: backup {scene.name} is Canceled: PVC {scene.space}/data is Canceled: " in again.stderr
+    assert "nothing to cancel" in scene.run(scene.words("cancel", scene.name)).stderr
