@@ -62,7 +62,6 @@ async def _running() -> AsyncIterator[_Scene]:
 
 
 def _delete_definition(scene: _Scene) -> None:
-    """The API server answers as a proxy would that has lost it."""
     scene.kube.unserved.add(DATA_UPLOADS)
     scene.kube.watches.cut()
 
@@ -73,7 +72,13 @@ _OUTAGES: dict[str, tuple[Callable[[_Scene], None], int, tuple[str, ...], str]] 
     "throttled": (lambda scene: scene.begin("/", 429), 300, _ALL, "429 Injected"),
     "credentials rejected": (lambda scene: scene.begin("/", 401), 60, _ALL, "401 Injected"),
     "permission revoked": (lambda scene: scene.begin("/datauploads", 403), 60, ("DataUploads",), "403 Injected"),
-    "definition deleted": (_delete_definition, 300, ("DataUploads",), "404"),
+    "definition deleted": (_delete_definition, 60, ("DataUploads",), "404"),
+    "path unknown to a proxy": (
+        lambda scene: scene.begin("/datauploads", Response(404, b"404 page not found")),
+        300,
+        ("DataUploads",),
+        "404",
+    ),
 }
 
 
