@@ -10,6 +10,7 @@ import click
 
 from core.clock import SystemClock
 from core.errors import ConfigError
+from core.kube.errors import KubeError
 from core.models.names import OBJECT_NAME
 from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
 from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
@@ -105,7 +106,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     run = _Run(request, choice, form, wait=given["wait"], printer=Printer())
     try:
         asyncio.run(_create(run, access))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, KubeError):
         if run.started:
             run.printer.note(
                 f"the backup goes on: nodeagent backup describe {name} shows it, nodeagent backup cancel {name} ends it"

@@ -26,6 +26,7 @@ from nodeagent.cli.main import main
 from nodeagent.operations.permissions import BACKUP_PERMISSIONS
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.support.interrupts import run_interruptible
+from tests.support.terminal import run_in_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +74,11 @@ class _Cluster:
 
     def set_status(self, resource: Resource, name: str, **status: Any) -> None:
         path = resource.path(self.namespace, name, subresource="status")
+        self.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+
+    def move(self, resource: Resource, name: str, **status: Any) -> None:
+        """Set the status of a transfer, which is no subresource."""
+        path = resource.path(self.namespace, name)
         self.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
 
     def grant(self, permissions: Sequence[Permission] = BACKUP_PERMISSIONS) -> None:
@@ -159,6 +165,28 @@ def test_a_missing_permission_is_one_line_and_nothing_is_created(
     error = err.splitlines()[-1]
     assert error.startswith("error: ")
     assert named in error
+
+
+@pytest.mark.processes
+def test_a_terminal_shows_what_each_volume_does(cluster: _Cluster) -> None:
+    cluster.grant()
+    words = ["backup", "create", "night", *_BOTH, "-n", cluster.namespace, "--wait", *cluster.words]
+    with run_in_terminal(words) as terminal:
+        terminal.read_until("/files +New")
+        _, upload, pod_backup = (one["metadata"]["name"] for one in cluster.made())
+        cluster.move(DATA_UPLOADS, upload, phase="InProgress", progress={"totalBytes": 2**30, "bytesDone": 2**29})
+        terminal.read_until(r"/data +InProgress +512\.0 MiB / 1\.0 GiB 50%")
+        cluster.move(DATA_UPLOADS, upload, phase="Completed", progress={"totalBytes": 2**30, "bytesDone": 2**30})
+        terminal.read_until("/data +Completed")
+        cluster.move(POD_VOLUME_BACKUPS, pod_backup, phase="Failed", message="disk full\x1b[2J")
+        assert terminal.wait() == 1, terminal.text
+    ending = terminal.text.splitlines()[-3:]
+    assert ending == [
+        "backup night is PartiallyFailed: 1/2 volumes, 1.0 GiB",
+        "note: the backup has the data of volumes only: no manifests, and no hooks run",
+        f"error: backup night is PartiallyFailed: PVC {cluster.namespace}/files is Failed: disk full\\x1b[2J",
+    ]
+    assert "\x1b[2J" not in terminal.raw
 
 
 @pytest.mark.processes
