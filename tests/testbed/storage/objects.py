@@ -28,6 +28,9 @@ SHARED = "shared"
 
 SHARED_CLASS = "bed-shared"
 
+_DEFAULT_SNAPSHOT_CLASS = "snapshot.storage.kubernetes.io/is-default-class"
+"""Annotation. Source: external-snapshotter v8."""
+
 _SNAPSHOT_GROUP = "/apis/snapshot.storage.k8s.io/v1"
 _STORAGE_GROUP = "/apis/storage.k8s.io/v1"
 
@@ -49,7 +52,7 @@ def class_objects() -> list[tuple[Resource, Json]]:
         (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-retain", "Immediate", "Retain")),
         (STORAGE_CLASSES, {**_storage_class(SHARED_CLASS, "Immediate", "Delete"), "parameters": {SHARED: "true"}}),
-        (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete")),
+        (SNAPSHOT_CLASSES, _snapshot_class("bed", "Delete", {_DEFAULT_SNAPSHOT_CLASS: "true"})),
         (SNAPSHOT_CLASSES, _snapshot_class("bed-retain", "Retain")),
     ]
 
@@ -65,11 +68,11 @@ def _storage_class(name: str, binding: str, reclaim: str) -> Json:
     }
 
 
-def _snapshot_class(name: str, policy: str) -> Json:
+def _snapshot_class(name: str, policy: str, annotations: dict[str, str] | None = None) -> Json:
     return {
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshotClass",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": annotations or {}},
         "driver": DRIVER,
         "deletionPolicy": policy,
     }
