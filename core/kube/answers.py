@@ -13,7 +13,7 @@ from core.kube.errors import UnreachableError
 from core.kube.transport import Response
 from core.models.base import JsonDict, explain_invalid
 
-__all__ = ["Deletion", "parse_body", "parse_deletion", "parse_list", "parse_object"]
+__all__ = ["Deletion", "RawList", "parse_body", "parse_deletion", "parse_list", "parse_object", "parse_raw_list"]
 
 _SHOWN_BYTES: Final = 100
 """The beginning of an answer that is shown if it is not JSON."""
@@ -36,6 +36,17 @@ _ListMeta = TypedDict("_ListMeta", {"resourceVersion": str, "continue": str}, to
 class _List(TypedDict, total=False):
     metadata: Required[_ListMeta]
     items: list[object]
+
+
+class _RawMeta(msgspec.Struct):
+    token: str = msgspec.field(default="", name="continue")
+
+
+class RawList(msgspec.Struct):
+    """One page of a list whose objects are still JSON text."""
+
+    metadata: _RawMeta
+    items: list[msgspec.Raw] = []
 
 
 def parse_deletion(response: JsonDict) -> Deletion:
@@ -91,3 +102,18 @@ def parse_list(response: Response, attempted: str) -> JsonDict:
     except (ValueError, RecursionError) as e:
         raise UnreachableError(f"{attempted}: the answer is not a list: {explain_invalid(e)}") from e
     return body
+
+
+def parse_raw_list(response: Response, attempted: str) -> RawList:
+    """Return the list in `response` without reading its objects: thousands take milliseconds.
+
+    Raises:
+        UnreachableError: it holds no list of objects.
+    """
+    try:
+        return msgspec.json.decode(response.body, type=RawList)
+    except (ValueError, RecursionError):
+        # Something in it is null, not UTF-8, or nested too deeply: rare, and no reason to lose the other objects.
+        body = parse_list(response, attempted)
+    items = [msgspec.Raw(msgspec.json.encode(item)) for item in body.get("items", [])]
+    return RawList(_RawMeta(body["metadata"].get("continue", "")), items)

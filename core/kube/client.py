@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from core.kube.answers import Deletion, parse_body, parse_deletion, parse_list, parse_object
+import msgspec
+
+from core.kube.answers import Deletion, parse_body, parse_deletion, parse_list, parse_object, parse_raw_list
 from core.kube.discovery import is_unserved
 from core.kube.errors import (
     ConflictError,
@@ -34,6 +36,10 @@ _T = TypeVar("_T")
 
 _PAGE_SIZE = 500
 """Number of objects per page of a list, as in client-go."""
+
+
+_RAW_PAGE_SIZE: Final = 2000
+"""Of objects that are not decoded here: a page of transfers has 5 MiB."""
 
 
 _PAGE_SECONDS: Final = 10.0
@@ -212,6 +218,25 @@ class KubeClient:
             token = body["metadata"].get("continue", "")
             if not token:
                 return
+
+    async def raw_pages(self, selection: Selection) -> AsyncGenerator[list[msgspec.Raw], None]:
+        """Yield the selected objects page by page as JSON texts, for readers of few fields of many objects.
+
+        Their form is not checked: the reader decodes each with a model of its own.
+
+        Raises:
+            GoneError: the continue token has expired; list again.
+        """
+        resource, query = selection.resource, selection.query | {"limit": str(_RAW_PAGE_SIZE)}
+        attempted = _attempted("list", resource, selection.namespace)
+        path = collection_path(resource, selection.namespace, attempted=attempted)
+        while True:
+            request = Request("GET", path, query, many=True)
+            page = await self._send(resource, request, attempted, parse_raw_list, again=True)
+            yield page.items
+            if not page.metadata.token:
+                return
+            query = query | {"continue": page.metadata.token}
 
     def _sort(self, resource: Resource, body: JsonDict) -> ListPage:
         """Return a page with those of its objects apart that are malformed."""

@@ -43,6 +43,7 @@ _USER_COMMANDS: Final = {
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",
     "repo": "show backup repositories (get, describe, report)",
+    "status": "show the health of the agents, the queue and the transfers",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }

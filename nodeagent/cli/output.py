@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TextIO
 
 import yaml
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.status import Status
@@ -113,7 +113,7 @@ class Printer:
 
     def note(self, text: str) -> None:
         """Print a note about the answer."""
-        self._err.print(Text.assemble(("note: ", WARN), one_line(text)), soft_wrap=True)
+        self._err.print(_note(text), soft_wrap=True)
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -131,6 +131,26 @@ class Printer:
                 yield lambda doing: status.update(Text(one_line(doing)))
             finally:
                 self._status = None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads the answer."""
+        return self._out.is_terminal
+
+    @contextmanager
+    def screen(self) -> Iterator[Callable[[Callable[["Printer"], None]], None]]:
+        """Yield a function that draws a page in the place of the one before; the last one stays.
+
+        It is called with what prints the page. Lines below the end of the terminal are cut off.
+        """
+        with Live(console=self._out, auto_refresh=False, vertical_overflow="ellipsis") as live:
+
+            def draw(print_page: Callable[[Printer], None]) -> None:
+                page = _Page()
+                print_page(page)
+                live.update(Group(*page.parts), refresh=True)
+
+            yield draw
 
     @contextmanager
     def live(self) -> Iterator[Callable[[Sequence[LiveRow]], None]]:
@@ -179,6 +199,23 @@ class Printer:
             self._out.out("\n".join(line.rstrip(" ") for line in lines), end="", highlight=False)
 
 
+class _Page(Printer):
+    """Keeps what is printed, to draw it at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[RenderableType] = []
+
+    def line(self, cell: Cell = "") -> None:
+        self.parts.append(_text(cell))
+
+    def note(self, text: str) -> None:
+        self.parts.append(_note(text))
+
+    def _write(self, what: RenderableType) -> None:
+        self.parts.append(what)
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes what occurs twice twice: people read it, too."""
 
@@ -224,6 +261,10 @@ def _plain(cell: Cell) -> str:
 
 def _style(cell: Cell) -> str:
     return "" if isinstance(cell, str) else cell.style
+
+
+def _note(text: str) -> Text:
+    return Text.assemble(("note: ", WARN), one_line(text))
 
 
 def _text(cell: Cell) -> Text:

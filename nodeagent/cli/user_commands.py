@@ -17,6 +17,7 @@ from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
 from nodeagent.cli.preflight import preflight
 from nodeagent.cli.repo import repo
+from nodeagent.cli.status import status
 from nodeagent.cli.uninstall import uninstall
 from nodeagent.cli.version import version
 
@@ -34,7 +35,7 @@ def _root() -> None:
     """Commands for users."""
 
 
-for _command in (backup, install, preflight, repo, uninstall, version):
+for _command in (backup, install, preflight, repo, status, uninstall, version):
     _root.add_command(_command)
 
 

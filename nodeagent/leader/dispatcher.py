@@ -22,7 +22,7 @@ from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.pod_watch import PodWatch
-from nodeagent.leader.admission.queue import QueueView, in_order
+from nodeagent.leader.admission.queue import QueueView
 from nodeagent.leader.admission.stages import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules, DispatchTools
@@ -34,6 +34,7 @@ from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.runtime.tasks import describe_causes
+from nodeagent.transfers.queue_order import in_order
 
 __all__ = ["Dispatcher"]
 

@@ -1,4 +1,4 @@
-"""The maintenance part of the leader's status page, read through the API server."""
+"""The leader's status page, read through the API server."""
 
 import ipaddress
 from typing import Final
@@ -13,7 +13,18 @@ from core.models.names import DISPATCHER_LEASE
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import ListenAddress, Settings
 
-__all__ = ["LeaderDecision", "LeaderUnavailableError", "read_leader_decisions"]
+__all__ = [
+    "LeaderDecision",
+    "LeaderPage",
+    "LeaderQueue",
+    "LeaderUnavailableError",
+    "QueuedTransfer",
+    "check_reachable",
+    "node_of_holder",
+    "read_leader_decisions",
+    "read_leader_page",
+    "status_address",
+]
 
 _PATH: Final = "/status"
 
@@ -34,8 +45,37 @@ class _Dispatcher(WireModel):
     leading: bool = False
 
 
-class _Page(WireModel):
+class QueuedTransfer(WireModel):
+    """One place of the admission queue; positions count from 1."""
+
+    kind: str
+    name: str
+    position: int
+
+
+class LeaderQueue(WireModel):
+    """The admission queue: its first thousand places, and why admission fails; empty: it does not."""
+
+    queued: int = 0
+    queue: list[QueuedTransfer] = field(default_factory=list)
+    last_error: str = ""
+
+
+class LeaderConfig(WireModel):
+    """The leader's active configuration: its hash, and why an edit of it is not active."""
+
+    hash: str = ""
+    rejected: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+class LeaderPage(WireModel):
+    """What commands read of the page."""
+
+    version: str = ""
     dispatcher: _Dispatcher = field(default_factory=_Dispatcher)
+    queue: LeaderQueue = field(default_factory=LeaderQueue)
+    config: LeaderConfig = field(default_factory=LeaderConfig)
     maintenance: dict[str, LeaderDecision] = field(default_factory=dict)
 
 
@@ -49,18 +89,43 @@ async def read_leader_decisions(client: KubeClient, namespace: str, settings: Se
         LeaderUnavailableError: there is no leader, or its page cannot be reached; the message says why.
         KubeError: the API server, or the leader behind it, rejected a request.
     """
-    address = settings.status_address or settings.metrics_address
-    if _is_local(address):
-        raise LeaderUnavailableError(f"agents serve {_PATH} on {address} only, inside of their pods")
+    check_reachable(settings)
     pod = await _find_pod(client, namespace)
-    raw = await client.pod_page(namespace, pod, port=address.port, path=_PATH)
+    return (await read_leader_page(client, namespace, settings, pod)).maintenance
+
+
+async def read_leader_page(client: KubeClient, namespace: str, settings: Settings, pod: str) -> LeaderPage:
+    """Return the status page of the leader, whose pod has that name.
+
+    Raises:
+        LeaderUnavailableError: its page cannot be reached, or it is not the leader; the message says why.
+        KubeError: the API server, or the leader behind it, rejected the request.
+    """
+    check_reachable(settings)
+    raw = await client.pod_page(namespace, pod, port=status_address(settings).port, path=_PATH)
     try:
-        page = _Page.from_wire(raw)
+        page = LeaderPage.from_wire(raw)
     except ContractError as e:
         raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} is not that of this version: {e}") from e
     if not page.dispatcher.leading:
         raise LeaderUnavailableError(f"Pod {namespace}/{pod} is not the leader any more")
-    return page.maintenance
+    return page
+
+
+def status_address(settings: Settings) -> ListenAddress:
+    """Return where agents with these settings serve their status page."""
+    return settings.status_address or settings.metrics_address
+
+
+def check_reachable(settings: Settings) -> None:
+    """Check that status pages are served outside of their pods.
+
+    Raises:
+        LeaderUnavailableError: they are not.
+    """
+    address = status_address(settings)
+    if _is_local(address):
+        raise LeaderUnavailableError(f"agents serve {_PATH} on {address} only, inside of their pods")
 
 
 async def _find_pod(client: KubeClient, namespace: str) -> str:
@@ -70,13 +135,18 @@ async def _find_pod(client: KubeClient, namespace: str) -> str:
     holder = ((lease or {}).get("spec") or {}).get("holderIdentity") or ""
     if not holder:
         raise LeaderUnavailableError(f"{place} has no holder" if lease else f"{place} does not exist")
-    node = str(holder).rpartition("_")[0]
+    node = node_of_holder(str(holder))
     selection = Selection(PODS, namespace, AGENT_SELECTOR, f"spec.nodeName={node}")
     pods = [pod["metadata"] for pod in await client.list(selection)]
     names = [meta["name"] for meta in pods if not meta.get("deletionTimestamp")]
     if not names:
         raise LeaderUnavailableError(f"{place} is held by node {node}, which has no agent pod")
     return str(names[0])
+
+
+def node_of_holder(identity: str) -> str:
+    """Return the node of the agent with that identity in the Lease, `<node>_<uuid>`."""
+    return identity.rpartition("_")[0]
 
 
 def _is_local(address: ListenAddress) -> bool:

@@ -1,17 +1,20 @@
 """A connection to the cluster with the permissions of the user who runs a command."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Final
 
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
+from core.kube.transport import Request, Response, Transport
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
 
-__all__ = ["ClusterAccess", "Connection", "connect"]
+__all__ = ["ClusterAccess", "Connection", "ServerTime", "connect"]
 
 _ATTEMPTS: Final = 2
 """A user is waiting, and can run the command again."""
@@ -26,12 +29,47 @@ class ClusterAccess:
     namespace: str = ""
 
 
+class ServerTime:
+    """A transport that learns the API server's time from the Date headers of its answers.
+
+    A person's machine may be minutes off, and ages and leases are compared with stamps of the API server.
+    """
+
+    def __init__(self, inner: Transport, clock: Clock) -> None:
+        """Send through `inner`; `clock` is this machine's."""
+        self._inner = inner
+        self._clock = clock
+        self._ahead = timedelta()
+
+    def now(self) -> datetime:
+        """Return the API server's time, give or take a second; this machine's before the first answer."""
+        return self._clock.now() - self._ahead
+
+    async def request(self, request: Request) -> Response:
+        """Send the request; see `Transport`."""
+        response = await self._inner.request(request)
+        if response.date is not None:
+            # What HTTP does not allow is ignored, such as a date without a time zone (RFC 9110, 6.6.1).
+            with suppress(ValueError, TypeError, OverflowError):
+                self._ahead = self._clock.now() - parsedate_to_datetime(response.date)
+        return response
+
+    def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
+        """Open a stream; see `Transport`."""
+        return self._inner.stream(request)
+
+    async def close(self) -> None:
+        """Close the transport."""
+        await self._inner.close()
+
+
 @dataclass(frozen=True)
 class Connection:
-    """A client, and the namespace that it is used for."""
+    """A client, the namespace that it is used for, and the time of the API server."""
 
     client: KubeClient
     namespace: str
+    time: ServerTime
 
 
 @asynccontextmanager
@@ -43,7 +81,9 @@ async def connect(access: ClusterAccess) -> AsyncIterator[Connection]:
     """
     transport, context_namespace = await load_transport(access.kubeconfig, access.kubecontext)
     try:
-        client = KubeClient(transport, Retry(SystemClock(), attempts=_ATTEMPTS))
-        yield Connection(client, access.namespace or context_namespace or DEFAULT_NAMESPACE)
+        clock = SystemClock()
+        timed = ServerTime(transport, clock)
+        client = KubeClient(timed, Retry(clock, attempts=_ATTEMPTS))
+        yield Connection(client, access.namespace or context_namespace or DEFAULT_NAMESPACE, timed)
     finally:
         await transport.close()

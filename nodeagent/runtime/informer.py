@@ -115,6 +115,11 @@ class Informer(Generic[_T]):
         answer = "no answer" if error is None or not error.status else f"{error.status} {error.reason}".strip()
         return f"no watch for {seconds:.0f} s: {answer}"
 
+    @property
+    def outdated_seconds(self) -> float:
+        """For how long nothing has been observed since the watch broke; 0.0 while it is open."""
+        return self._state.closed_seconds
+
     def get(self, namespace: str, name: str) -> _T | None:
         """Return the trimmed object, or None if it is not in the cache."""
         kept = self._kept.get((namespace, name))

@@ -1,13 +1,12 @@
-"""The admission queue: its order, the reports of queued transfers, and what the status page shows of it.
+"""The admission queue: the reports of queued transfers, and what the status page shows of it.
 
-The number of transfers that are admitted from it depends on the quota (`nodeagent.leader.admission.ledger`).
+Its order is in `nodeagent.transfers.queue_order`. The number of transfers that are admitted from it depends on the
+quota (`nodeagent.leader.admission.ledger`).
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -22,45 +21,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.tasks import attempt
 
-__all__ = ["QueueReports", "QueueView", "in_order", "round_robin"]
-
-
-def in_order(entries: Iterable[Entry], *, after: str, first: AbstractSet[str] = frozenset()) -> Iterator[Entry]:
-    """Yield `entries` in the order in which they are to be admitted.
-
-    All transfers of the kinds named in `first` go before the others. Within both groups namespaces
-    alternate.
-    """
-    preferred: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        (preferred if entry.kind in first else others).append(entry)
-    yield from round_robin(preferred, after=after)
-    yield from round_robin(others, after=after)
-
-
-def round_robin(entries: Iterable[Entry], *, after: str) -> Iterator[Entry]:
-    """Yield `entries` with alternating namespaces, beginning behind the one that was served last (`after`).
-
-    Within a namespace the oldest goes first, then the first by name.
-    """
-    by_namespace: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_namespace.setdefault(entry.queue, []).append(entry)
-    names = sorted(by_namespace)
-    begin = bisect_right(names, after)
-    queues = [
-        iter(sorted(by_namespace[name], key=lambda entry: (entry.created, entry.name)))
-        for name in names[begin:] + names[:begin]
-    ]
-    while queues:
-        not_empty = []
-        for queue in queues:
-            oldest = next(queue, None)
-            if oldest is not None:
-                yield oldest
-                not_empty.append(queue)
-        queues = not_empty
+__all__ = ["QueueReports", "QueueView"]
 
 
 class QueueReports:

@@ -17,13 +17,14 @@ from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.admission.queue import QueueReports, in_order
+from nodeagent.leader.admission.queue import QueueReports
 from nodeagent.leader.admission.resumptions import Conditions, awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import count_idle
 from nodeagent.runtime.tasks import attempt
+from nodeagent.transfers.queue_order import in_order
 
 __all__ = ["AdmissionPass", "Pass", "is_queued", "settle_entries"]
 

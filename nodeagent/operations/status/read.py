@@ -1,0 +1,209 @@
+"""Reads a cluster once: a constant number of requests, apart from the pages of its lists.
+
+Everything is read with the user's permissions. What cannot be read is named in the snapshot, and never looks healthy.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TypeVar
+
+from core.errors import AgentError, ConfigError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    CONFIG_MAPS,
+    LEASES,
+    NODES,
+    PODS,
+    Resource,
+)
+from core.models.base import JsonDict
+from core.models.names import DISPATCHER_LEASE
+from nodeagent.config.models import LoadConcurrency
+from nodeagent.operations.installation import read_settings
+from nodeagent.operations.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
+from nodeagent.operations.status.kinds import TRANSFER_KINDS, TransferKind
+from nodeagent.operations.status.parse import (
+    agent_record,
+    config_record,
+    decode_transfer,
+    lease_record,
+    location_record,
+    repository_record,
+    slots_by_node,
+)
+from nodeagent.operations.status.records import (
+    AgentRecord,
+    ClusterSnapshot,
+    ConfigRecord,
+    LeaseRecord,
+    TransferRecord,
+    Unread,
+    UnreadPart,
+)
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
+from nodeagent.runtime.settings import Settings
+
+__all__ = ["ParseServe", "StatusReader"]
+
+_T = TypeVar("_T")
+
+ParseServe = Callable[[Sequence[str]], Settings]
+"""Reads the arguments of an agent's command `serve`; raises ConfigError if they are invalid."""
+
+_NO_CONFIG = (ConfigRecord(), LoadConcurrency())
+
+
+class StatusReader:
+    """Reads the cluster for one command."""
+
+    def __init__(
+        self, client: KubeClient, namespace: str, *, parse_serve: ParseServe, now: Callable[[], datetime]
+    ) -> None:
+        """Read through `client`; `now` returns the API server's time."""
+        self._client = client
+        self._namespace = namespace
+        self._parse_serve = parse_serve
+        self.now = now
+        self._unread: list[Unread] = []
+
+    async def read(self) -> ClusterSnapshot:
+        """Return everything, as far as it can be read.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._unread = []
+        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents(), ()), name="agents")
+        rules, agents, transfers, repositories, locations = await asyncio.gather(
+            self._read_rules(reading),
+            reading,
+            self._read_transfers(),
+            self._try(UnreadPart.REPOSITORIES, self._each(BACKUP_REPOSITORIES, repository_record), ()),
+            self._try(UnreadPart.LOCATIONS, self._each(BACKUP_STORAGE_LOCATIONS, location_record), ()),
+        )
+        return dataclasses.replace(
+            rules,
+            at=self.now(),
+            transfers=transfers,
+            agents=agents,
+            repositories=repositories,
+            locations=locations,
+            unread=tuple(self._unread),
+        )
+
+    async def _read_transfers(self) -> tuple[TransferRecord, ...]:
+        kinds = await asyncio.gather(*(self._try(UnreadPart.TRANSFERS, self._list(one), []) for one in TRANSFER_KINDS))
+        return tuple(record for listed in kinds for record in listed)
+
+    async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
+        """Return what no watch shows: the leader, its page, the settings; by a handful of requests.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._unread = []
+
+        async def known() -> Sequence[AgentRecord]:
+            return agents
+
+        read = await self._read_rules(known())
+        return dataclasses.replace(read, unread=tuple(self._unread))
+
+    async def _list(self, kind: TransferKind) -> list[TransferRecord]:
+        found: list[TransferRecord] = []
+        async for texts in self._client.raw_pages(Selection(kind.resource, self._namespace)):
+            found += [decode_transfer(kind, text) for text in texts]
+        return found
+
+    async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
+        lease, settings = await asyncio.gather(
+            self._try(UnreadPart.LEASE, self._read_lease(), LeaseRecord()),
+            self._try(UnreadPart.FLAGS, self._read_settings(), None),
+        )
+        page, (config, concurrency) = await asyncio.gather(
+            self._try(UnreadPart.PAGE, self._read_page(settings, lease, agents), None),
+            self._try(UnreadPart.CONFIG, self._read_config(settings), _NO_CONFIG),
+        )
+        slots = await self._try(UnreadPart.NODES, self._read_slots(concurrency), {})
+        return ClusterSnapshot(
+            self._namespace, self.now(), lease=lease, config=config, slots=slots, settings=settings, page=page
+        )
+
+    async def _try(self, part: UnreadPart, read: Awaitable[_T], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise`, and record why, if that fails."""
+        try:
+            return await read
+        except (UnreachableError, UnauthorizedError):
+            if part is not UnreadPart.PAGE:
+                raise
+            self._unread.append(Unread(part, "it did not answer in time"))
+        except AgentError as e:
+            self._unread.append(Unread(part, str(e)))
+        return otherwise
+
+    async def _each(self, resource: Resource, parse: Callable[[JsonDict], _T]) -> tuple[_T, ...]:
+        """Return the records of all objects; one that is invalid counts as not read."""
+        records = []
+        for raw in await self._client.list(Selection(resource, self._namespace)):
+            try:
+                records.append(parse(raw))
+            except ContractError as e:
+                part = UnreadPart.REPOSITORIES if resource is BACKUP_REPOSITORIES else UnreadPart.LOCATIONS
+                self._unread.append(Unread(part, str(e)))
+        return tuple(records)
+
+    async def _read_agents(self) -> tuple[AgentRecord, ...]:
+        pods = await self._client.list(Selection(PODS, self._namespace, AGENT_SELECTOR))
+        return tuple(agent_record(pod) for pod in pods)
+
+    async def _read_lease(self) -> LeaseRecord:
+        return lease_record(await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE))
+
+    async def _read_settings(self) -> Settings | None:
+        """Return the agents' settings.
+
+        Raises:
+            KubeError: their DaemonSet cannot be read.
+            ConfigError: there is none, or its arguments are not those of this version.
+        """
+        try:
+            return await read_settings(self._client, self._namespace, self._parse_serve)
+        except ConfigError as e:
+            if isinstance(e.__cause__, KubeError):
+                raise e.__cause__ from e
+            raise
+
+    async def _read_page(
+        self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]
+    ) -> LeaderPage | None:
+        """Return the leader's status page.
+
+        Raises:
+            AgentError: it cannot be read; the message says why.
+        """
+        node = node_of_holder(lease.holder)
+        pods = [agent.pod for agent in await agents if node and agent.node == node]
+        if settings is None or not pods:
+            missing = "the flags of the agents are not known" if settings is None else "there is no leader with a pod"
+            raise LeaderUnavailableError(missing)
+        return await read_leader_page(self._client, self._namespace, settings, pods[0])
+
+    async def _read_config(self, settings: Settings | None) -> tuple[ConfigRecord, LoadConcurrency]:
+        if settings is None:
+            raise ConfigError("the flags of the agents are not known, which name their ConfigMap")
+        name = settings.config_map_name
+        return config_record(name, await self._client.read(CONFIG_MAPS, self._namespace, name) if name else None)
+
+    async def _read_slots(self, concurrency: LoadConcurrency) -> Mapping[str, int]:
+        """Return the slots of each node; nodes are read only where rules for single ones exist."""
+        if not concurrency.per_node_config:
+            return {}
+        texts = [text async for page in self._client.raw_pages(Selection(NODES)) for text in page]
+        return slots_by_node(texts, concurrency)
