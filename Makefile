@@ -150,6 +150,11 @@ bench-mover: root venv unit-tools ## cost of the data mover compared with kopia 
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
+.PHONY: bench-cli
+bench-cli: venv integration-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
+	$(step)
+	@$(venv)/python -m benchmarks.bench_cli $(BENCH)
+
 .PHONY: bench-repository
 bench-repository: venv unit-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes
 	$(step)

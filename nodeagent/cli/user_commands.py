@@ -6,37 +6,46 @@ one of them is called.
 
 import logging
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Final
 
 import click
 
 from core.errors import ConfigError
 from core.kube.errors import UnauthorizedError, UnreachableError
-from nodeagent.cli.backup import backup
-from nodeagent.cli.install import install
 from nodeagent.cli.output import NoteHandler
-from nodeagent.cli.preflight import preflight
-from nodeagent.cli.repo import repo
-from nodeagent.cli.status import status
-from nodeagent.cli.uninstall import uninstall
-from nodeagent.cli.version import version
 
 __all__ = ["run_user_command"]
 
 _HELP_COLUMNS: Final = 100
 
 
+_COMMANDS: Final = ("backup", "install", "preflight", "repo", "status", "uninstall", "version")
+"""Each is in a module of its own name, with `-` as `_`; only the one that is called is imported, to start sooner."""
+
+
+class _Root(click.Group):
+    """Knows the names of the commands, and imports a command when it is called."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"nodeagent.cli.{name}"), name)
+        return command
+
+
 @click.group(
     "nodeagent",
+    cls=_Root,
     no_args_is_help=False,
     context_settings={"max_content_width": _HELP_COLUMNS, "help_option_names": ["-h", "--help"]},
 )
 def _root() -> None:
     """Commands for users."""
-
-
-for _command in (backup, install, preflight, repo, status, uninstall, version):
-    _root.add_command(_command)
 
 
 def run_user_command(words: Sequence[str]) -> int:

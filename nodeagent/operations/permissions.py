@@ -20,6 +20,7 @@ from nodeagent.runtime.permissions import Permission, Scope
 __all__ = [
     "BACKUP_PERMISSIONS",
     "REPO_PERMISSIONS",
+    "STATUS_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
     "VERSION_PERMISSIONS",
     "VOLUME_CHECK_PERMISSIONS",
@@ -96,6 +97,25 @@ BACKUP_PERMISSIONS: Final = (
     ),
 )
 """What `nodeagent backup` needs; those on PVCs, snapshots and pods in the namespaces of the PVCs suffice."""
+
+_UNKNOWN: Final = "status says what is unknown"
+_LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+_READ: Final = ("list", "watch")
+
+STATUS_PERMISSIONS: Final = (
+    *(Permission(_OWN, kind, ("get", *_READ), "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
+    Permission(_OWN, kube.BACKUP_REPOSITORIES, _READ, "the repositories", without=_UNKNOWN),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
+    Permission(_OWN, kube.PODS, _READ, "the agents; pods of a transfer", without=_UNKNOWN),
+    Permission(
+        _OWN, kube.PODS, ("get",), "the leader's status page", subresource="proxy", without="positions are computed"
+    ),
+    Permission(_OWN, kube.LEASES, ("get",), "the leader", names=(DISPATCHER_LEASE,), without=_UNKNOWN),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_UNKNOWN),
+    Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
+)
+"""What `nodeagent status` needs; `get` on transfers is for `nodeagent describe`."""
 
 _INSTALLED: Final = {
     kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",

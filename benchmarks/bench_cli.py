@@ -1,0 +1,164 @@
+"""`python -m benchmarks.bench_cli`: what `nodeagent status` costs in a large cluster.
+
+A real kube-apiserver with etcd holds the cluster; the command runs as a process of its own, as a person with the
+permissions that SECURITY.md lists. Its requests are counted in the audit log of the API server.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from benchmarks.cli.scene import Size, fill, own_address, rules_of, serve_page
+from benchmarks.figures import describe_machine
+from benchmarks.pages import check_page, record
+from benchmarks.processes import BenchmarkError, Command, Measured, measure
+from benchmarks.scale.stage import open_client
+from core.models.base import JsonDict
+from core.models.names import SERVICE_ACCOUNT
+from nodeagent.operations.permissions import STATUS_PERMISSIONS
+from nodeagent.runtime.permissions import Scope
+from tests.support.apiserver import ApiServer, run_apiserver
+from tests.testbed.api import Resource as BedResource
+
+__all__ = ["main"]
+
+_FIGURES: Final = "figures of status"
+_INTERPRETER: Final = "`python -m this`: the interpreter alone"
+_START: Final = "`status --help`: the interpreter and all imports"
+_PERSON: Final = "person"
+_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Some runs of one command, and the requests of the last one."""
+
+    runs: Sequence[Measured]
+    requests: int = 0
+
+    @property
+    def milliseconds(self) -> float:
+        return median(run.seconds for run in self.runs) * 1000
+
+    def line(self, name: str) -> str:
+        """Return the row of the table."""
+        times = [run.seconds * 1000 for run in self.runs]
+        memory = max(run.own_mib for run in self.runs)
+        cpu = median(run.cpu_seconds for run in self.runs) * 1000
+        shown = f"{self.milliseconds:.0f} | {min(times):.0f} | {max(times):.0f} | {cpu:.0f} | {memory:.0f}"
+        return f"| {name} | {shown} | {self.requests or ''} |"
+
+
+class _Bench:
+    """One filled cluster, and a person who asks for its status."""
+
+    def __init__(self, server: ApiServer, namespace: str, folder: Path, runs: int) -> None:
+        self._server, self._namespace, self._folder, self._runs = server, namespace, folder, runs
+        server.create_account(namespace, _PERSON)
+        self._kubeconfig = server.account_kubeconfig(namespace, _PERSON, folder)
+        self._grant()
+
+    async def measure_status(self, *more: str) -> _Row:
+        """Measure the command with these arguments beside the usual ones."""
+        words = ["status", "--namespace", self._namespace, "--kubeconfig", str(self._kubeconfig), *more]
+        await self._measure("nodeagent", words)
+        runs = [await self._measure("nodeagent", words) for _ in range(self._runs - 1)]
+        before = self._requests()
+        runs.append(await self._measure("nodeagent", words))
+        return _Row(runs, self._requests() - before)
+
+    async def measure_start(self, module: str, words: Sequence[str]) -> _Row:
+        """Measure a command that does not ask the cluster."""
+        return _Row([await self._measure(module, words) for _ in range(self._runs)])
+
+    async def _measure(self, module: str, words: Sequence[str]) -> Measured:
+        argv = [sys.executable, "-m", module, *words]
+        environment = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "200"}
+        return await measure(Command(argv, environment, self._folder / "output.log"))
+
+    def _requests(self) -> int:
+        user = f"system:serviceaccount:{self._namespace}:{_PERSON}"
+        return len({event["auditID"] for event in self._server.audit_events() if event["user"]["username"] == user})
+
+    def _grant(self) -> None:
+        api, subject = self._server.api, {"kind": "ServiceAccount", "name": _PERSON, "namespace": self._namespace}
+        for scope, role in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
+            namespaced = scope is Scope.OWN_NAMESPACE
+            meta: JsonDict = {"name": _PERSON} | ({"namespace": self._namespace} if namespaced else {})
+            rules = rules_of([one for one in STATUS_PERMISSIONS if one.scope is scope])
+            api.create(
+                BedResource(_RBAC, f"{role.lower()}s", namespaced=namespaced), {"metadata": meta, "rules": rules}
+            )
+            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": _PERSON}
+            binding = {"metadata": meta, "roleRef": reference, "subjects": [subject]}
+            api.create(BedResource(_RBAC, f"{role.lower()}bindings", namespaced=namespaced), binding)
+
+
+async def _run(arguments: argparse.Namespace, folder: Path) -> tuple[list[str], JsonDict]:
+    size, address = Size(arguments.nodes, arguments.transfers), own_address()
+    with run_apiserver() as server, serve_page(address, size) as port:
+        namespace = server.create_namespace()
+        server.create_account(namespace, SERVICE_ACCOUNT)
+        client = await open_client(server.kubeconfig)
+        try:
+            await fill(client, namespace, size, port, address)
+        finally:
+            await client.transport.close()
+        bench = _Bench(server, namespace, folder, arguments.runs)
+        rows = {
+            _INTERPRETER: await bench.measure_start("this", []),
+            _START: await bench.measure_start("nodeagent", ["status", "--help"]),
+            "`status`": await bench.measure_status(),
+            "`status -o json`": await bench.measure_status("-o", "json"),
+        }
+    lines = ["| command | ms: median | least | most | CPU ms | peak memory in MiB | API requests |"]
+    lines += [f"| --- |{' --- |' * 6}", *(row.line(name) for name, row in rows.items())]
+    status, start = rows["`status`"], rows[_START]
+    summary = {
+        "status_ms": round(status.milliseconds),
+        "peak_mib": round(max(run.own_mib for run in status.runs), 1),
+        "api_requests": status.requests,
+        "start_ms": round(start.milliseconds),
+    }
+    return lines, summary
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench_cli", description="What nodeagent status costs in a large cluster.")
+    parser.add_argument("--nodes", type=int, default=500, help="nodes with an agent (default: 500)")
+    parser.add_argument("--transfers", type=int, default=10_000, help="transfers in all phases (default: 10000)")
+    parser.add_argument("--runs", type=int, default=7, help="measured runs of each command (default: 7)")
+    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the figures into this page")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, and print the table and the summary."""
+    arguments = _parse()
+    try:
+        if arguments.record:
+            check_page(arguments.record, _FIGURES)
+        with tempfile.TemporaryDirectory(prefix="bench-cli-") as folder:
+            lines, summary = asyncio.run(_run(arguments, Path(folder)))
+    except BenchmarkError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 1
+    size = f"{arguments.transfers} transfers on {arguments.nodes} nodes"
+    table = [f"{describe_machine()}; {size}; {arguments.runs} runs", "", *lines]
+    sys.stdout.write("\n".join([*table, ""]) + "\n")
+    if arguments.record:
+        record(arguments.record, _FIGURES, [*table, "", "```json", json.dumps(summary), "```"])
+    sys.stdout.write(f"{json.dumps(summary)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

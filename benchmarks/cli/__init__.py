@@ -1,0 +1,1 @@
+"""The measurement of `nodeagent status` (`benchmarks.bench_cli`)."""

@@ -1,0 +1,229 @@
+"""A large cluster as `nodeagent status` finds it: agents, a leader with its status page, transfers in all phases.
+
+Nothing carries a transfer out: each is created in the phase that it keeps.
+"""
+
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from benchmarks.processes import BenchmarkError
+from benchmarks.scale.manifests import KINDS, app_namespace, build_location, build_node, node_name
+from benchmarks.scale.stage import TRANSFER_RESOURCES, set_status
+from core.kube.client import KubeClient
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    CONFIG_MAPS,
+    DAEMON_SETS,
+    LEASES,
+    NODES,
+    PODS,
+    Resource,
+)
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
+from nodeagent.config.parse import parse_config
+from nodeagent.runtime.tasks import work_in_parallel
+from tests.nodeagent.support.transfers import TRANSFERS
+
+__all__ = ["Size", "fill", "own_address", "rules_of", "serve_page"]
+
+_DAEMONSET: Final = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
+_AT_A_TIME: Final = 16
+_REPOSITORIES: Final = 50
+_LISTED: Final = 1000
+"""Places of the queue on the leader's page."""
+
+_CONFIG: Final = json.dumps(
+    {
+        "loadConcurrency": {
+            "globalConfig": 2,
+            "prepareQueueLength": 400,
+            "perNodeConfig": [{"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": "node-000"}}, "number": 4}],
+        }
+    }
+)
+_PHASES: Final = (
+    *["Completed"] * 74,
+    "Failed",
+    *["New"] * 11,
+    *["Accepted"] * 2,
+    *["Prepared"] * 2,
+    *["InProgress"] * 10,
+)
+"""Of each hundred transfers: most have ended, and the nodes are busy."""
+
+_TIME: Final = "2026-11-21T11:00:00Z"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the cluster is."""
+
+    nodes: int
+    transfers: int
+
+
+async def fill(client: KubeClient, namespace: str, size: Size, port: int, address: str) -> None:
+    """Create everything in the namespace, which exists; the leader serves its page on `address` and `port`."""
+    await _install(client, namespace, port)
+    numbers = range(size.nodes)
+
+    async def add_node(number: int) -> None:
+        await client.create(NODES, build_node(node_name(number)))
+        stored = await client.create(PODS, _agent_pod(namespace, node_name(number)))
+        ip = address if number == 0 else "192.0.2.1"
+        conditions = [{"type": "Ready", "status": "True"}]
+        status = {"phase": "Running", "conditions": conditions, "podIP": ip, "podIPs": [{"ip": ip}]}
+        await set_status(client, PODS, stored, status)
+
+    async def add_transfer(number: int) -> None:
+        transfer = _transfer(namespace, number, size)
+        await client.create(TRANSFER_RESOURCES[transfer["kind"]], transfer)
+
+    await work_in_parallel(list(numbers), add_node, at_a_time=_AT_A_TIME, name="nodes")
+    await work_in_parallel(list(range(size.transfers)), add_transfer, at_a_time=_AT_A_TIME, name="transfers")
+
+
+async def _install(client: KubeClient, namespace: str, port: int) -> None:
+    daemonset = yaml.safe_load(_DAEMONSET.read_text(encoding="utf-8"))
+    daemonset["metadata"]["namespace"] = namespace
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    container["args"] = ["serve", f"--status-address=:{port}", "--node-agent-configmap=node-agent-config"]
+    lease = {
+        "holderIdentity": f"{node_name(0)}_1",
+        "leaseDurationSeconds": 1_000_000,
+        "renewTime": "2026-11-21T11:00:00.000000Z",
+    }
+    named: list[tuple[Resource, str, JsonDict]] = [
+        (CONFIG_MAPS, "node-agent-config", {"data": {"config.json": _CONFIG}}),
+        (LEASES, "node-agent-dispatcher", {"spec": lease}),
+        *((BACKUP_REPOSITORIES, f"app-{number}-default-kopia", _repository(number)) for number in range(_REPOSITORIES)),
+    ]
+    await client.create(DAEMON_SETS, daemonset)
+    await client.create(BACKUP_STORAGE_LOCATIONS, build_location(namespace))
+    for resource, name, content in named:
+        meta = {"name": name, "namespace": namespace}
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        await client.create(resource, typed | content)
+
+
+def _repository(number: int) -> JsonDict:
+    spec = {"volumeNamespace": f"app-{number}", "backupStorageLocation": "default", "repositoryType": "kopia"}
+    status = {"phase": "Ready", "lastMaintenanceTime": _TIME}
+    return {"spec": spec | {"maintenanceFrequency": "1h0m0s"}, "status": status}
+
+
+def _agent_pod(namespace: str, node: str) -> JsonDict:
+    """Return an agent's pod as large as a real one: it has the template of the DaemonSet."""
+    template = yaml.safe_load(_DAEMONSET.read_text(encoding="utf-8"))["spec"]["template"]
+    annotations = {CONFIG_ANNOTATION: parse_config(_CONFIG).digest}
+    meta = {"name": f"node-agent-{node}", "namespace": namespace, "labels": dict(AGENT_LABELS)}
+    spec = template["spec"] | {"nodeName": node}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"annotations": annotations}, "spec": spec}
+
+
+def _transfer(namespace: str, number: int, size: Size) -> JsonDict:
+    """Return one transfer, as large as a recorded one, in its phase."""
+    kind, phase = KINDS[number % len(KINDS)], _PHASES[number // len(KINDS) % len(_PHASES)]
+    name, node, app = f"transfer-{number:05}", node_name(number % size.nodes), app_namespace(namespace, number)
+    transfer: JsonDict = TRANSFERS[kind](name)
+    _point_to(transfer["spec"], app)
+    labels, annotations = dict(transfer["metadata"]["labels"]), dict[str, str]()
+    status: JsonDict = {"phase": phase, "progress": {"totalBytes": 2**34, "bytesDone": 2**33}}
+    if phase == "New":
+        annotations[PENDING_REASON_ANNOTATION] = "Queued"
+        status = {"phase": phase, "message": f"queued at position {number}: prepareQueueLength (400) reached"}
+    else:
+        labels[NODE_LABEL] = node
+        status |= {"node": node, "acceptedTimestamp": _TIME, "startTimestamp": _TIME}
+    if phase in {"Completed", "Failed"}:
+        status["completionTimestamp"] = _TIME
+    transfer["metadata"] = {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations}
+    return transfer | {"status": status}
+
+
+def _point_to(spec: JsonDict, app: str) -> None:
+    """Let the transfer be about a volume of that namespace."""
+    if "pod" in spec:
+        spec["pod"] |= {"namespace": app}
+    elif "targetVolume" in spec:
+        spec["targetVolume"] |= {"namespace": app}
+    else:
+        spec["sourceNamespace"] = app
+
+
+def _page(size: Size) -> JsonDict:
+    """Return the leader's status page."""
+    kinds = Counter(_PHASES[number // len(KINDS) % len(_PHASES)] for number in range(size.transfers))
+    queued = [
+        {"kind": KINDS[number % len(KINDS)], "name": f"transfer-{number:05}"}
+        for number in range(size.transfers)
+        if _PHASES[number // len(KINDS) % len(_PHASES)] == "New"
+    ]
+    queue = [one | {"position": position} for position, one in enumerate(queued[:_LISTED], start=1)]
+    return {
+        "version": "0.1.0",
+        "dispatcher": {"holder": f"{node_name(0)}_1", "leading": True},
+        "queue": {"queued": len(queued), "queue": queue, "lastError": "", "phases": dict(kinds)},
+        "config": {"hash": parse_config(_CONFIG).digest, "rejected": [], "warnings": []},
+        "maintenance": {},
+    }
+
+
+def own_address() -> str:
+    """Return an address of this machine that an API server forwards to: it refuses loopback.
+
+    Raises:
+        BenchmarkError: there is none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError as e:
+            raise BenchmarkError(f"this machine has no address but loopback: {e}") from e
+        address: str = probe.getsockname()[0]
+    return address
+
+
+@contextmanager
+def serve_page(address: str, size: Size) -> Iterator[int]:
+    """Serve the leader's page as an agent does; yield the port."""
+    body = json.dumps(_page(size), indent=2).encode()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/status" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:  # noqa: ANN401 - its signature
+            """Print nothing."""
+
+    with HTTPServer((address, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="status page")
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rules_of(permissions: Sequence[Any]) -> list[JsonDict]:
+    """Return the rules of a role with these permissions."""
+    rules = []
+    for one in permissions:
+        rule = {"apiGroups": [one.resource.group], "resources": [one.path], "verbs": list(one.verbs)}
+        rules.append(rule | ({"resourceNames": list(one.names)} if one.names else {}))
+    return rules
