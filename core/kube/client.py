@@ -396,7 +396,15 @@ class KubeClient:
 
         Source: Kubernetes v1.34, API reference, connect GET requests to proxy of Pod.
         """
-        url = PODS.path(namespace, f"{name}:{port}", subresource="proxy") + path
-        request = Request("GET", url, timeout_seconds=_PAGE_SECONDS)
-        attempted = f"get {path} of Pod {namespace}/{name} on port {port}"
-        return await self._send(PODS, request, attempted, parse_object, again=True)
+        return await self._send(*_page_request(namespace, name, port, path), parse_object, again=True)
+
+    async def pod_text(self, namespace: str, name: str, *, port: int, path: str) -> str:
+        """Return the text that a pod serves, like `pod_page`."""
+        body = await self._send(*_page_request(namespace, name, port, path), parse_body, again=True)
+        return body.decode(errors="replace")
+
+
+def _page_request(namespace: str, name: str, port: int, path: str) -> tuple[Resource, Request, str]:
+    url = PODS.path(namespace, f"{name}:{port}", subresource="proxy") + path
+    request = Request("GET", url, timeout_seconds=_PAGE_SECONDS)
+    return PODS, request, f"get {path} of Pod {namespace}/{name} on port {port}"

@@ -40,10 +40,12 @@ examples:
 
 _USER_COMMANDS: Final = {
     "backup": "back up volumes, and show backups (create, get, describe, cancel)",
+    "describe": "show everything about one transfer, and what to do next",
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",
     "repo": "show backup repositories (get, describe, report)",
     "status": "show the health of the agents, the queue and the transfers",
+    "support-bundle": "collect what helps to find a fault, without secrets",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }

@@ -20,7 +20,17 @@ __all__ = ["run_user_command"]
 _HELP_COLUMNS: Final = 100
 
 
-_COMMANDS: Final = ("backup", "install", "preflight", "repo", "status", "uninstall", "version")
+_COMMANDS: Final = (
+    "backup",
+    "describe",
+    "install",
+    "preflight",
+    "repo",
+    "status",
+    "support-bundle",
+    "uninstall",
+    "version",
+)
 """Each is in a module of its own name, with `-` as `_`; only the one that is called is imported, to start sooner."""
 
 

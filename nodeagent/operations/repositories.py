@@ -15,9 +15,9 @@ from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, EVENTS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict, parse_time
+from core.models.base import JsonDict
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from exposer.pod_status import diagnose_pod
@@ -33,11 +33,11 @@ from nodeagent.leader.maintenance.rules import (
     is_full_incomplete,
     location_state,
 )
+from nodeagent.operations.events import read_events
 from nodeagent.operations.installation import read_settings
 from nodeagent.operations.leader_page import LeaderDecision, read_leader_decisions
 from nodeagent.operations.next_maintenance import NextMaintenance, compute_next
 from nodeagent.operations.repository_view import (
-    EventLine,
     RepositoryDetails,
     RepositoryList,
     RepositorySummary,
@@ -165,7 +165,7 @@ class RepositoryReader:
             unreferenced=record.orphans,
             running=[await self._read_running(job) for job in jobs if not job.ended],
             history=repository.status.recent_maintenance[::-1],
-            events=await self._try("Events", self._read_events(repository), []),
+            events=await self._try("Events", read_events(self._client, self._namespace, repository.uid), []),
             notes=self._notes,
         )
 
@@ -257,13 +257,6 @@ class RepositoryReader:
             pending=_pending(pod),
         )
 
-    async def _read_events(self, repository: BackupRepository) -> list[EventLine]:
-        """Return the Events on the repository, newest first."""
-        selector = f"involvedObject.uid={repository.uid}"
-        found = await self._client.list(Selection(EVENTS, self._namespace, field_selector=selector))
-        lines = [_event_line(raw) for raw in found]
-        return sorted(lines, key=lambda line: line.last_seen, reverse=True)
-
 
 async def read_repository(client: KubeClient, namespace: str, name: str) -> BackupRepository:
     """Return the BackupRepository.
@@ -304,14 +297,3 @@ def _pending(pod: JsonDict) -> str:
     except AgentError as e:
         return str(e)
     return pending.message if pending is not None else ""
-
-
-def _event_line(raw: JsonDict) -> EventLine:
-    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"].get("creationTimestamp")
-    return EventLine(
-        type=raw.get("type") or "",
-        reason=raw.get("reason") or "",
-        message=raw.get("message") or "",
-        count=raw.get("count") or 1,
-        last_seen=parse_time(seen),
-    )

@@ -12,9 +12,10 @@ from core.models.base import Time, WireModel
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry
 from nodeagent.leader.maintenance.record import MaintenanceRecord
+from nodeagent.operations.events import EventLine
 from nodeagent.operations.next_maintenance import NextMaintenance
 
-__all__ = ["EventLine", "RepositoryDetails", "RepositoryList", "RepositorySummary", "RunningJobState"]
+__all__ = ["RepositoryDetails", "RepositoryList", "RepositorySummary", "RunningJobState"]
 
 
 class RepositorySummary(WireModel):
@@ -71,16 +72,6 @@ class RunningJobState(WireModel):
     phase: str = ""
     node: str = ""
     pending: str = ""
-
-
-class EventLine(WireModel):
-    """An Event on the BackupRepository."""
-
-    type: str = ""
-    reason: str = ""
-    message: str = ""
-    count: int = 1
-    last_seen: Time
 
 
 class RepositoryDetails(RepositorySummary):

@@ -1,0 +1,206 @@
+"""Everything about one transfer: its history, its attempts, Events, pods, the end of its mover's log.
+
+Read by a handful of requests. What cannot be read is named, and the rest is shown.
+"""
+
+from collections.abc import Awaitable
+from datetime import datetime
+from typing import Final, TypeVar
+
+from msgspec import field
+
+from core.errors import AgentError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
+from core.kube.resources import PODS
+from core.models.attempts import Interruption
+from core.models.base import JsonDict, Time, WireModel
+from core.models.names import OUTCOME_ANNOTATION, OWNER_UID_LABEL
+from core.models.transfers import Transfer
+from core.redact import redact
+from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
+from nodeagent.config.keys import guess
+from nodeagent.operations.events import EventLine, read_events
+from nodeagent.operations.status.advice import advise
+from nodeagent.operations.status.kinds import Target
+from nodeagent.operations.status.parse import transfer_record
+from nodeagent.operations.status.records import TransferRecord
+
+__all__ = ["Moment", "PodLine", "TransferDetails", "TransferReader"]
+
+_T = TypeVar("_T")
+
+_LOG_BYTES: Final = 8 * 1024
+_LOG_LINES: Final = 40
+
+
+class Moment(WireModel):
+    """One step in the life of a transfer, and what is known of it."""
+
+    at: Time
+    what: str
+    message: str = ""
+
+
+class PodLine(WireModel):
+    """A pod of the transfer; `state` says why it has not started, or how it ended; empty: it runs."""
+
+    name: str
+    phase: str
+    node: str
+    attempt: int
+    state: str
+
+
+class TransferDetails(TransferRecord):
+    """Everything that is known about one transfer.
+
+    `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
+    `retries` count toward `maxRetries`. `advice` is what to do next.
+    """
+
+    spec: JsonDict = field(default_factory=dict)
+    snapshot_id: str = field(default="", name="snapshotID")
+    outcome: str = ""
+    retries: int = 0
+    interruptions: tuple[Interruption, ...] = ()
+    history: list[Moment] = field(default_factory=list)
+    events: list[EventLine] = field(default_factory=list)
+    pods: list[PodLine] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    advice: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+class TransferReader:
+    """Reads one transfer for one command."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        """Read through `client` with the permissions of the user."""
+        self._client = client
+        self._namespace = namespace
+        self._notes: list[str] = []
+
+    async def describe(self, target: Target) -> TransferDetails:
+        """Return everything about a transfer.
+
+        Raises:
+            NotFoundError: it does not exist; the message has the name that may be meant.
+            KubeError: it cannot be read.
+        """
+        kind, name = target
+        raw = await self._client.read(kind.resource, self._namespace, name)
+        if raw is None:
+            raise await self._missing(target)
+        record = transfer_record(kind, raw)
+        events = await self._try("Events", read_events(self._client, self._namespace, raw["metadata"]["uid"]), [])
+        pods = await self._try("pods", self._read_pods(raw), [])
+        log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
+        known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
+        try:
+            more = _facts(kind.model.parse(raw), events)
+        except ContractError:
+            more = {}
+        return TransferDetails(
+            **known,
+            **more,
+            spec=_plain_spec(raw),
+            outcome=_annotation(raw, OUTCOME_ANNOTATION),
+            events=events,
+            pods=[_pod_line(pod) for pod in pods],
+            log=log,
+            advice=advise(record),
+            notes=self._notes,
+        )
+
+    async def _missing(self, target: Target) -> NotFoundError:
+        kind, name = target
+        found = await self._client.list(Selection(kind.resource, self._namespace))
+        hint = guess(name, [one["metadata"]["name"] for one in found])
+        text = f"{kind.name} {self._namespace}/{name} does not exist" + (f" ({hint})" if hint else "")
+        return NotFoundError(text, status=404, reason="NotFound")
+
+    async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise` and a note, if that fails."""
+        try:
+            return await read
+        except (UnreachableError, UnauthorizedError):
+            raise
+        except AgentError as e:
+            self._notes.append(f"{what} could not be read: {e}")
+            return otherwise
+
+    async def _read_pods(self, raw: JsonDict) -> list[JsonDict]:
+        """Return the pods of the transfer, the newest first."""
+        selection = Selection(PODS, self._namespace, f"{OWNER_UID_LABEL}={raw['metadata']['uid']}")
+        pods = await self._client.list(selection)
+        return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+
+    async def _read_log(self, pods: list[JsonDict]) -> list[str]:
+        """Return the last lines of the newest pod's log, without secrets; none before its container has started."""
+        meta = pods[0]["metadata"]
+        if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in _containers(pods[0])):
+            return []
+        log = await self._client.pod_log(meta["namespace"], meta["name"], container="", limit_bytes=_LOG_BYTES)
+        return redact(log).splitlines()[-_LOG_LINES:]
+
+
+def _containers(pod: JsonDict) -> list[JsonDict]:
+    return list((pod.get("status") or {}).get("containerStatuses") or [])
+
+
+def _pod_line(pod: JsonDict) -> PodLine:
+    status = pod.get("status") or {}
+    try:
+        end, pending = parse_pod_end(pod), diagnose_pod(pod)
+        state = explain_exit(end) if end is not None else pending.message if pending is not None else ""
+    except AgentError as e:
+        state = str(e)
+    return PodLine(
+        name=pod["metadata"]["name"],
+        phase=str(status.get("phase", "")),
+        node=str((pod.get("spec") or {}).get("nodeName", "")),
+        attempt=attempt_of(pod),
+        state=state,
+    )
+
+
+def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
+    attempts = cr.attempts
+    return {
+        "snapshot_id": cr.status.snapshot_id,
+        "retries": attempts.retries,
+        "interruptions": attempts.interruptions,
+        "history": _history(cr, events),
+    }
+
+
+def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
+    """Return the phases, attempts and pending reasons with their times, the oldest first.
+
+    Phases are from the status, attempts from the annotation, pending reasons from Events, which are kept for an hour.
+    """
+    status, attempts = cr.status, cr.attempts
+    where = f"on node {status.accepted_by_node}" if status.accepted_by_node else ""
+    known: list[tuple[datetime | None, str, str]] = [
+        (cr.metadata.creation_timestamp, "created", ""),
+        (status.accepted_timestamp, "Accepted", where),
+        (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else ""),
+        *((one.at, f"attempt interrupted: {one.cause}", one.message) for one in attempts.interruptions),
+        *((start, "snapshot began", "") for start in attempts.starts),
+        *((event.last_seen, f"Event {event.reason}", event.message) for event in events),
+        (cr.metadata.deletion_timestamp, "deletion requested", ""),
+        (status.completion_timestamp, str(cr.phase), status.message),
+    ]
+    moments = [Moment(at=at, what=what, message=message) for at, what, message in known if at is not None]
+    return sorted(moments, key=lambda moment: moment.at)
+
+
+def _annotation(raw: JsonDict, name: str) -> str:
+    return redact(str((raw["metadata"].get("annotations") or {}).get(name, "")))
+
+
+def _plain_spec(raw: JsonDict) -> JsonDict:
+    """Return the fields of the spec whose values are no objects."""
+    spec = raw.get("spec")
+    return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}
