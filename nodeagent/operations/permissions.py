@@ -13,14 +13,17 @@ from core.models.names import (
     DISPATCHER_LEASE,
     REPO_CREDENTIALS_SECRET,
 )
+from nodeagent.operations.bundle_fields import COLLECTED
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.objects import resource_of
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [
     "BACKUP_PERMISSIONS",
+    "DESCRIBE_PERMISSIONS",
     "REPO_PERMISSIONS",
     "STATUS_PERMISSIONS",
+    "SUPPORT_BUNDLE_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
     "VERSION_PERMISSIONS",
     "VOLUME_CHECK_PERMISSIONS",
@@ -103,10 +106,10 @@ _LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_
 _READ: Final = ("list", "watch")
 
 STATUS_PERMISSIONS: Final = (
-    *(Permission(_OWN, kind, ("get", *_READ), "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
+    *(Permission(_OWN, kind, _READ, "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, _READ, "the repositories", without=_UNKNOWN),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
-    Permission(_OWN, kube.PODS, _READ, "the agents; pods of a transfer", without=_UNKNOWN),
+    Permission(_OWN, kube.PODS, _READ, "the agents", without=_UNKNOWN),
     Permission(
         _OWN, kube.PODS, ("get",), "the leader's status page", subresource="proxy", without="positions are computed"
     ),
@@ -115,7 +118,38 @@ STATUS_PERMISSIONS: Final = (
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_UNKNOWN),
     Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
 )
-"""What `nodeagent status` needs; `get` on transfers is for `nodeagent describe`."""
+"""What `nodeagent status` needs."""
+
+_LESS: Final = "it shows less, with a note"
+
+DESCRIBE_PERMISSIONS: Final = (
+    *(Permission(_OWN, kind, ("get", "list"), "the transfer; names for completion") for kind in _LISTED_KINDS),
+    Permission(_OWN, kube.EVENTS, ("list",), "its Events", without=_LESS),
+    Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
+    Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
+)
+"""What `nodeagent describe` needs."""
+
+_NOT_COLLECTED: Final = "the bundle has it not, and says so"
+
+SUPPORT_BUNDLE_PERMISSIONS: Final = (
+    *(
+        Permission(
+            _OWN if one.namespaced else Scope.CLUSTER, one, ("list",), "objects of the bundle", without=_NOT_COLLECTED
+        )
+        for one in dict.fromkeys(collected.resource for collected in COLLECTED)
+    ),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_NOT_COLLECTED),
+    Permission(
+        _OWN, kube.LEASES, ("get",), "which agent is the leader", names=(DISPATCHER_LEASE,), without=_NOT_COLLECTED
+    ),
+    Permission(
+        _OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_NOT_COLLECTED
+    ),
+    Permission(_OWN, kube.PODS, ("get",), "the ends of logs", subresource="log", without=_NOT_COLLECTED),
+    Permission(_OWN, kube.PODS, ("get",), "pages of agents", subresource="proxy", without=_NOT_COLLECTED),
+)
+"""What `nodeagent support-bundle` needs for all that it collects."""
 
 _INSTALLED: Final = {
     kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",

@@ -13,7 +13,10 @@ from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     BACKUP_PERMISSIONS,
+    DESCRIBE_PERMISSIONS,
     REPO_PERMISSIONS,
+    STATUS_PERMISSIONS,
+    SUPPORT_BUNDLE_PERMISSIONS,
     UNINSTALL_PERMISSIONS,
     VERSION_PERMISSIONS,
     VOLUME_CHECK_PERMISSIONS,
@@ -184,12 +187,28 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
         ("### Of a data mover", MOVER_PERMISSIONS),
         ("### Of users of nodeagent backup", BACKUP_PERMISSIONS),
         ("### Of users of nodeagent repo", REPO_PERMISSIONS),
+        ("### Of users of nodeagent status", STATUS_PERMISSIONS),
+        ("### Of users of nodeagent describe", DESCRIBE_PERMISSIONS),
+        ("### Of users of nodeagent support-bundle", SUPPORT_BUNDLE_PERMISSIONS),
         ("### Of the person who installs", installer_permissions([*read_definitions(), *build_everything("velero")])),
         ("### Of users of nodeagent uninstall", UNINSTALL_PERMISSIONS),
         ("### Of users of nodeagent version", VERSION_PERMISSIONS),
         ("### Of users of nodeagent preflight", VOLUME_CHECK_PERMISSIONS),
     ],
-    ids=["agent", "copies", "mover", "backup", "repo", "installer", "uninstall", "version", "preflight"],
+    ids=[
+        "agent",
+        "copies",
+        "mover",
+        "backup",
+        "repo",
+        "status",
+        "describe",
+        "support-bundle",
+        "installer",
+        "uninstall",
+        "version",
+        "preflight",
+    ],
 )
 def test_security_md_lists_exactly_the_permissions_with_their_reasons(
     heading: str, permissions: tuple[Permission, ...]
