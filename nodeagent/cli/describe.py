@@ -44,8 +44,8 @@ exit codes:
   1  an error of the cluster, such as a missing permission or a wrong name
   2  invalid command line, or the cluster is not reachable
 
-Events are kept for an hour by the API server, and pods until the transfer ends. What cannot be read is left out, and a
-note says why.
+Events are kept for an hour by the API server, and pods until the transfer ends. What cannot be read is left
+out, and a note says why.
 """
 
 

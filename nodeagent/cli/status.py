@@ -34,7 +34,7 @@ _QUIET_SECONDS: Final = 4.0
 
 _EXAMPLES: Final = """\
 examples:
-  nodeagent status
+  nodeagent status -n velero
         health and why, queue, transfers with rate and time left, nodes, repositories, configuration
   nodeagent status -w
         the same, live; Ctrl-C ends it
@@ -54,8 +54,9 @@ exit codes:
   1  an error of the cluster, such as a missing permission; with --wait-idle, the timeout passed
   2  invalid command line, or the cluster is not reachable
 
-Positions in the queue are those that the leader says. Its status page is read through the API server, which needs the
-permission to get pods/proxy. Without it, positions follow from the custom resources, and a note says so.
+Positions in the queue are those that the leader says. Its status page is read through the API server,
+which needs the permission to get pods/proxy. Without it, positions follow from the custom resources, and a
+note says so.
 """
 
 

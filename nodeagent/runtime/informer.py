@@ -82,6 +82,7 @@ class Informer(Generic[_T]):
         self._on_change = on_change
         self._kept: dict[Key, _Kept[_T]] = {}
         self._listed: set[Key] | None = None
+        self._malformed: set[Key] = set()
 
     async def run(self) -> None:
         """List and watch until canceled.
@@ -120,6 +121,11 @@ class Informer(Generic[_T]):
         """For how long nothing has been observed since the watch broke; 0.0 while it is open."""
         return self._state.closed_seconds
 
+    @property
+    def malformed(self) -> list[str]:
+        """The names of objects that exist and do not have the form of their kind."""
+        return sorted(name for _, name in self._malformed)
+
     def get(self, namespace: str, name: str) -> _T | None:
         """Return the trimmed object, or None if it is not in the cache."""
         kept = self._kept.get((namespace, name))
@@ -140,8 +146,10 @@ class Informer(Generic[_T]):
             case ChangeKind.LISTED:
                 self._finish_list()
             case ChangeKind.DELETED:
+                self._malformed.discard(_key(change.obj))
                 self._drop(_key(change.obj))
             case ChangeKind.ADDED | ChangeKind.MODIFIED:
+                self._malformed.discard(_key(change.obj))
                 self._keep(change.obj)
             case ChangeKind.MALFORMED:
                 self._retain(change.obj)
@@ -169,8 +177,10 @@ class Informer(Generic[_T]):
         """Keep what is known about a malformed object: it exists."""
         meta = obj.get("metadata")
         name, namespace = (meta.get("name"), meta.get("namespace", "")) if isinstance(meta, dict) else (None, "")
-        if self._listed is not None and isinstance(name, str) and isinstance(namespace, str):
-            self._listed.add((namespace, name))
+        if isinstance(name, str) and isinstance(namespace, str):
+            self._malformed.add((namespace, name))
+            if self._listed is not None:
+                self._listed.add((namespace, name))
 
     def _drop(self, key: Key) -> None:
         gone = self._kept.pop(key, None)
@@ -191,6 +201,7 @@ class Informer(Generic[_T]):
 
     def _finish_list(self) -> None:
         listed, self._listed = self._listed or set(), None
+        self._malformed &= listed
         for key in [key for key in self._kept if key not in listed]:
             self._drop(key)
         self.synced.set()

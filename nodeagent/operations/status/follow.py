@@ -120,6 +120,11 @@ class StatusFollower:
         if self._rules is None:
             raise RuntimeError("nothing was read yet")
         lost = [Unread(one.part, one.unread) for one in self._all if one.unread]
+        malformed = [
+            Unread(one.part, f"{name} does not have the form of its kind")
+            for one in self._all
+            for name in one.informer.malformed
+        ]
         faults = [
             Unread(one.part, str(each))
             for one in (self._agents, self._repositories, self._locations)
@@ -133,7 +138,7 @@ class StatusFollower:
             agents=_good(self._agents),
             repositories=_good(self._repositories),
             locations=_good(self._locations),
-            unread=(*self._rules.unread, *lost, *faults),
+            unread=(*self._rules.unread, *lost, *malformed, *faults),
         )
 
     async def _follow(self, one: _Watched) -> None:

@@ -19,7 +19,6 @@ from core.kube.resources import (
     LEASES,
     NODES,
     PODS,
-    Resource,
 )
 from core.models.base import JsonDict
 from core.models.names import DISPATCHER_LEASE
@@ -79,13 +78,15 @@ class StatusReader:
             UnauthorizedError: it rejects the credentials.
         """
         self._unread = []
-        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents(), ()), name="agents")
+        namespace = self._namespace
+        pods, places = Selection(PODS, namespace, AGENT_SELECTOR), Selection(BACKUP_STORAGE_LOCATIONS, namespace)
+        reading = asyncio.create_task(self._read_all(UnreadPart.AGENTS, pods, agent_record), name="agents")
         rules, agents, transfers, repositories, locations = await asyncio.gather(
             self._read_rules(reading),
             reading,
             self._read_transfers(),
-            self._try(UnreadPart.REPOSITORIES, self._each(BACKUP_REPOSITORIES, repository_record), ()),
-            self._try(UnreadPart.LOCATIONS, self._each(BACKUP_STORAGE_LOCATIONS, location_record), ()),
+            self._read_all(UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), repository_record),
+            self._read_all(UnreadPart.LOCATIONS, places, location_record),
         )
         return dataclasses.replace(
             rules,
@@ -148,20 +149,24 @@ class StatusReader:
             self._unread.append(Unread(part, str(e)))
         return otherwise
 
-    async def _each(self, resource: Resource, parse: Callable[[JsonDict], _T]) -> tuple[_T, ...]:
+    async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]) -> tuple[_T, ...]:
         """Return the records of all objects; one that is invalid counts as not read."""
         records = []
-        for raw in await self._client.list(Selection(resource, self._namespace)):
-            try:
-                records.append(parse(raw))
-            except ContractError as e:
-                part = UnreadPart.REPOSITORIES if resource is BACKUP_REPOSITORIES else UnreadPart.LOCATIONS
-                self._unread.append(Unread(part, str(e)))
+        async for page in self._client.pages(selection):
+            # Each was logged, which is a note about the answer.
+            names = [str((raw.get("metadata") or {}).get("name", "?")) for raw in page.malformed]
+            self._unread += [Unread(part, f"{name} does not have the form of its kind") for name in names]
+            for raw in page.items:
+                try:
+                    records.append(parse(raw))
+                except ContractError as e:
+                    self._unread.append(Unread(part, str(e)))
         return tuple(records)
 
-    async def _read_agents(self) -> tuple[AgentRecord, ...]:
-        pods = await self._client.list(Selection(PODS, self._namespace, AGENT_SELECTOR))
-        return tuple(agent_record(pod) for pod in pods)
+    async def _read_all(
+        self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]
+    ) -> tuple[_T, ...]:
+        return await self._try(part, self._each(part, selection, parse), ())
 
     async def _read_lease(self) -> LeaseRecord:
         return lease_record(await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE))

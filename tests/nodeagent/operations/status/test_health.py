@@ -100,7 +100,7 @@ async def test_each_rule_is_found_alone(rule: Rule) -> None:
             "Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec={"holderIdentity": "a_1"}
         ),
     ],
-    ids=["no holder", "no agent", "never renewed"],
+    ids=["no holder", "no agent", "renewed yesterday"],
 )
 async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(change: Any) -> None:
     scene = StatusScene()
