@@ -139,6 +139,7 @@ async def _follow(
             await clock.sleep(_REDRAW_SECONDS)
             await wait_for_event(follower.changed, _left(deadline))
         views[0] = build_view(snapshot, rates.rate_of)
+        show(views[0])
 
     with _shown(printer, options) as show:
         show(views[0])

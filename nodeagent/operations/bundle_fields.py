@@ -260,6 +260,8 @@ _NOTHING: Final = object()
 
 def _select(value: object, fields: _Fields) -> object:
     """Return the chosen part of a JSON value; `_NOTHING` if nothing of it is chosen."""
+    if not fields:
+        return _NOTHING
     if isinstance(value, list):
         return [part for each in value if (part := _select(each, fields)) is not _NOTHING]
     if isinstance(fields, Mapping):
@@ -267,7 +269,7 @@ def _select(value: object, fields: _Fields) -> object:
             return _NOTHING
         parts = {key: _select(part, _fields_of(key, fields)) for key, part in value.items()}
         return {redact(key): part for key, part in parts.items() if part is not _NOTHING}
-    if not fields or isinstance(value, dict):
+    if isinstance(value, dict):
         return _NOTHING
     return redact(value) if isinstance(value, str) else value
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from tests.cluster.scenes import Volume, open_gated_place
 from tests.cluster.sharing import Shared, relies_on
 from tests.cluster.workloads import Workload
 from tests.support.golden import assert_golden_text
-from tests.support.terminal import run_in_terminal
+from tests.support.terminal import open_terminal
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
 
@@ -62,8 +61,8 @@ class _Scene:
 
     def show(self, words: list[str]) -> str:
         """Return what a terminal shows of the command, with all that differs from run to run replaced."""
-        with run_in_terminal(words, self.bed.env) as terminal:
-            assert terminal.wait() == 0, terminal.text
+        with open_terminal(words, environment=self.bed.env) as terminal:
+            assert terminal.finish()[0] == 0, terminal.text
         text = terminal.text.replace(self.space, "SPACE")
         text = re.sub(r"night-[0-9a-f]{8}", "night-HASH", text)
         text = re.sub(r"[0-9-]+T[0-9:]+Z", "TIME", text)
@@ -83,10 +82,10 @@ def scene(agent: Bed, space: str) -> Iterator[_Scene]:
 
 def test_a_terminal_shows_a_volume_on_its_way_to_the_bucket(scene: _Scene) -> None:
     scene.gate.shut()
-    with run_in_terminal(scene.create("--wait", "--ttl=48h"), scene.bed.env) as terminal:
+    with open_terminal(scene.create("--wait", "--ttl=48h"), environment=scene.bed.env) as terminal:
         terminal.read_until(rf"{scene.space}/data +InProgress +[1-9].* / 48\.0 MiB \d+%")
         scene.gate.open()
-        assert terminal.wait() == 0, terminal.text
+        assert terminal.finish()[0] == 0, terminal.text
     assert f"backup {scene.name} is Completed: 1/1 volumes, 48.0 MiB\n" in terminal.text
     assert "note: the backup has the data of volumes only: no manifests, and no hooks run\n" in terminal.text
     assert "\x1b[32mCompleted" in terminal.raw
@@ -119,10 +118,10 @@ def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
 
 def test_an_interrupted_wait_leaves_the_backup_and_cancel_ends_it(scene: _Scene) -> None:
     scene.gate.shut()
-    with run_in_terminal(scene.create("--wait"), scene.bed.env) as terminal:
+    with open_terminal(scene.create("--wait"), environment=scene.bed.env) as terminal:
         terminal.read_until(rf"{scene.space}/data +InProgress")
-        terminal.process.send_signal(signal.SIGINT)
-        assert terminal.wait() == 130, terminal.text
+        terminal.interrupt()
+        assert terminal.finish()[0] == 130, terminal.text
     assert f"nodeagent backup cancel {scene.name} ends it\n" in terminal.text
     described = scene.document(scene.words("describe", scene.name))
     assert (described["phase"], described["volumes"][0]["phase"]) == ("InProgress", "InProgress")

@@ -26,7 +26,7 @@ from nodeagent.cli.main import main
 from nodeagent.operations.permissions import BACKUP_PERMISSIONS
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.support.interrupts import run_interruptible
-from tests.support.terminal import run_in_terminal
+from tests.support.terminal import open_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -171,7 +171,7 @@ def test_a_missing_permission_is_one_line_and_nothing_is_created(
 def test_a_terminal_shows_what_each_volume_does(cluster: _Cluster) -> None:
     cluster.grant()
     words = ["backup", "create", "night", *_BOTH, "-n", cluster.namespace, "--wait", *cluster.words]
-    with run_in_terminal(words) as terminal:
+    with open_terminal(words) as terminal:
         terminal.read_until("/files +New")
         _, upload, pod_backup = (one["metadata"]["name"] for one in cluster.made())
         cluster.move(DATA_UPLOADS, upload, phase="InProgress", progress={"totalBytes": 2**30, "bytesDone": 2**29})
@@ -179,7 +179,7 @@ def test_a_terminal_shows_what_each_volume_does(cluster: _Cluster) -> None:
         cluster.move(DATA_UPLOADS, upload, phase="Completed", progress={"totalBytes": 2**30, "bytesDone": 2**30})
         terminal.read_until("/data +Completed")
         cluster.move(POD_VOLUME_BACKUPS, pod_backup, phase="Failed", message="disk full\x1b[2J")
-        assert terminal.wait() == 1, terminal.text
+        assert terminal.finish()[0] == 1, terminal.text
     ending = terminal.text.splitlines()[-3:]
     assert ending == [
         "backup night is PartiallyFailed: 1/2 volumes, 1.0 GiB",

@@ -1,4 +1,4 @@
-"""A command of the product in a pseudo-terminal, as a person sees it."""
+"""A command of the product in a pseudo-terminal, as a person runs it."""
 
 from __future__ import annotations
 
@@ -7,95 +7,102 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Terminal", "run_in_terminal"]
+__all__ = ["Terminal", "open_terminal", "plain"]
 
 _ROOT = Path(__file__).parents[2]
-_COLUMNS, _LINES = 160, 40
-_CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
-_READ_BYTES = 1 << 16
-_POLL_SECONDS = 0.2
+_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_READ_BYTES = 65_536
+_POLL_SECONDS = 0.1
 
 
+def plain(text: str) -> str:
+    """Return what a terminal got without colors and movements of the cursor."""
+    return _SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "")
+
+
+@dataclass
 class Terminal:
-    """What a command has written to its terminal so far."""
+    """A process and the other end of its terminal; `raw` is all that it has written so far."""
 
-    def __init__(self, master: int, process: subprocess.Popen[bytes]) -> None:
-        """Read from `master`, the side of the terminal that the command does not have."""
-        self._master = master
-        self._raw = b""
-        self.process = process
-
-    @property
-    def raw(self) -> str:
-        """Everything, with its control sequences."""
-        return self._raw.decode(errors="replace")
+    process: subprocess.Popen[bytes]
+    master: int
+    raw: str = ""
 
     @property
     def text(self) -> str:
-        """Everything, without control sequences; each frame of what is shown in place follows the one before."""
-        return _CONTROLS.sub("", self.raw).replace("\r", "")
+        """All that it has written, without control sequences; what is redrawn follows what was there before."""
+        return plain(self.raw)
 
-    def read_until(self, pattern: str, *, seconds: float = 120) -> None:
-        """Return once the text matches; fail with it if that does not happen in time, or the command ends."""
+    def read_until(self, pattern: str, *, seconds: float = 120.0) -> str:
+        """Return all text once it matches; fail if it does not in time, or the process ends before."""
         until = time.monotonic() + seconds
         while not re.search(pattern, self.text):
-            assert time.monotonic() < until, f"no {pattern!r} in:\n{self.text}"
-            if not self._read() and self.process.poll() is not None:
-                assert re.search(pattern, self.text), f"ended without {pattern!r}:\n{self.text}"
+            assert self._read(), f"the process ended before {pattern!r}: {self.text}"
+            assert time.monotonic() < until, f"no {pattern!r} in {seconds} s: {self.text}"
+        return self.text
 
-    def wait(self, *, seconds: float = 120) -> int:
-        """Return the exit code of the command, once all that it wrote was read."""
+    def finish(self, *, seconds: float = 120.0) -> tuple[int, str]:
+        """Return the exit code and all text, once the process has ended."""
         until = time.monotonic() + seconds
-        while self._read() or self.process.poll() is None:
-            assert time.monotonic() < until, f"it does not end:\n{self.text}"
-        return self.process.wait()
+        while self._read():
+            assert time.monotonic() < until, f"not ended in {seconds} s: {self.text}"
+        return self.process.wait(seconds), self.text
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.process.send_signal(signal.SIGINT)
 
     def _read(self) -> bool:
-        """Read what is there, after a moment; return whether there was something."""
-        if not select.select([self._master], [], [], _POLL_SECONDS)[0]:
-            return False
+        """Read what is there; return whether there may be more."""
+        if not select.select([self.master], [], [], _POLL_SECONDS)[0]:
+            return True
         try:
-            found = os.read(self._master, _READ_BYTES)
+            piece = os.read(self.master, _READ_BYTES)
         except OSError:
-            # Linux reports the end of the other side as an error.
+            # Linux reports the end of a terminal's last process so.
             return False
-        self._raw += found
-        return bool(found)
+        self.raw += piece.decode(errors="replace")
+        return bool(piece)
 
 
 @contextmanager
-def run_in_terminal(words: Sequence[str], env: Mapping[str, str] = os.environ) -> Iterator[Terminal]:
-    """Run `python -m nodeagent WORD…` in a terminal of 160 columns; it is killed if it still runs after the block."""
+def open_terminal(
+    words: Sequence[str], *, columns: int = 160, lines: int = 60, environment: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
+    """Run `python -m nodeagent WORD…` in a terminal of that size; it is killed if it still runs after the block."""
     master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
-    kept = {key: value for key, value in env.items() if key not in {"NO_COLOR", "COLUMNS", "LINES"}}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nodeagent", *words],
-        cwd=_ROOT,
-        env=kept | {"TERM": "xterm-256color"},
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        start_new_session=True,
-    )
-    os.close(slave)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    inherited = {key: value for key, value in os.environ.items() if key not in {"NO_COLOR", "COLUMNS", "LINES"}}
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with process:
-            try:
-                yield Terminal(master, process)
-            finally:
-                process.kill()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nodeagent", *words],
+            cwd=_ROOT,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=inherited | {"TERM": "xterm-256color", "LANG": "C.UTF-8"} | dict(environment or {}),
+        )
     finally:
-        os.close(master)
+        signal.signal(signal.SIGINT, previous)
+        os.close(slave)
+    with process:
+        try:
+            yield Terminal(process, master)
+        finally:
+            process.kill()
+            os.close(master)

@@ -1,0 +1,179 @@
+"""`nodeagent status`, `describe` and `support-bundle` before a real API server, with the permissions of SECURITY.md."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from benchmarks.cli.scene import rules_of
+from core.kube.resources import DATA_UPLOADS, LEASES, PODS, Resource
+from core.kube.transport import MERGE_PATCH
+from nodeagent.cli.main import main
+from nodeagent.operations.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
+from nodeagent.operations.status.describe import TransferDetails
+from nodeagent.operations.status.view import StatusView
+from nodeagent.runtime.permissions import Permission, Scope
+from tests.nodeagent.support.status_scene import transfer
+from tests.support.terminal import open_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_RBAC = "rbac.authorization.k8s.io"
+_ALL = (*STATUS_PERMISSIONS, *DESCRIBE_PERMISSIONS, *SUPPORT_BUNDLE_PERMISSIONS)
+
+
+class _Cluster:
+    """A namespace with an agent, its Lease and a transfer, and a person with some permissions."""
+
+    def __init__(self, apiserver: ApiServer, namespace: str, folder: Path) -> None:
+        self.server, self.api, self.namespace = apiserver, apiserver.api, namespace
+        apiserver.create_account(namespace, "user")
+        self.kubeconfig = apiserver.account_kubeconfig(namespace, "user", folder)
+        spec = {"nodeName": "node-a", "containers": [{"name": "c", "image": "i"}]}
+        self.create(PODS, "agent", metadata={"labels": {"role": "node-agent"}}, spec=spec)
+        status = {"conditions": [{"type": "Ready", "status": "True"}]}
+        path = PODS.path(namespace, "agent", subresource="status")
+        self.api.request("PATCH", path, body={"status": status}, content_type=MERGE_PATCH)
+        renewed = {"renewTime": "2026-11-21T12:00:00.000000Z", "leaseDurationSeconds": 2_000_000_000}
+        self.create(LEASES, "node-agent-dispatcher", spec={"holderIdentity": "node-a_1"} | renewed)
+        self.put_transfer("du-1")
+
+    def create(self, resource: Resource, name: str, **more: Any) -> JsonDict:
+        meta = (
+            {"name": name} | ({"namespace": self.namespace} if resource.namespaced else {}) | more.pop("metadata", {})
+        )
+        typed = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
+        path = resource.path(self.namespace if resource.namespaced else "")
+        stored: JsonDict = self.api.request("POST", path, body=typed | more)
+        return stored
+
+    def put_transfer(self, name: str) -> None:
+        raw = transfer(
+            "DataUpload", name, "Accepted", reason="Unschedulable", message="0/3 nodes\x1b[2J", node="node-a"
+        )
+        raw["metadata"]["namespace"] = self.namespace
+        del raw["metadata"]["creationTimestamp"]
+        self.api.request("POST", DATA_UPLOADS.path(self.namespace), body=raw)
+
+    def end_transfer(self, name: str) -> None:
+        body = {"status": {"phase": "Completed"}}
+        self.api.request("PATCH", DATA_UPLOADS.path(self.namespace, name), body=body, content_type=MERGE_PATCH)
+
+    def grant(self, permissions: Sequence[Permission]) -> None:
+        """Give the user these permissions."""
+        subject = {"kind": "ServiceAccount", "name": "user", "namespace": self.namespace}
+        for scope, kind in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
+            rules = rules_of([one for one in permissions if one.scope is scope])
+            if not rules:
+                continue
+            inside = scope is Scope.OWN_NAMESPACE
+            name = f"user-{self.namespace}"
+            self.create(Resource(kind, f"{kind.lower()}s", _RBAC, namespaced=inside), name, rules=rules)
+            reference = {"apiGroup": _RBAC, "kind": kind, "name": name}
+            binding = Resource(f"{kind}Binding", f"{kind.lower()}bindings", _RBAC, namespaced=inside)
+            self.create(binding, name, roleRef=reference, subjects=[subject])
+
+    def words(self, *words: str) -> list[str]:
+        return [*words, "-n", self.namespace, "--kubeconfig", str(self.kubeconfig)]
+
+    def run(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+        code = main(self.words(*words))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+
+@pytest.fixture
+def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path) -> _Cluster:
+    return _Cluster(apiserver, namespace, tmp_path)
+
+
+def test_documents_have_the_form_that_is_documented(cluster: _Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.grant(_ALL)
+    code, out, _ = cluster.run(capsys, "status", "-o", "json")
+    found = json.loads(out)
+    assert code == 0
+    assert json.loads(msgspec.convert(found, StatusView).to_json()) == found
+    assert (found["leader"]["node"], [row["name"] for row in found["transfers"]]) == ("node-a", ["du-1"])
+    code, out, err = cluster.run(capsys, "describe", "du/du-1", "-o", "json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert json.loads(msgspec.convert(found, TransferDetails).to_json()) == found
+    assert found["reason"] == "Unschedulable"
+
+
+def test_without_any_permission_everything_is_unknown_and_named(
+    cluster: _Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = cluster.run(capsys, "status")
+    assert code == 0
+    assert out.startswith("UNKNOWN: ")
+    denied = re.findall(r'User "system:serviceaccount:\S+:user" cannot (\w+) resource "(\w+)" in API group', out)
+    assert ("list", "datauploads") in denied
+    assert ("get", "leases") in denied
+    assert ("list", "backuprepositories") in denied
+    code, out, err = cluster.run(capsys, "describe", "du/du-1")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r'error: get DataUpload \S+/du-1: 403 Forbidden: .*cannot get resource "datauploads".*\n', err)
+
+
+def test_a_bundle_has_what_may_be_read_and_names_the_rest(
+    cluster: _Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    cluster.grant(STATUS_PERMISSIONS)
+    path = tmp_path / "b.tar.gz"
+    code, _, err = cluster.run(capsys, "support-bundle", "--output", str(path))
+    assert code == 0
+    with tarfile.open(path) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "objects/datauploads.json" in names
+    assert "objects/events.json" not in names
+    assert re.search(r'note: not in the bundle: objects/events.json: .* cannot list resource "events"', err)
+
+
+@pytest.mark.processes
+def test_a_page_in_a_terminal_follows_changes_and_ctrl_c_ends_it(cluster: _Cluster) -> None:
+    cluster.grant(_ALL)
+    with open_terminal(cluster.words("status", "-w")) as terminal:
+        terminal.read_until("du/du-1")
+        cluster.put_transfer("du-2")
+        text = terminal.read_until("du/du-2")
+        terminal.interrupt()
+        code, text = terminal.finish()
+    assert code == 130
+    assert "Unschedulable: 0/3 nodes\\x1b[2J" in text
+    assert "Traceback" not in text
+    # The cursor is shown again.
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+
+
+@pytest.mark.processes
+def test_waiting_until_idle_ends_when_the_last_transfer_does(cluster: _Cluster) -> None:
+    cluster.grant(_ALL)
+    with open_terminal(cluster.words("status", "-w", "--wait-idle", "--timeout", "2m")) as terminal:
+        terminal.read_until("du/du-1")
+        cluster.end_transfer("du-1")
+        code, text = terminal.finish()
+    assert (code, "1 Completed" in text) == (0, True)
+
+
+@pytest.mark.processes
+def test_a_command_that_is_interrupted_ends_and_can_be_repeated(cluster: _Cluster) -> None:
+    cluster.grant(_ALL)
+    for _ in range(2):
+        with open_terminal(cluster.words("status", "--wait-idle")) as terminal:
+            terminal.read_until("transfers: 1 Accepted")
+            terminal.interrupt()
+            code, text = terminal.finish()
+        assert (code, "Traceback" in text) == (130, False)
