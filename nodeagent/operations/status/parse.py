@@ -15,7 +15,7 @@ from core.kube.decode import parse_json
 from core.models.attempts import Attempts
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time
 from core.models.names import CONFIG_ANNOTATION
-from core.models.phases import Phase
+from core.models.phases import FINAL_PHASES, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from nodeagent.config.current import resolve_slots
@@ -43,14 +43,60 @@ __all__ = [
 ]
 
 
+class _EndedMeta(WireModel, gc=False):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class _EndedSpec(WireModel, gc=False):
+    datamover: str = ""
+
+
+class _EndedStatus(WireModel, gc=False):
+    phase: str = ""
+    message: str = ""
+    node: str = ""
+    completion_timestamp: Time | None = None
+
+
+class _Ended(WireModel, gc=False):
+    """The few fields that are shown of a transfer that has ended: most have, and others are decoded twice."""
+
+    metadata: _EndedMeta
+    spec: _EndedSpec
+    status: _EndedStatus = field(default_factory=_EndedStatus)
+
+
+_DECODER: Final = msgspec.json.Decoder(_Ended)
+
+
 def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
-    """Return the record of a transfer in JSON."""
+    """Return the record of a transfer in JSON; one that has ended has only what is shown of it."""
     try:
+        one = _DECODER.decode(text)
+        if one.status.phase in FINAL_PHASES:
+            return _ended_record(kind, one)
         return _record(kind, msgspec.json.decode(text, type=kind.model))
     except (ValueError, RecursionError):
         # A field that is null, which counts as absent; or one that is invalid.
         raw = parse_json(bytes(text))
     return transfer_record(kind, raw if isinstance(raw, dict) else {})
+
+
+def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
+    meta, status = one.metadata, one.status
+    return TransferRecord(
+        kind=kind.name,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        phase=Phase(status.phase),
+        node=status.node,
+        completed=status.completion_timestamp,
+        message=status.message,
+        datamover=one.spec.datamover,
+    )
 
 
 def transfer_record(kind: TransferKind, raw: JsonDict) -> TransferRecord:

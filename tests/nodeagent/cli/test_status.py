@@ -8,6 +8,8 @@ import yaml
 
 from core.models.base import JsonDict
 from nodeagent.cli import status as status_module
+from nodeagent.cli.status_pages import summarize
+from nodeagent.operations.status.view import StatusView
 from tests.nodeagent.support.commands import Shell, open_shell
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.nodeagent.support.status_scene import StatusScene, transfer
@@ -127,9 +129,8 @@ class TestWaiting:
         self, scene: StatusScene, shell: Shell, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shown = list[str]()
-        summarize = status_module.summarize
 
-        def finish(view: status_module.StatusView) -> str:
+        def finish(view: StatusView) -> str:
             shown.append(view.health)
             if len(shown) == 2:
                 for raw in (*view.transfers, *view.pending):

@@ -1,13 +1,13 @@
 """`nodeagent support-bundle`: the archive that it writes, what it lists, its errors."""
 
 import json
+import os
 import re
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from nodeagent.cli import support_bundle
 from tests.nodeagent.support.commands import Shell, open_shell
 from tests.nodeagent.support.status_scene import StatusScene
 from tests.support.golden import assert_golden_text
@@ -72,7 +72,7 @@ def test_an_interrupted_run_leaves_no_file(shell: Shell, monkeypatch: pytest.Mon
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(support_bundle.os, "fdopen", interrupt)
+    monkeypatch.setattr(os, "fdopen", interrupt)
     assert shell.run("support-bundle", "--output", "b.tar.gz").code == 130
     assert list(Path().iterdir()) == []
 

@@ -42,6 +42,17 @@ def test_json_and_a_dict_give_the_same_record(kind: TransferKind) -> None:
 
 
 @_each_kind
+@pytest.mark.parametrize("phase", ["Completed", "Failed", "Canceled"])
+def test_one_that_has_ended_has_what_is_shown_of_it(kind: TransferKind, phase: str) -> None:
+    raw = transfer(kind.name, "t", phase, node="a", message="m", completionTimestamp="2026-11-21T11:00:00Z")
+    short, whole = decode_transfer(kind, _text(raw)), transfer_record(kind, raw)
+    for name in ("kind", "namespace", "name", "phase", "node", "message", "completed", "datamover", "active"):
+        assert getattr(short, name) == getattr(whole, name)
+    raw["status"]["message"] = None
+    assert decode_transfer(kind, _text(raw)).phase == phase
+
+
+@_each_kind
 def test_a_field_that_is_null_counts_as_absent(kind: TransferKind) -> None:
     raw = transfer(kind.name, "t")
     raw["status"]["message"] = raw["metadata"]["annotations"] = None
