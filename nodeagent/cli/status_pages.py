@@ -11,6 +11,7 @@ from nodeagent.cli.text import format_age, format_bytes
 from nodeagent.config.live import NO_CONFIG
 from nodeagent.operations.status.health import Health
 from nodeagent.operations.status.kinds import TRANSFER_KINDS
+from nodeagent.operations.status.records import UnreadPart
 from nodeagent.operations.status.view import ActiveRow, NodeRow, PendingRow, StatusView
 
 __all__ = ["print_status", "summarize"]
@@ -24,6 +25,7 @@ _MESSAGE: Final = 90
 """Characters of a message in a row; a wide answer has all of it."""
 
 _NONE: Final = "-"
+_UNKNOWN: Final = Styled("unknown", WARN)
 _INDENT: Final = 2
 
 
@@ -54,7 +56,9 @@ def summarize(view: StatusView) -> str:
     """Return the state in one line."""
     phases = [f"{number} {name}" for name, number in sorted(view.phases.items(), key=_by_phase)]
     agents = f"{sum(node.ready for node in view.nodes)} of {len(view.nodes)} agents ready"
-    return f"{view.health}: {agents}; transfers: {', '.join(phases) or 'none'}"
+    agents = "agents unknown" if UnreadPart.AGENTS in view.unread else agents
+    known = ", ".join(phases) or ("unknown" if UnreadPart.TRANSFERS in view.unread else "none")
+    return f"{view.health}: {agents}; transfers: {known}"
 
 
 def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> None:
@@ -86,18 +90,26 @@ def _print_leader(printer: Printer, view: StatusView) -> None:
     config, leader = view.configuration, view.leader
     quota = _NONE if view.queue_length is None else str(view.queue_length)
     source = ", computed here" if view.positions_computed else ""
+    state = _config_state(view)
     facts: list[tuple[str, Cell]] = [
         ("Leader", f"{leader.node} ({leader.holder})" if leader.holder else Styled("none", BAD)),
         ("Queue", f"{view.queued} queued{source}; prepareQueueLength {quota}"),
+        ("Configuration", Styled(f"{state}: rejected", BAD) if config.errors else state),
     ]
-    state = f"ConfigMap {config.name}" if config.name else "no ConfigMap"
-    agreeing = sum(node.config == (config.hash or NO_CONFIG) for node in view.nodes)
-    state += f", {config.hash}" if config.hash else ""
-    state += f", active on {agreeing} of {len(view.nodes)} agents"
-    facts.append(("Configuration", Styled(f"{state}: rejected", BAD) if config.errors else state))
+    if UnreadPart.LEASE in view.unread:
+        facts[0] = ("Leader", _UNKNOWN)
+    if UnreadPart.CONFIG in view.unread:
+        facts[1:] = [("Queue", f"{view.queued} queued{source}"), ("Configuration", _UNKNOWN)]
     facts += [("", Styled(error, BAD)) for error in config.errors]
     facts += [("", Styled(warning, WARN)) for warning in config.warnings]
     printer.facts(facts)
+
+
+def _config_state(view: StatusView) -> str:
+    config = view.configuration
+    named = f"ConfigMap {config.name}, {config.hash}" if config.name else "no ConfigMap"
+    agreeing = sum(node.config == (config.hash or NO_CONFIG) for node in view.nodes)
+    return f"{named}, active on {agreeing} of {len(view.nodes)} agents"
 
 
 def _print_transfers(section: _Section, view: StatusView) -> None:

@@ -20,6 +20,7 @@ from nodeagent.operations.status.describe import TransferDetails
 from nodeagent.operations.status.view import StatusView
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.nodeagent.support.status_scene import transfer
+from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def test_without_any_permission_everything_is_unknown_and_named(
 ) -> None:
     code, out, _ = cluster.run(capsys, "status")
     assert code == 0
-    assert out.startswith("UNKNOWN: ")
+    assert out.startswith("UNKNOWN: agents unknown; transfers: unknown\n")
+    assert re.search(r"(?m)^Leader: +unknown\nQueue: +0 queued, computed here\nConfiguration: +unknown$", out)
     denied = re.findall(r'User "system:serviceaccount:\S+:user" cannot (\w+) resource "(\w+)" in API group', out)
     assert ("list", "datauploads") in denied
     assert ("get", "leases") in denied
@@ -156,6 +158,28 @@ def test_a_page_in_a_terminal_follows_changes_and_ctrl_c_ends_it(cluster: _Clust
     assert "Traceback" not in text
     # The cursor is shown again.
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+
+
+@pytest.mark.processes
+def test_pages_in_a_terminal_are_those_of_the_golden_files(cluster: _Cluster) -> None:
+    cluster.grant(_ALL)
+    for words, name in ((["status"], "cli/terminal-status"), (["describe", "du/du-1"], "cli/terminal-describe")):
+        with open_terminal(cluster.words(*words)) as terminal:
+            code, text = terminal.finish()
+        text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", text).replace(cluster.namespace, "NAMESPACE")
+        text = re.sub(" {2,}", "  ", re.sub(r"\b\d+[smhd]( ago)?\b", "AGE", text)).replace(" \n", "\n")
+        assert code == 0
+        assert "\x1b[1m" in terminal.text, "headings are bold"
+        assert_golden_text(name, text)
+
+
+@pytest.mark.processes
+def test_without_colors_a_terminal_gets_none(cluster: _Cluster) -> None:
+    cluster.grant(_ALL)
+    with open_terminal(cluster.words("status"), environment={"NO_COLOR": "1"}) as terminal:
+        code, _ = terminal.finish()
+    assert code == 0
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.text)
 
 
 @pytest.mark.processes

@@ -110,7 +110,8 @@ class StatusView(WireModel):
     """Everything that `nodeagent status` shows, the most important first in each list.
 
     `phases` counts all transfers. `queued` are those that wait for the admission quota alone, `queue_length` is the
-    quota; None: there is none. `positions_computed`: the leader did not say them.
+    quota; None: there is none. `positions_computed`: the leader did not say them. `unread` are the parts that could not
+    be read, or not as a whole: what is shown of them is not known to be all.
     """
 
     health: Health
@@ -129,6 +130,7 @@ class StatusView(WireModel):
     repositories: list[RepositoryRecord]
     locations: list[LocationRecord]
     configuration: ConfigRecord
+    unread: list[str]
     notes: list[str]
 
 
@@ -172,6 +174,7 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         repositories=sorted(snapshot.repositories, key=lambda one: one.name),
         locations=sorted(snapshot.locations, key=lambda one: one.name),
         configuration=snapshot.config,
+        unread=sorted({str(one.part) for one in snapshot.unread}),
         notes=_notes(snapshot, len(snapshot.transfers) - len(managed)),
     )
 

@@ -133,8 +133,9 @@ class TestWaiting:
         def finish(view: StatusView) -> str:
             shown.append(view.health)
             if len(shown) == 2:
-                for raw in (*view.transfers, *view.pending):
-                    scene.kube.put(transfer(raw.kind, raw.name, "Completed"))
+                left = [(row.kind, row.name) for row in view.transfers] + [(row.kind, row.name) for row in view.pending]
+                for kind, name in left:
+                    scene.kube.put(transfer(kind, name, "Completed"))
             return summarize(view)
 
         monkeypatch.setattr(status_module, "summarize", finish)

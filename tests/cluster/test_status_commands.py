@@ -1,0 +1,131 @@
+"""`nodeagent status`, `describe` and `support-bundle` beside a real agent, its leader's page and a failed transfer."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.models.names import PENDING_REASON_ANNOTATION
+from core.version import VERSION
+from tests.cluster.scenes import UPLOADS
+from tests.cluster.sharing import Shared, relies_on
+from tests.nodeagent.support.transfers import data_upload
+from tests.support.terminal import open_terminal
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import NAMESPACE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(200)]
+
+SECRETS = Resource("/api/v1", "secrets")
+_SECONDS, _POLL_SECONDS = 60, 0.2
+
+
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a user of the cluster."""
+    argv = [sys.executable, "-m", "nodeagent", *words, "--namespace", NAMESPACE]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
+
+
+def _ask(*words: str) -> Json:
+    done = _run(*words, "-o", "json")
+    assert done.returncode == 0, done.stderr
+    found: Json = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def pending(agent: Bed, space: str) -> Iterator[str]:
+    """A DataUpload that names a location which does not exist, once the leader has said so."""
+    raw = data_upload(space)
+    raw["metadata"] = {"name": space, "namespace": NAMESPACE}
+    raw["spec"] |= {"backupStorageLocation": f"{space}-none", "sourceNamespace": space}
+    agent.api.create(UPLOADS, raw)
+    try:
+        until = time.monotonic() + _SECONDS
+        while _reason(agent, space) != "LocationMissing":
+            assert time.monotonic() < until, "the leader did not report the missing location"
+            time.sleep(_POLL_SECONDS)
+        yield space
+    finally:
+        agent.api.delete(UPLOADS, NAMESPACE, space)
+
+
+def _reason(agent: Bed, name: str) -> str:
+    found = agent.api.get(UPLOADS, NAMESPACE, name) or {"metadata": {}}
+    annotations = found["metadata"].get("annotations") or {}
+    return str(annotations.get(PENDING_REASON_ANNOTATION, ""))
+
+
+def test_status_asks_the_leader_and_names_what_is_blocked(agent: Bed, pending: str) -> None:
+    with relies_on(agent, Shared.AGENTS):
+        found = _ask("status")
+    assert found["leader"]["page"], found["notes"]
+    assert found["leader"]["version"] == VERSION
+    assert {row["slots"] is not None and row["config"] != "" for row in found["nodes"]} == {True}
+    (row,) = [row for row in found["pending"] if row["name"] == pending]
+    assert (row["reason"], row["position"]) == ("LocationMissing", None)
+    blocked = [one["message"] for one in found["findings"] if one["rule"] == "transfers-blocked"]
+    assert any("LocationMissing" in message for message in blocked)
+    assert found["health"] != "healthy"
+
+
+def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
+    with relies_on(agent, Shared.AGENTS):
+        with open_terminal(["status", "-w", "-o", "wide", "--namespace", NAMESPACE], lines=400) as terminal:
+            page = terminal.read_until(f"du/{pending}")
+            terminal.interrupt()
+            assert terminal.finish()[0] == 130
+        with open_terminal(["describe", f"du/{pending}", "--namespace", NAMESPACE]) as terminal:
+            code, text = terminal.finish()
+    assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
+    assert re.search(r"(?m)^Leader: +\S+ \(\S+\)$", page)
+    assert code == 0
+    assert re.search(rf"(?m)^Name: +DataUpload {NAMESPACE}/{pending}$", text)
+    assert re.search(r"(?m)^Pending for: +LocationMissing$", text)
+    assert re.search(rf"Event LocationMissing +BackupStorageLocation {NAMESPACE}/{pending}-none does not exist", text)
+    assert "see docs/troubleshooting.md#location-missing" in text
+
+
+def test_a_wrong_name_is_guessed(agent: Bed, pending: str) -> None:
+    done = _run("describe", f"du/{pending}x")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"DataUpload {NAMESPACE}/{pending}x does not exist (did you mean " in done.stderr
+    assert agent.api.get(UPLOADS, NAMESPACE, f"{pending}x") is None
+
+
+def test_a_bundle_has_logs_and_pages_of_agents_and_no_secret(agent: Bed, pending: str, tmp_path: Path) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    with relies_on(agent, Shared.AGENTS):
+        done = _run("support-bundle", "--output", str(path))
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(path) as archive:
+        content = {
+            member.name.partition("/")[2]: file.read().decode()
+            for member in archive.getmembers()
+            if (file := archive.extractfile(member)) is not None
+        }
+    assert json.loads(content["manifest.json"])["files"]
+    assert any(name.startswith("logs/") and text for name, text in content.items())
+    assert any(name.endswith("-status.json") and VERSION in text for name, text in content.items())
+    assert any(name.endswith("-metrics.txt") and "nodeagent_" in text for name, text in content.items())
+    assert pending in content["objects/datauploads.json"]
+    everything = "".join(content.values())
+    for secret in agent.api.objects(SECRETS, NAMESPACE):
+        for value in (secret.get("data") or {}).values():
+            assert value not in everything
+            assert base64.b64decode(value).decode(errors="replace") not in everything
