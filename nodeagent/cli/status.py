@@ -161,16 +161,16 @@ def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | 
     """
     if not options.wait_idle:
         return False
-    for one in snapshot.unread:
-        if one.part is UnreadPart.TRANSFERS:
-            raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {one.why}")
+    expired = deadline is not None and deadline.expired
+    unread = [one for one in snapshot.unread if one.part is UnreadPart.TRANSFERS]
+    if unread and (expired or not unread[0].passing):
+        why = unread[0].why
+        raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {why}")
     left = [one.shown for one in snapshot.transfers if one.active and is_managed(snapshot, one)]
-    if not left:
-        return True
-    if deadline is not None and deadline.expired and options.timeout is not None:
+    if left and expired and options.timeout is not None:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
         raise NotIdleError(f"not idle within {format_age(options.timeout)}: {left[0]}{more}")
-    return False
+    return not left and not unread
 
 
 @contextmanager

@@ -62,6 +62,11 @@ class _Watched:
             return ""
         return self.rejected or f"no watch for {seconds:.0f} s"
 
+    @property
+    def passing(self) -> bool:
+        """Whether it is too soon to give up: an API server that restarts answers again."""
+        return self.informer.synced.is_set() and not self.rejected and not self.informer.explain_outage()
+
 
 class StatusFollower:
     """The last observed state of everything that `status` shows."""
@@ -119,7 +124,7 @@ class StatusFollower:
         """Return what is known now; what is outdated, or not permitted, counts as not read."""
         if self._rules is None:
             raise RuntimeError("nothing was read yet")
-        lost = [Unread(one.part, one.unread) for one in self._all if one.unread]
+        lost = [Unread(one.part, one.unread, passing=one.passing) for one in self._all if one.unread]
         malformed = [
             Unread(one.part, f"{name} does not have the form of its kind")
             for one in self._all

@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Final
 
 from core.models.base import WireModel
-from core.models.names import BUILT_IN_DATA_MOVERS
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.storage import RepositoryPhase
@@ -102,9 +101,8 @@ def is_blocked(transfer: TransferRecord) -> bool:
 
 
 def is_managed(snapshot: ClusterSnapshot, transfer: TransferRecord) -> bool:
-    """Return whether the transfer is meant for the agents of the namespace."""
-    names = snapshot.settings.datamover_names if snapshot.settings else BUILT_IN_DATA_MOVERS
-    return transfer.datamover in names
+    """Return whether the transfer is meant for the agents of the namespace; if their flags are not known, it may be."""
+    return snapshot.settings is None or transfer.datamover in snapshot.settings.datamover_names
 
 
 def failed_recently(snapshot: ClusterSnapshot, transfer: TransferRecord) -> bool:

@@ -145,10 +145,11 @@ class UnreadPart(StrEnum):
 
 @dataclass(frozen=True)
 class Unread:
-    """What could not be read, and why."""
+    """What could not be read, and why; `passing`: a watch broke a moment ago, and is being opened again."""
 
     part: UnreadPart
     why: str
+    passing: bool = False
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def test_without_a_cluster_one_line_says_so(scene: StatusScene, shell: Shell, wo
 
 
 class TestWaiting:
-    """`--wait-idle` and `--watch`, in virtual time."""
+    """`--wait-idle` and `--watch`, with short pauses."""
 
     @pytest.fixture(autouse=True)
     def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
