@@ -34,6 +34,7 @@ from nodeagent.operations.status.records import (
 __all__ = [
     "agent_record",
     "config_record",
+    "decode_agent",
     "decode_transfer",
     "lease_record",
     "location_record",
@@ -178,13 +179,28 @@ class _Pod(WireModel):
     status: _PodStatus = field(default_factory=_PodStatus)
 
 
-def agent_record(raw: JsonDict) -> AgentRecord:
-    """Return the record of an agent's pod.
+def decode_agent(text: msgspec.Raw) -> AgentRecord:
+    """Return the record of an agent's pod in JSON.
 
     Raises:
         ContractError: it does not have the form of a Pod.
     """
-    pod = _Pod.from_wire(raw)
+    try:
+        return _agent_record(msgspec.json.decode(text, type=_Pod))
+    except (ValueError, RecursionError):
+        return agent_record(parse_json(bytes(text)))
+
+
+def agent_record(raw: object) -> AgentRecord:
+    """Return the record of an agent's pod as JSON dict.
+
+    Raises:
+        ContractError: it does not have the form of a Pod.
+    """
+    return _agent_record(_Pod.from_wire(raw))
+
+
+def _agent_record(pod: _Pod) -> AgentRecord:
     ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions)
     return AgentRecord(
         node=pod.spec.node_name,

@@ -27,8 +27,8 @@ from nodeagent.operations.installation import read_settings
 from nodeagent.operations.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, TransferKind
 from nodeagent.operations.status.parse import (
-    agent_record,
     config_record,
+    decode_agent,
     decode_transfer,
     lease_record,
     location_record,
@@ -79,8 +79,8 @@ class StatusReader:
         """
         self._unread = []
         namespace = self._namespace
-        pods, places = Selection(PODS, namespace, AGENT_SELECTOR), Selection(BACKUP_STORAGE_LOCATIONS, namespace)
-        reading = asyncio.create_task(self._read_all(UnreadPart.AGENTS, pods, agent_record), name="agents")
+        places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
+        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents(), ()), name="agents")
         rules, agents, transfers, repositories, locations = await asyncio.gather(
             self._read_rules(reading),
             reading,
@@ -162,6 +162,12 @@ class StatusReader:
                 except ContractError as e:
                     self._unread.append(Unread(part, str(e)))
         return tuple(records)
+
+    async def _read_agents(self) -> tuple[AgentRecord, ...]:
+        """Return the records of all agents; hundreds of pods cost too much to be read as a whole."""
+        selection = Selection(PODS, self._namespace, AGENT_SELECTOR)
+        texts = [text async for page in self._client.raw_pages(selection) for text in page]
+        return tuple(decode_agent(text) for text in texts)
 
     async def _read_all(
         self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]

@@ -83,6 +83,9 @@ def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
     assert not agent_record(pod).ready
     del meta["deletionTimestamp"]
     assert agent_record(pod).ready
+    assert decode_agent(_text(pod)) == agent_record(pod) == decode_agent(_text(pod | {"spec": None}))
+    with pytest.raises(ContractError):
+        decode_agent(_text(pod | {"status": 5}))
 
 
 def test_a_lease_without_a_renewal_never_counts() -> None:
