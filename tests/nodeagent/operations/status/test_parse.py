@@ -12,6 +12,7 @@ from nodeagent.operations.status.kinds import TRANSFER_KINDS, TransferKind
 from nodeagent.operations.status.parse import (
     agent_record,
     config_record,
+    decode_agent,
     decode_transfer,
     lease_record,
     transfer_record,
