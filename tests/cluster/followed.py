@@ -112,6 +112,11 @@ class Followed:
         return int(self.attempts.get("number", 1))
 
     @property
+    def stage(self) -> str:
+        """How far its attempt is."""
+        return str(self.attempts.get("stage", "Running"))
+
+    @property
     def causes(self) -> list[str]:
         """What interrupted its attempts."""
         return [str(each["cause"]) for each in self.attempts.get("interruptions", [])]

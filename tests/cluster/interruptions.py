@@ -120,11 +120,20 @@ class Interruption:
         name: What it is called.
         causes: The causes that the attempts may give, of `core.models.attempts.InterruptionCause`.
         strike: Interrupts transfers that a gate holds; it may open the gate.
+        graceful: Whether a backup gets some time, in which one that has read everything completes.
     """
 
     name: str
     causes: tuple[str, ...]
     strike: Callable[[Bed, Gate, Sequence[Followed]], None]
+    graceful: bool = False
+
+    def wait_done(self, each: Followed) -> None:
+        """Return once a transfer that it has struck is interrupted, or has made use of its time."""
+        if not self.graceful or not each.transfer["kind"].endswith(("Upload", "Backup")):
+            each.wait_interrupted()
+            return
+        each.wait("interruption or end", lambda one: one.number > 1 or one.phase == "Completed")
 
 
 def _each(strike: Callable[[Json], None]) -> Callable[[Bed, Gate, Sequence[Followed]], None]:
@@ -163,7 +172,7 @@ def _drain(bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     with _cordoned(bed, nodes):
         _evict_all(bed, gate, transfers)
         for each in transfers:
-            each.wait_interrupted()
+            INTERRUPTIONS["drain"].wait_done(each)
 
 
 @contextmanager
@@ -180,7 +189,7 @@ def _cut_storage(_bed: Bed, gate: Gate, transfers: Sequence[Followed]) -> None:
     gate.shut(passes_bytes=0, together=True)
     for each in transfers:
         each.wait_interrupted(seconds=2 * _SECONDS)
-        if each.attempts["stage"] == "Running":
+        if each.stage == "Running":
             raise BedError(f"{each.name} has begun again without its storage: {each.attempts}")
 
 
@@ -190,8 +199,8 @@ INTERRUPTIONS = {
         Interruption("kill-mover", ("Killed", "Crashed"), _each(kill_mover)),
         Interruption("kill-kopia", ("Killed", "Crashed"), _each(kill_kopia)),
         Interruption("memory", ("OOMKilled",), _each(exhaust_memory)),
-        Interruption("eviction", ("Evicted", "Stopped", "Deleted"), _evict_all),
-        Interruption("drain", ("Evicted", "Stopped", "Deleted"), _drain),
+        Interruption("eviction", ("Evicted", "Stopped", "Deleted"), _evict_all, graceful=True),
+        Interruption("drain", ("Evicted", "Stopped", "Deleted"), _drain, graceful=True),
         Interruption("outage", ("StorageUnavailable",), _cut_storage),
     )
 }

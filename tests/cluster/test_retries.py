@@ -122,7 +122,7 @@ def test_what_it_has_moved_is_the_same(ended: Ended, kind: str) -> None:
 def test_its_attempts_are_recorded(ended: Ended, kind: str) -> None:
     transfer = ended.transfers[kind]
     assert transfer.number == 2
-    assert transfer.attempts.get("stage", "Running") == "Running"
+    assert transfer.stage == "Running"
     (cause,) = transfer.causes
     assert cause in INTERRUPTIONS[_STRUCK[kind]].causes
     (event,) = transfer.events("Interrupted")

@@ -26,9 +26,10 @@ _LAST_SECONDS: Final = 120.0
 
 @dataclass
 class _Probe:
-    """The last answer about a location, and when it came; `wanted`: another one is asked for."""
+    """The last answer about a location, when it came, and when it was last asked for; `wanted`: another one is due."""
 
     wanted: bool = False
+    asked_at_seconds: float = -math.inf
     answered_at_seconds: float | None = None
     answers: bool = False
 
@@ -57,11 +58,15 @@ class LocationProbes:
     def answers(self, name: str) -> bool:
         """Return whether the location has just answered; without a recent probe, request one.
 
-        Until that ends, the last answer counts: what transfers wait for must not change with each probe.
+        Until that ends, the last answer counts: what transfers wait for must not change with each probe. One that was
+        given in an earlier outage does not: nothing has waited for the location meanwhile.
         """
         probe = self._probes.setdefault(name, _Probe())
-        at_seconds = probe.answered_at_seconds
-        age_seconds = math.inf if at_seconds is None else self._clock.monotonic() - at_seconds
+        now, at_seconds = self._clock.monotonic(), probe.answered_at_seconds
+        age_seconds = math.inf if at_seconds is None else now - at_seconds
+        if min(age_seconds, now - probe.asked_at_seconds) >= _FRESH_SECONDS:
+            probe.answers = False
+        probe.asked_at_seconds = now
         if age_seconds >= _FRESH_SECONDS and not probe.wanted:
             probe.wanted = True
             self._request(name)
