@@ -118,7 +118,10 @@ def _live_row(progress: VolumeProgress) -> LiveRow:
     one = progress.volume
     name, total = f"{one.namespace}/{one.claim}", one.total_bytes
     percent = min(100, one.bytes_done * 100 // total) if total else 0
-    sizes = f"{format_bytes(one.bytes_done)} / {format_bytes(total)} {percent}%" if total else ""
+    # A data mover that has not counted the volume yet reports as total what is done.
+    counted = one.phase is not Phase.IN_PROGRESS or one.bytes_done < total
+    done = format_bytes(one.bytes_done)
+    sizes = (f"{done} / {format_bytes(total)} {percent}%" if counted else done) if total else ""
     rate = f"{format_bytes(int(progress.bytes_per_second))}/s" if progress.bytes_per_second else ""
     left = f"{format_age(progress.remaining)} left" if progress.remaining is not None else ""
     why = "" if one.phase is Phase.COMPLETED else _why(one)

@@ -25,7 +25,7 @@ class VolumeProgress:
     def remaining(self) -> timedelta | None:
         """How long it still takes at that rate; None: that is not known."""
         left = self.volume.total_bytes - self.volume.bytes_done
-        if not self.bytes_per_second or left < 0 or not self.volume.total_bytes:
+        if not self.bytes_per_second or left <= 0:
             return None
         return timedelta(seconds=left / self.bytes_per_second)
 
