@@ -150,14 +150,14 @@ def test_a_page_in_a_terminal_follows_changes_and_ctrl_c_ends_it(cluster: _Clust
     with open_terminal(cluster.words("status", "-w")) as terminal:
         terminal.read_until("du/du-1")
         cluster.put_transfer("du-2")
-        text = terminal.read_until("du/du-2")
+        terminal.read_until("du/du-2")
         terminal.interrupt()
         code, text = terminal.finish()
     assert code == 130
     assert "Unschedulable: 0/3 nodes\\x1b[2J" in text
     assert "Traceback" not in text
     # The cursor is shown again.
-    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+    assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")
 
 
 @pytest.mark.processes
@@ -169,7 +169,7 @@ def test_pages_in_a_terminal_are_those_of_the_golden_files(cluster: _Cluster) ->
         text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "TIME", text).replace(cluster.namespace, "NAMESPACE")
         text = re.sub(" {2,}", "  ", re.sub(r"\b\d+[smhd]( ago)?\b", "AGE", text)).replace(" \n", "\n")
         assert code == 0
-        assert "\x1b[1m" in terminal.text, "headings are bold"
+        assert "\x1b[1m" in terminal.raw, "headings are bold"
         assert_golden_text(name, text)
 
 
@@ -179,7 +179,7 @@ def test_without_colors_a_terminal_gets_none(cluster: _Cluster) -> None:
     with open_terminal(cluster.words("status"), environment={"NO_COLOR": "1"}) as terminal:
         code, _ = terminal.finish()
     assert code == 0
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.text)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", terminal.raw)
 
 
 @pytest.mark.processes
