@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from core.errors import ContractError, ResultError
 from core.models.base import Int64, Time, WireModel
+from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
 
 __all__ = [
@@ -37,15 +38,20 @@ __all__ = [
     "ProgressMessage",
     "ReportedSnapshot",
     "RestoreResult",
+    "SnapshotListing",
     "SnapshotReport",
     "SnapshotTotal",
     "SnapshotVerdict",
+    "StoredSnapshot",
+    "UnreadRepository",
     "VolumeMode",
     "VolumePath",
     "format_reported",
+    "format_stored",
     "parse_progress",
     "parse_reported",
     "parse_result",
+    "parse_stored",
     "shorten_message",
 ]
 
@@ -108,6 +114,7 @@ class MoverVerb(StrEnum):
     VALIDATE_LOCATION = "validate-location"
     MAINTAIN_REPOSITORY = "maintain-repository"
     REPORT_SNAPSHOTS = "report-snapshots"
+    LIST_SNAPSHOTS = "list-snapshots"
 
 
 class MaintenanceMode(StrEnum):
@@ -299,6 +306,55 @@ class _ReportLine(WireModel):
     snapshot: ReportedSnapshot = field(name="nodeagent.io/reported-snapshot")
 
 
+class StoredSnapshot(WireModel, omit_defaults=True):
+    """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
+
+    `volume_namespace` is that of its repository, `bytes` the size of its files, `start` when its backup began.
+    `cluster` is the UID of the namespace `kube-system` of its cluster, `backup` the name of its backup by
+    `nodeagent backup create`, and `claim` the PVC: as it was if a tag has it, else by the source, where `described`
+    is false and the claim has its names only. `backup_uid` is that of a Velero Backup. Whoever may write to the
+    bucket chooses all of it.
+    """
+
+    id: str
+    volume_namespace: str
+    source: str = ""
+    requester: str = ""
+    start: str = ""
+    bytes: Int64 = 0
+    cluster: str = ""
+    backup: str = ""
+    backup_uid: str = field(default="", name="backupUID")
+    transfer_uid: str = field(default="", name="transferUID")
+    claim: SavedClaim | None = None
+    described: bool = False
+
+
+class UnreadRepository(WireModel):
+    """A backup repository whose snapshots could not be listed, and why; `volume_namespace` is its folder."""
+
+    volume_namespace: str
+    message: str
+
+
+class SnapshotListing(WireModel, omit_defaults=True):
+    """The termination message of `list-snapshots` that succeeded: how much of a storage location was listed.
+
+    `unread` are the first repositories that could not be listed, `unread_count` how many there are.
+    """
+
+    repositories: Int64 = 0
+    snapshots: Int64 = 0
+    unread: list[UnreadRepository] = field(default_factory=list)
+    unread_count: Int64 = 0
+
+
+class _StoredLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    snapshot: StoredSnapshot = field(name="nodeagent.io/stored-snapshot")
+
+
 class MaintenanceResult(WireModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
@@ -331,7 +387,16 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     report_error: str = ""
 
 
-_Result = TypeVar("_Result", BackupResult, RestoreResult, InitResult, LocationResult, MaintenanceResult, SnapshotReport)
+_Result = TypeVar(
+    "_Result",
+    BackupResult,
+    RestoreResult,
+    InitResult,
+    LocationResult,
+    MaintenanceResult,
+    SnapshotReport,
+    SnapshotListing,
+)
 
 
 def parse_result(model: type[_Result], message: str) -> _Result:
@@ -363,7 +428,7 @@ def parse_progress(message: str) -> ProgressMessage:
 
 def format_reported(snapshot: ReportedSnapshot) -> str:
     """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return json.dumps(_ReportLine(snapshot=snapshot).to_wire(), separators=(",", ":"))
+    return _format(_ReportLine(snapshot=snapshot))
 
 
 def parse_reported(line: str) -> ReportedSnapshot | None:
@@ -372,6 +437,23 @@ def parse_reported(line: str) -> ReportedSnapshot | None:
         return _ReportLine.from_json(line).snapshot
     except ContractError:
         return None
+
+
+def format_stored(snapshot: StoredSnapshot) -> str:
+    """Return the line for a mover's output, in ASCII: control characters are escaped."""
+    return _format(_StoredLine(snapshot=snapshot))
+
+
+def parse_stored(line: str) -> StoredSnapshot | None:
+    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _StoredLine.from_json(line).snapshot
+    except ContractError:
+        return None
+
+
+def _format(line: WireModel) -> str:
+    return json.dumps(line.to_wire(), separators=(",", ":"))
 
 
 def shorten_message(message: str) -> str:

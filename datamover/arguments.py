@@ -17,6 +17,7 @@ from datamover.kinds import TRANSFER_KINDS
 
 __all__ = [
     "InitOptions",
+    "ListOptions",
     "LocalBackup",
     "LocalList",
     "LocalOptions",
@@ -110,7 +111,17 @@ class ReportOptions:
     log: LogOptions
 
 
-PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions
+@dataclass(frozen=True, kw_only=True)
+class ListOptions:
+    """The list of the snapshots in a BackupStorageLocation, in a pod; without namespaces, of all repositories."""
+
+    name: str
+    volume_namespaces: tuple[str, ...] = ()
+    termination_file: Path
+    log: LogOptions
+
+
+PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions | ListOptions
 
 
 @dataclass(frozen=True)
@@ -169,6 +180,13 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
         return InitOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
     if parsed.command == MoverVerb.REPORT_SNAPSHOTS:
         return ReportOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
+    if parsed.command == MoverVerb.LIST_SNAPSHOTS:
+        return ListOptions(
+            name=parsed.backup_storage_location,
+            volume_namespaces=tuple(parsed.volume_namespace),
+            termination_file=parsed.termination_message_path,
+            log=log,
+        )
     if parsed.command == MoverVerb.VALIDATE_LOCATION:
         return ValidationOptions(
             name=parsed.backup_storage_location,

@@ -152,6 +152,20 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     )
     _add_pod(in_pod)
 
+    listing = _add_command(commands, MoverVerb.LIST_SNAPSHOTS, "list the snapshots in a BackupStorageLocation")
+    in_pod = listing.add_argument_group(_POD_MODE)
+    in_pod.add_argument(
+        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
+    )
+    in_pod.add_argument(
+        "--volume-namespace",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="list the repository of the volumes of this namespace only; may be repeated (default: all in the bucket)",
+    )
+    _add_pod(in_pod)
+
 
 def _add_command(
     commands: "argparse._SubParsersAction[_RaisingParser]", name: str, about: str

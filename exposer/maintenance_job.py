@@ -1,25 +1,45 @@
-"""Jobs for one backup repository: its maintenance, or the report of its snapshots; a mover pod's spec, run once.
+"""Jobs for one backup repository or storage location: maintenance, reports of snapshots; a mover pod's spec, run once.
 
 Does no I/O; when a Job runs, and what it may use, is decided elsewhere.
 Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as recorded in
 tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_maintenance_job.py lists every difference.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
-from core.models.names import MAINTENANCE_CONTAINER, OWNER_UID_LABEL, SNAPSHOT_REPORT_LABEL, label_value
+from core.models.names import (
+    MAINTENANCE_CONTAINER,
+    OWNER_UID_LABEL,
+    SNAPSHOT_LIST_LABEL,
+    SNAPSHOT_REPORT_LABEL,
+    label_value,
+)
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.model import Owner
 from exposer.placement import WINDOWS_TOLERATIONS, Alternatives, Placement
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
-__all__ = ["JobSettings", "MaintenanceRun", "build_maintenance_job", "build_report_job", "is_reserved_label"]
+__all__ = [
+    "JobSettings",
+    "MaintenanceRun",
+    "build_list_job",
+    "build_maintenance_job",
+    "build_report_job",
+    "is_reserved_label",
+]
+
+_FLAGS: Final = {
+    BACKUP_REPOSITORIES.kind: "backup-repository",
+    BACKUP_STORAGE_LOCATIONS.kind: "backup-storage-location",
+}
+"""The mover's flag that names the owner of a Job."""
 
 _POD_NAME: Final = "velero-repo-maintenance-pod"
 
@@ -66,7 +86,7 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class MaintenanceRun:
-    """One run: the Job `name` maintains the repository of `owner`, a BackupRepository.
+    """One run: the Job `name` maintains the repository of `owner`, a BackupRepository, or lists a whole location.
 
     With `ignore_foreign` it also runs where another cluster maintains the repository. `verify_blobs` is up to how many
     blobs kopia checks its index against the bucket; None: the mover's default. `full_interval` is set in the
@@ -120,8 +140,24 @@ def build_report_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
     is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The list of
     snapshots is in its pod's log (`core.contract.parse_reported`), the SnapshotReport in the termination message.
     """
-    labels = {SNAPSHOT_REPORT_LABEL: label_value(run.owner.name)}
-    template = _build_template(run, expose, MoverVerb.REPORT_SNAPSHOTS, _REPORT_DEADLINE_SECONDS)
+    return _build_reading_job(run, expose, SNAPSHOT_REPORT_LABEL, MoverVerb.REPORT_SNAPSHOTS)
+
+
+def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespaces: Sequence[str] = ()) -> JsonDict:
+    """Return the manifest of a Job that lists the snapshots in `run.owner`, a BackupStorageLocation.
+
+    `volume_namespaces` are those whose repositories are listed; none: all. It is like that of a report. The snapshots
+    are in its pod's log (`core.contract.parse_stored`), the SnapshotListing in the termination message.
+    """
+    options = tuple(f"--volume-namespace={name}" for name in volume_namespaces)
+    return _build_reading_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
+
+
+def _build_reading_job(
+    run: MaintenanceRun, expose: ExposeSettings, label: str, verb: MoverVerb, options: tuple[str, ...] = ()
+) -> JsonDict:
+    labels = {label: label_value(run.owner.name)}
+    template = _build_template(run, expose, verb, _REPORT_DEADLINE_SECONDS, options)
     more = {"activeDeadlineSeconds": _REPORT_DEADLINE_SECONDS, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
     return _build_job(run, labels, more, template)
 
@@ -149,7 +185,7 @@ def _build_template(
     )
     args = MoverArgs(
         verb=verb,
-        kind_flag="backup-repository",
+        kind_flag=_FLAGS[run.owner.kind],
         resource_name=run.owner.name,
         resource_timeout=expose.mover.resource_timeout,
         log_level=expose.mover.log_level,

@@ -67,10 +67,15 @@ __all__ = [
     "REPO_CREDENTIALS_SECRET",
     "REPO_DEFAULT_PASSWORD",
     "REPO_NAME_LABEL",
+    "RESTORE_ANNOTATION",
+    "RESTORE_LABEL",
+    "RESTORE_SELECTOR_LABEL",
     "RESTORE_UID_LABEL",
+    "RESTORE_VOLUMES_ANNOTATION",
     "SCHEDULE_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
+    "SNAPSHOT_LIST_LABEL",
     "SNAPSHOT_REPORT_LABEL",
     "SNAPSHOT_REQUESTERS",
     "SNAPSHOT_REQUESTER_TAG",
@@ -130,6 +135,11 @@ COPY_LABEL: Final = "velero.io/backup-pvc-secret"
 Source: Velero main at d2241adba, pkg/exposer/csi_snapshot.go (BackupPVCSecretLabel).
 """
 SELECTED_NODE_ANNOTATION: Final = "volume.kubernetes.io/selected-node"
+RESTORE_SELECTOR_LABEL: Final = "velero.io/dynamic-pv-restore"
+"""A PVC that selects a volume by it gets none from a provisioner, but the restored one.
+
+Source: Velero v1.18, pkg/restore/actions/csi/pvc_action.go.
+"""
 
 # Tags of a kopia snapshot: what made it, and the UID of the Backup of a pod volume.
 SNAPSHOT_REQUESTER_TAG: Final = "snapshot-requester"
@@ -199,6 +209,12 @@ BACKUP_TTL_ANNOTATION: Final = "nodeagent.io/backup-ttl"
 """On such a transfer: how long its backup is kept, a Go duration. Absent: until someone deletes it."""
 CLAIM_ANNOTATION: Final = "nodeagent.io/claim"
 """On such a transfer: the PVC as it was (`core.models.saved_claim`)."""
+RESTORE_LABEL: Final = "nodeagent.io/restore"
+"""On what `nodeagent restore create` makes: the name of the restore, as `label_value` returns it."""
+RESTORE_ANNOTATION: Final = "nodeagent.io/restore"
+"""On a transfer and a PVC that `nodeagent restore create` makes: the whole name of the restore."""
+RESTORE_VOLUMES_ANNOTATION: Final = "nodeagent.io/restore-volumes"
+"""On such a transfer: how many volumes its restore has, so that a missing one is noticed."""
 REPOSITORY_INPUTS_ANNOTATION: Final = "nodeagent.io/repository-inputs"
 """On a BackupRepository: a hash of the location and credentials by which it was opened; others need a new check."""
 REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"
@@ -209,6 +225,8 @@ MAINTENANCE_ANNOTATION: Final = "nodeagent.io/maintenance"
 """On a BackupRepository: what the next maintenance depends on, as JSON (`nodeagent.leader.maintenance.record`)."""
 SNAPSHOT_REPORT_LABEL: Final = "nodeagent.io/snapshot-report"
 """On a Job that only reports snapshots: the name of the BackupRepository, as `label_value` returns it."""
+SNAPSHOT_LIST_LABEL: Final = "nodeagent.io/snapshot-list"
+"""On a Job that lists the snapshots of a storage location: the name of the location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"

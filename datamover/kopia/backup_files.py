@@ -1,23 +1,20 @@
 """Velero's files about backups, in the location of a repository, with kopia as the client of its storage.
 
-kopia reads any blob of a repository. So it gets a configuration whose storage is the whole location instead of the
-repository in it, read-only, and the format of an empty repository, which kopia takes from its cache. Nothing is written
-to the location. Knows the names of the files; of their content only that it names snapshots and backups.
-Source: kopia 0.23.1, repo/format/format_manager.go and format_blob_cache.go, repo/blob/readonly,
-cli/command_blob_show.go; Velero v1.18, pkg/persistence/object_store_layout.go, internal/volume/volumes_information.go.
+Knows the names of the files; of their content only that it names snapshots and backups, and not how kopia gets at them
+(`datamover.kopia.location_files`).
+Source: Velero v1.18, pkg/persistence/object_store_layout.go, internal/volume/volumes_information.go; kopia 0.23.1,
+repo/blob/*.
 """
 
 import json
 import re
-import shutil
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import IO, Final
 
 from core.errors import RepositoryError
-from core.models.base import JsonDict, WireModel
-from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
+from core.models.base import JsonDict
+from datamover.kopia.location_files import Blob, LocationFiles
 from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.cancellation import ShouldStop, run_in_background
@@ -33,26 +30,11 @@ _METADATA: Final = "velero-backup.json"
 _COMPRESSED: Final = ("volumeinfo.json.gz", "podvolumebackups.json.gz")
 """Both name snapshots; preceded by the backup's name. Velero before 1.13 does not write the first one."""
 
-_FOLDER: Final = "backup-files"
-_CONFIG: Final = f"{_FOLDER}/repository.config"
-_EMPTY: Final = {"KOPIA_PASSWORD": "empty"}
-"""The password of the empty repository, which protects nothing."""
-
-_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
-"""Each start of kopia derives the key from the password: this takes half the time of kopia's default, and no memory.
-
-Source: kopia 0.23.1, cli/command_repository_create.go.
-"""
-
-_FORMAT: Final = ("kopia.repository", "kopia.blobcfg")
 _OBJECT_STORES: Final = frozenset({"s3", "azureBlob", "gcs"})
 """Types of storage whose blobs kopia gives the names of their objects. Source: kopia 0.23.1, repo/blob/*."""
 
 _NOT_FOUND: Final = "error presenting blob: error reading blob: BLOB not found"
 """The whole line: kopia could also miss the format of the repository."""
-
-_CALL_SECONDS: Final = 600.0
-"""Less than 15 minutes, for which kopia takes the format from the cache."""
 
 _FILES_A_CALL: Final = 64
 """A start of kopia takes longer than to read a file."""
@@ -64,25 +46,15 @@ _LONGEST_NAME: Final = 256
 """Of a longer word, this is not a name either."""
 
 
-class _Blob(WireModel):
-    """One element of `kopia blob list --json`."""
-
-    id: str
-
-
 class BackupFiles:
     """The files of all backups in the location of a repository."""
 
     def __init__(self, kopia: Kopia, work_dir: WorkDir, volume_namespace: str) -> None:
         """Read the location of the repository that `kopia` is connected to, by the configuration in `work_dir`."""
-        self._kopia = kopia
+        self._files = LocationFiles(kopia, work_dir, "files of backups")
         self._work_dir = work_dir
         self._volume_namespace = volume_namespace
         self._count = 0
-
-    @property
-    def _cache(self) -> Path:
-        return self._work_dir.path / _FOLDER / "cache"
 
     async def find_named(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return those of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
@@ -91,7 +63,8 @@ class BackupFiles:
             RepositoryError: the location has no backups, or its files cannot be read in this way.
             DataPathError: not all of them could be read.
         """
-        await self._prepare()
+        connected = json.loads(self._work_dir.config_file.read_bytes())
+        await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
         self._count = 0
         named: set[str] = set()
         for files, unpack in zip(await self._list(), (False, True), strict=True):
@@ -101,20 +74,6 @@ class BackupFiles:
             raise RepositoryError(f"the location has no backups: no files of any below {_BACKUPS}")
         return frozenset(named)
 
-    async def _prepare(self) -> None:
-        """Write kopia's configuration for the location, and the format to its cache."""
-        connected = json.loads(self._work_dir.config_file.read_bytes())
-        storage = _outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/")
-        folder = self._work_dir.path / _FOLDER
-        shutil.rmtree(folder, ignore_errors=True)
-        self._cache.mkdir(mode=0o700, parents=True)
-        empty = ["filesystem", f"--path={folder / 'empty'}", f"--cache-directory={folder / 'empty-cache'}"]
-        (await self._call("repository", "create", *empty, _QUICK, *IDENTITY_FLAGS)).check()
-        for name in _FORMAT:
-            shutil.copyfile(folder / "empty-cache" / name, self._cache / name)
-        config = build_config(storage, cache=self._cache, limit=CacheLimit(), read_only=True)
-        self._work_dir.write(_CONFIG, json.dumps(config).encode())
-
     async def _list(self) -> tuple[list[str], list[str]]:
         """Return the blobs with the metadata of backups, and the compressed ones.
 
@@ -123,8 +82,8 @@ class BackupFiles:
         plain: set[str] = set()
         compressed: set[str] = set()
         with open_output(self._work_dir) as file:
-            answer = await self._call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
-            for blob in read_elements(answer, file, _Blob):
+            answer = await self._files.call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
+            for blob in read_elements(answer, file, Blob):
                 name, _, rest = blob.id.removeprefix(_BACKUPS).partition("/")
                 folder = f"{_BACKUPS}{name}/"
                 if not name or blob.id == f"{_BACKUPS}{name}":
@@ -142,7 +101,7 @@ class BackupFiles:
     async def _read(self, files: Sequence[str], wanted: frozenset[str], *, unpack: bool) -> set[str]:
         """Return what the files name; one that does not exist names nothing."""
         with open_output(self._work_dir) as output:
-            answer = await self._call("blob", "show", *files, output_fd=output.fileno())
+            answer = await self._files.call("blob", "show", *files, output_fd=output.fileno())
             if answer.succeeded:
                 self._count += len(files)
                 return await _scan(answer, output, wanted, members=len(files) if unpack else 0)
@@ -154,13 +113,6 @@ class BackupFiles:
         middle = len(files) // 2
         first = await self._read(files[:middle], wanted, unpack=unpack)
         return first | await self._read(files[middle:], wanted, unpack=unpack)
-
-    async def _call(self, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
-        attempted = f"files of backups: {' '.join(arguments[:2])}"
-        for file in self._cache.glob("kopia.*"):
-            file.touch()
-        more = _EMPTY | {"KOPIA_CONFIG_PATH": str(self._work_dir.path / _CONFIG)}
-        return await self._kopia.call(attempted, *arguments, seconds=_CALL_SECONDS, more=more, output_fd=output_fd)
 
 
 def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:

@@ -34,7 +34,8 @@ from core.models.storage import (
     repository_name,
 )
 from core.redact import Redactor
-from datamover.kopia.client_config import parse_cache_limit
+from datamover.kopia.client_config import CacheLimit, parse_cache_limit
+from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.storage_calls import Waits
@@ -52,8 +53,11 @@ __all__ = [
     "ClusterReader",
     "MoverTools",
     "PodContext",
+    "RepositoryPlace",
     "build_backup_repository",
     "check_storage",
+    "list_volume_namespaces",
+    "resolve_place",
     "resolve_repository",
     "resolve_storage",
 ]
@@ -286,14 +290,35 @@ async def resolve_repository(
     """
     volume_namespace = repository.spec.volume_namespace
     repository.check_key(RepositoryKey(volume_namespace, location.name))
-    reader = context.reader
+    limit = parse_cache_limit(repository.spec.repository_config)
+    place = RepositoryPlace(location, volume_namespace, f"backup repository {repository.name}", limit)
+    return await resolve_place(context, place, tools)
+
+
+@dataclass(frozen=True)
+class RepositoryPlace:
+    """Where a repository is: in a location, for the volumes of a namespace; `name` is for messages."""
+
+    location: BackupStorageLocation
+    volume_namespace: str
+    name: str
+    cache: CacheLimit = field(default_factory=CacheLimit)
+
+
+async def resolve_place(context: PodContext, place: RepositoryPlace, tools: MoverTools) -> Repository:
+    """Return the kopia repository of that place, not yet connected; no BackupRepository is needed.
+
+    Raises:
+        RepositoryError: the location, its credentials or the password cannot be used.
+    """
+    reader, location = context.reader, place.location
     secrets = await reader.location_secrets(location)
-    built = build_storage(location, volume_namespace, secrets=secrets, environment=context.environment)
+    built = build_storage(location, place.volume_namespace, secrets=secrets, environment=context.environment)
     password = await reader.password()
     storage = await built.with_fetched_credentials(context.clock, context.redactor)
-    limit = parse_cache_limit(repository.spec.repository_config).at_most(tools.work_dir.cache_limit_mib)
+    limit = place.cache.at_most(tools.work_dir.cache_limit_mib)
     kopia, access = _give_access(context, storage, tools, password=password)
-    address = RepositoryAddress(f"backup repository {repository.name} ({storage.description})", storage, access)
+    address = RepositoryAddress(f"{place.name} ({storage.description})", storage, access)
     return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
 
 
@@ -329,6 +354,30 @@ async def check_storage(context: PodContext, storage: Storage, tools: MoverTools
     repository = Repository(kopia, address, tools.work_dir, waits=tools.waits)
     with suppress(NotInitializedError):
         await repository.connect(read_only=True)
+
+
+async def list_volume_namespaces(
+    context: PodContext, location: BackupStorageLocation, tools: MoverTools
+) -> list[str] | None:
+    """Return the folders in which the location's repositories are, by their namespaces; None: kopia cannot list them.
+
+    Raises:
+        RepositoryError: the location or its credentials cannot be used.
+        DataPathError: the storage does not answer.
+    """
+    secrets = await context.reader.location_secrets(location)
+    storage = build_storage(location, "", secrets=secrets, environment=context.environment)
+    if isinstance(storage, FileStorage):
+        await _check_directory(storage)
+        return storage.list_folders()
+    storage = await storage.with_fetched_credentials(context.clock, context.redactor)
+    config = storage.config()
+    if config is None:
+        return None
+    kopia, _ = _give_access(context, storage, tools, password=_NO_PASSWORD)
+    files = LocationFiles(kopia, tools.work_dir, f"list {storage.description}")
+    await files.prepare(config)
+    return await files.list_folders()
 
 
 async def _check_directory(storage: FileStorage) -> None:

@@ -21,6 +21,7 @@ from core.models.storage import BackupRepository
 from core.redact import Redactor
 from datamover.arguments import (
     InitOptions,
+    ListOptions,
     MaintenanceOptions,
     PodCommand,
     PodOptions,
@@ -42,6 +43,7 @@ from datamover.pod.cluster import (
 )
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
+from datamover.pod.snapshot_list import list_snapshots
 from datamover.pod.snapshot_report import report_snapshots
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
@@ -50,7 +52,7 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init", "run_maintenance", "run_report", "run_validation"]
+__all__ = ["run_in_pod", "run_init", "run_list", "run_maintenance", "run_report", "run_validation"]
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +95,14 @@ async def run_report(options: ReportOptions, context: PodContext) -> int:
     The termination message is the SnapshotReport, or the error.
     """
     return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
+
+
+async def run_list(options: ListOptions, context: PodContext) -> int:
+    """List the snapshots in the BackupStorageLocation, and return the exit code.
+
+    The termination message is the SnapshotListing, or the error.
+    """
+    return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
 
 
 async def _run(
@@ -201,6 +211,8 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
                 return await run_maintenance(options, context)
             case ReportOptions():
                 return await run_report(options, context)
+            case ListOptions():
+                return await run_list(options, context)
             case PodOptions():
                 return await PodTransfer(options, context).run()
     finally:

@@ -155,6 +155,19 @@ class FileStorage(Storage):
         except OSError as e:
             raise ConfigError(f"directory {self.root} cannot be read: {e.strerror}") from e
 
+    def list_folders(self) -> list[str]:
+        """Return the names of the folders in the directory, in alphabetical order; none if it does not exist.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            return sorted(one.name for one in os.scandir(self.path) if one.is_dir())
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise ConfigError(f"directory {self.path} cannot be read: {e.strerror}") from e
+
     def prepare_creation(self) -> None:
         """Create the directory.
 

@@ -10,6 +10,7 @@ from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from datamover.arguments import (
     InitOptions,
+    ListOptions,
     LocalBackup,
     LocalList,
     LocalOptions,
@@ -113,6 +114,15 @@ def test_a_reports_command_line_names_the_repository() -> None:
     argv = MoverArgs(MoverVerb.REPORT_SNAPSHOTS, "backup-repository", "app-kopia").argv
     assert parse_arguments(argv, {}) == ReportOptions(
         name="app-kopia", termination_file=_TERMINATION_FILE, log=LogOptions("info")
+    )
+
+
+@pytest.mark.parametrize("namespaces", [(), ("app", "db")], ids=["all", "some"])
+def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) -> None:
+    options = tuple(f"--volume-namespace={name}" for name in namespaces)
+    argv = MoverArgs(MoverVerb.LIST_SNAPSHOTS, "backup-storage-location", "default", options=options).argv
+    assert parse_arguments(argv, {}) == ListOptions(
+        name="default", volume_namespaces=namespaces, termination_file=_TERMINATION_FILE, log=LogOptions("info")
     )
 
 

@@ -1,9 +1,9 @@
-"""The Job of a snapshot report: a maintenance Job that nobody takes for one."""
+"""The Jobs of a snapshot report and of a list of snapshots: maintenance Jobs that nobody takes for one."""
 
 from dataclasses import replace
 
-from core.models.names import OWNER_UID_LABEL, SNAPSHOT_REPORT_LABEL, label_value
-from exposer.maintenance_job import JobSettings, build_maintenance_job, build_report_job
+from core.models.names import OWNER_UID_LABEL, SNAPSHOT_LIST_LABEL, SNAPSHOT_REPORT_LABEL, label_value
+from exposer.maintenance_job import JobSettings, build_list_job, build_maintenance_job, build_report_job
 from tests.exposer.support.inputs import template
 from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, differences, expose, run
 from tests.exposer.test_pods_velero import flat
@@ -47,3 +47,22 @@ def test_the_label_of_a_report_is_valid_for_a_long_name() -> None:
     labels = build_report_job(run(owner=owner), expose())["metadata"]["labels"]
     assert labels == {SNAPSHOT_REPORT_LABEL: label_value("n" * 100)}
     assert len(labels[SNAPSHOT_REPORT_LABEL]) == 63
+
+
+def test_the_job_of_a_list_differs_from_a_report_in_what_it_is_about() -> None:
+    report = build_report_job(run(), expose())
+    owner = replace(OWNER, kind="BackupStorageLocation", name="default")
+    listing = build_list_job(run(owner=owner), expose(), ["app"])
+    assert differences(flat(report), flat(listing)) == {
+        f"metadata.labels.{SNAPSHOT_REPORT_LABEL}": ("app1-default-kopia", None),
+        f"metadata.labels.{SNAPSHOT_LIST_LABEL}": (None, "default"),
+        f"{CONTAINER}.args": (
+            _arguments("report-snapshots"),
+            [
+                "list-snapshots",
+                "--backup-storage-location=default",
+                *_arguments("")[2:],
+                "--volume-namespace=app",
+            ],
+        ),
+    }

@@ -151,7 +151,7 @@ async def test_the_files_to_read_follow_from_what_the_storage_lists(
     kopia = ScriptedKopia(*blobs)
     assert await BackupFiles(kopia, work_dir, "app").find_named(_WANTED) == frozenset()
     assert {one for call in kopia.calls if call[1] == "show" for one in call[2:]} == shown
-    file = work_dir.path / "backup-files" / "repository.config"
+    file = work_dir.path / "location-files" / "repository.config"
     config = json.loads(file.read_text())
     assert config["storage"]["config"] == {"bucket": "b", "prefix": "outer/", "storageKey": "secret"}
     assert config["readonly"] is True

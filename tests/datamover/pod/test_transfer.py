@@ -78,6 +78,17 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
     assert (listed.cluster, listed.backup_name, listed.claim) == ("uid-1", "night.1", claim)
 
 
+async def test_a_data_download_restores_the_backup_of_a_pod_volume(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
+    pod.mounts = pod.folder / "mounts"
+    pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
+    pod.put_transfer("PodVolumeBackup")
+    assert await pod.run("pod-volume-backup", tree) == 0, pod.message
+    pod.put_transfer("DataDownload", snapshotID=parse_result(BackupResult, pod.message).snapshot_id)
+    (tmp_path / "target").mkdir()
+    assert await pod.run("data-download", tmp_path / "target") == 0, pod.message
+    assert describe_tree(tmp_path / "target") == describe_tree(tree)
+
+
 def _check_events(pod: MoverPod, total: int) -> None:
     """Check the Events of a completed transfer."""
     events = pod.events()

@@ -1,0 +1,165 @@
+"""The snapshots in a storage location, in a pod: of all repositories in it, also where the cluster knows none of them.
+
+Reads the location and changes nothing; a repository that cannot be opened is named, and the others are listed. Each
+snapshot is a line of the output.
+Source: Velero v1.18, pkg/repository/config/config.go (a repository is in the folder `kopia/<namespace>`),
+pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.18.2/kopia-snapshots.json.
+"""
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import IO, Final
+
+from core.contract import SnapshotListing, StoredSnapshot, UnreadRepository, format_stored
+from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
+from core.models.base import format_time
+from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
+from core.models.saved_claim import SavedClaim
+from core.models.storage import BackupStorageLocation
+from core.redact import Redactor
+from datamover.arguments import ListOptions
+from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.long_lists import open_output, read_elements
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.references import ListedSnapshot
+from datamover.kopia.repository import NotInitializedError
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, list_volume_namespaces, resolve_place
+from datamover.pod.reporting import Termination, build_success
+from datamover.runtime.work_dir import WorkDir, open_work_dir
+
+__all__ = ["describe_stored", "list_snapshots"]
+
+_logger = logging.getLogger(__name__)
+
+_SHOWN_UNREAD: Final = 3
+_MESSAGE_LIMIT: Final = 250
+"""Characters: so many messages, in UTF-8 too, and names are shorter than the limit of a termination message."""
+
+_SOURCES: Final = (
+    re.compile(rf"{DATA_UPLOAD_REQUESTER}/kopia/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"),
+    # Its last part is the name of the PVC if the volume has one, else that of the volume in its pod.
+    re.compile(rf"{POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
+)
+
+
+async def list_snapshots(options: ListOptions, context: PodContext) -> Termination:
+    """Write a line for each complete snapshot in the location, and return the SnapshotListing.
+
+    Raises:
+        AgentError: the location cannot be listed, or no repository in it can be.
+    """
+    location = await context.reader.location(options.name)
+    settings = context.limits.maintenance_settings(context.environment)
+    context = replace(context, environment={**context.environment, **settings})
+    lister = _Lister(context, location, sys.stdout)
+    names = options.volume_namespaces or await lister.find_namespaces()
+    if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
+        raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
+    return build_success((await lister.run(names)).to_json())
+
+
+class _Lister:
+    """Lists the repositories of a location to `output`."""
+
+    def __init__(self, context: PodContext, location: BackupStorageLocation, output: IO[str]) -> None:
+        self._context = context
+        self._location = location
+        self._output = output
+
+    async def find_namespaces(self) -> Sequence[str]:
+        with open_work_dir(self._context.environment) as work_dir:
+            found = await list_volume_namespaces(self._in(work_dir), self._location, self._tools(work_dir))
+        if found is None:
+            raise RepositoryError(
+                f"BackupStorageLocation {self._location.name}: its folders cannot be listed in a storage of the "
+                f"provider {self._location.spec.provider}: name a namespace (-n)"
+            )
+        return [name for name in found if OBJECT_NAME.fullmatch(name)]
+
+    async def run(self, volume_namespaces: Sequence[str]) -> SnapshotListing:
+        repositories = snapshots = 0
+        unread: list[UnreadRepository] = []
+        for name in volume_namespaces:
+            try:
+                snapshots += await self._list(name)
+                repositories += 1
+            except NotInitializedError:
+                _logger.info("there is no repository in the folder %s", name)
+            except StorageOutageError:
+                raise
+            except AgentError as e:
+                _logger.warning("cannot list the repository of namespace %s: %s", name, e)
+                unread.append(UnreadRepository(volume_namespace=name, message=_shorten(e, self._context.redactor)))
+        self._output.flush()
+        if unread and not repositories:
+            raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
+        return SnapshotListing(
+            repositories=repositories, snapshots=snapshots, unread=unread[:_SHOWN_UNREAD], unread_count=len(unread)
+        )
+
+    async def _list(self, volume_namespace: str) -> int:
+        """Write the lines of one repository, and return how many there are."""
+        # Each in a directory of its own: kopia would find the format of another repository in its cache.
+        with open_work_dir(self._context.environment) as work_dir, open_output(work_dir) as file:
+            place = RepositoryPlace(self._location, volume_namespace, f"repository of namespace {volume_namespace}")
+            repository = await resolve_place(self._in(work_dir), place, self._tools(work_dir))
+
+            async def read() -> KopiaAnswer:
+                attempted = f"{repository.description}: list snapshots"
+                answer = await repository.call(
+                    attempted, "snapshot", "list", "--all", "--json", output_fd=file.fileno()
+                )
+                return answer.check()
+
+            answer = await repository.open(read, read_only=True)
+            count = 0
+            for one in read_elements(answer, file, ListedSnapshot):
+                self._output.write(f"{format_stored(describe_stored(one, volume_namespace))}\n")
+                count += 1
+            return count
+
+    def _in(self, work_dir: WorkDir) -> PodContext:
+        return replace(self._context, environment={**self._context.environment, "TMPDIR": str(work_dir.path)})
+
+    def _tools(self, work_dir: WorkDir) -> MoverTools:
+        return MoverTools(work_dir, Waits(self._context.clock, read_stall_limits(self._context.environment)))
+
+
+def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapshot:
+    """Return what the tags and the source of a snapshot in the repository of `volume_namespace` say."""
+    saved = one.claim
+    return StoredSnapshot(
+        id=one.id,
+        volume_namespace=volume_namespace,
+        source=one.shown_source,
+        requester=one.requester,
+        start=format_time(one.start_time),
+        bytes=one.size_bytes,
+        cluster=one.cluster,
+        backup=one.backup_name,
+        backup_uid=one.backup_uid,
+        transfer_uid=one.transfer_uid,
+        claim=saved or _claim_of(one.shown_source),
+        described=saved is not None,
+    )
+
+
+def _claim_of(source: str) -> SavedClaim | None:
+    """Return the PVC that the source of a snapshot names, without its spec; None: it names none."""
+    identity, _, path = source.partition(":")
+    if identity != IDENTITY:
+        return None
+    found: Mapping[str, str] = next((match.groupdict() for one in _SOURCES if (match := one.fullmatch(path))), {})
+    if not found or not all(OBJECT_NAME.fullmatch(name) for name in found.values()):
+        return None
+    return SavedClaim(namespace=found["namespace"], name=found["claim"])
+
+
+def _shorten(error: AgentError, redactor: Redactor) -> str:
+    lines = redactor.redact(str(error)).splitlines() or [""]
+    return lines[0][:_MESSAGE_LIMIT]

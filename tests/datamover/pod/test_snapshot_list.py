@@ -1,0 +1,195 @@
+"""The snapshots in a location, with a real kopia and no BackupRepository: what is listed, and what is not."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import SnapshotListing, StoredSnapshot, parse_result, parse_stored
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.saved_claim import SavedClaim
+from datamover.arguments import ListOptions, LogOptions
+from datamover.pod.command import run_list
+from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import S3Server
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_BUCKET: Final = "listed"
+_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
+_UPLOAD: Final = "snapshot-data-upload-download/kopia"
+_POD_VOLUME: Final = "snapshot-pod-volume/kopia"
+_CLAIM: Final = SavedClaim(
+    namespace="app", name="data", size="2Gi", storage_class="fast", access_modes=("ReadWriteOnce",), labels={"a": "b,c"}
+)
+_UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
+
+
+@dataclass
+class Bed:
+    """A pod whose location is a directory or a bucket, and the directory of that."""
+
+    pod: MoverPod
+    kopia: PlainKopia
+    storage: Callable[[str], list[str]]
+    data: Path
+    root: Path
+
+    def snapshot(self, namespace: str, path: str, **tags: str) -> str:
+        """Create a snapshot in the repository of a namespace, which is created or connected; return its ID."""
+        storage = self.storage(namespace)
+        verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
+        more = [_QUICK] if verb == "create" else []
+        self.kopia.run("repository", verb, *storage, *more, *IDENTITY)
+        flags = [f"--override-source=default@default:{path}", "--pin=velero-pin", "--json"]
+        flags += [f"--tags={key}:{value}" for key, value in tags.items()]
+        return str(json.loads(self.kopia.run("snapshot", "create", str(self.data), *flags))["id"])
+
+    async def list(self, *namespaces: str) -> int:
+        options = ListOptions(
+            name="default",
+            volume_namespaces=namespaces,
+            termination_file=self.pod.context.termination_file,
+            log=LogOptions("info"),
+        )
+        return await run_list(options, self.pod.context)
+
+    async def listing(self, *namespaces: str) -> SnapshotListing:
+        assert await self.list(*namespaces) == 0, self.pod.message
+        return parse_result(SnapshotListing, self.pod.message)
+
+    def contents(self) -> dict[str, str]:
+        files = [path for path in self.root.rglob("*") if path.is_file()]
+        return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _directory(pod: MoverPod, root: Path) -> Callable[[str], list[str]]:
+    root.mkdir()
+    pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
+
+    def storage(namespace: str) -> list[str]:
+        place = root / "kopia" / namespace
+        place.mkdir(parents=True, exist_ok=True)
+        return ["filesystem", f"--path={place}"]
+
+    return storage
+
+
+def _bucket(pod: MoverPod, s3: S3Server) -> Callable[[str], list[str]]:
+    storage, credential = {"bucket": _BUCKET, "prefix": "p"}, {"name": "c", "key": "k"}
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, objectStorage=storage, credential=credential)
+    pod.put_secret("c", "k", s3.credentials_file)
+    keys = ("--access-key", s3.access_key, "--secret-access-key", s3.secret_key)
+    address = ("--endpoint", s3.url.removeprefix("http://"), "--disable-tls", "--region=us-east-1", *keys)
+    return lambda namespace: ["s3", "--bucket", _BUCKET, f"--prefix=p/kopia/{namespace}/", *address]
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
+    pod = MoverPod(FakeKube(), tmp_path)
+    if request.param == "directory":
+        root = tmp_path / "location"
+        storage = _directory(pod, root)
+    else:
+        root = s3.folder / s3.make_bucket(_BUCKET) / "p"
+        root.mkdir()
+        storage = _bucket(pod, s3)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").write_bytes(b"12345")
+    return Bed(pod, PlainKopia(kopia_program, tmp_path), storage, data, root)
+
+
+def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
+    lines = [parse_stored(line) for line in capsys.readouterr().out.splitlines()]
+    return {line.id: line for line in lines if line is not None}
+
+
+async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repository(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tags = {"snapshot-requester": "snapshot-data-upload-download", "snapshot-uploader": "kopia"}
+    mine = {"nodeagent.io/cluster": "uid-1", "nodeagent.io/backup": "night-1", "nodeagent.io/claim": _CLAIM.text}
+    own = bed.snapshot("app", f"{_UPLOAD}/app/data", **tags, **mine)
+    velero = bed.snapshot("app", f"{_UPLOAD}/app/web", **tags, **{"velero.io/async-operation-id": f"du-{_UID}.6601d2"})
+    files = bed.snapshot(
+        "db", f"{_POD_VOLUME}/db/writer/fsdata", **tags | {"snapshot-requester": "snapshot-pod-volume"}
+    )
+    odd = bed.snapshot("db", "/home/me")
+    before = bed.contents()
+    listing = await bed.listing()
+    listed = _listed(capsys)
+    assert (listing.repositories, listing.snapshots, listing.unread) == (2, 4, [])
+    assert listed.keys() == {own, velero, files, odd}
+    assert (listed[own].claim, listed[own].described, listed[own].backup, listed[own].cluster) == (
+        *(_CLAIM, True),
+        *("night-1", "uid-1"),
+    )
+    assert (listed[own].bytes, listed[own].volume_namespace) == (5, "app")
+    assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
+    assert listed[velero].backup_uid == _UID
+    assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")
+    assert (listed[odd].claim, listed[odd].source) == (None, "default@default:/home/me")
+    # Nothing was created, here or there.
+    assert bed.contents() == before
+    assert bed.pod.stored(BACKUP_REPOSITORIES) == []
+
+
+async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.snapshot("db", f"{_UPLOAD}/db/data")
+    listing = await bed.listing("app", "missing")
+    assert (listing.repositories, listing.snapshots) == (1, 1)
+    assert _listed(capsys).keys() == {wanted}
+    assert not (bed.root / "kopia" / "missing").exists()
+
+
+async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_listed(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.snapshot("db", f"{_UPLOAD}/db/data")
+    (damaged,) = bed.root.glob("kopia/db/kopia.repository*")
+    damaged.write_bytes(b"not a repository")
+    listing = await bed.listing()
+    assert (listing.repositories, listing.snapshots, listing.unread_count) == (1, 1, 1)
+    assert listing.unread[0].volume_namespace == "db"
+    assert listing.unread[0].message
+    assert _listed(capsys).keys() == {good}
+
+
+async def test_an_empty_location_has_nothing(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await bed.listing() == SnapshotListing()
+    assert _listed(capsys) == {}
+    assert bed.contents() == {}
+
+
+async def test_a_wrong_password_is_an_error(bed: Bed) -> None:
+    bed.snapshot("app", f"{_UPLOAD}/app/data")
+    bed.pod.put_secret("velero-repo-credentials", "repository-password", "another")
+    assert await bed.list() == 12
+    assert "none of 1 repositories can be listed" in bed.pod.message
+    assert "password" in bed.pod.message
+    assert "another" not in bed.pod.message
+
+
+async def test_a_name_that_leads_out_of_the_location_is_refused(bed: Bed) -> None:
+    assert await bed.list("../../other") == 2
+    assert 'not the name of a namespace: "../../other"' in bed.pod.message
+
+
+async def test_a_storage_whose_folders_kopia_cannot_list_needs_a_namespace(tmp_path: Path) -> None:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_location({}, provider="velero.io/gcp", credential={"name": "c", "key": "k"})
+    pod.put_secret("c", "k", '{"type": "service_account"}')
+    file = pod.context.termination_file
+    assert await run_list(ListOptions(name="default", termination_file=file, log=LogOptions("info")), pod.context) == 12
+    assert pod.message.endswith(
+        "its folders cannot be listed in a storage of the provider velero.io/gcp: name a namespace (-n)"
+    )
