@@ -16,8 +16,9 @@ from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.repo_pages import print_details, print_list, print_report
 from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age
+from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.repositories import RepositoryReader
-from nodeagent.operations.snapshot_report import ReportTools, report_snapshots
+from nodeagent.operations.snapshot_report import report_snapshots
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["repo"]
@@ -165,7 +166,7 @@ async def _run_report(name: str, timeout: timedelta, form: OutputFormat, access:
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"preparing the report of {name}") as show:
-            tools = ReportTools(
+            tools = JobTools(
                 client=cluster.client,
                 clock=SystemClock(),
                 namespace=cluster.namespace,

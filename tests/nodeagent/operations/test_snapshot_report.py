@@ -16,7 +16,8 @@ from core.kube.resources import JOBS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from nodeagent.cli.serve import parse_serve
-from nodeagent.operations.snapshot_report import ReportError, ReportTools, SnapshotList, report_snapshots
+from nodeagent.operations.mover_jobs import JobError, JobTools
+from nodeagent.operations.snapshot_report import SnapshotList, report_snapshots
 from tests.nodeagent.support.user_scene import NAME, UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -45,7 +46,7 @@ class _Report:
     async def run(self, name: str = NAME) -> SnapshotList:
         clock = LoopClock()
         client = KubeClient(self.scene.kube, Retry(clock, attempts=1))
-        tools = ReportTools(client, clock, "velero", parse_serve, self.shown.append, self.notes.append)
+        tools = JobTools(client, clock, "velero", parse_serve, self.shown.append, self.notes.append)
         return await report_snapshots(tools, name, timeout=_TIMEOUT)
 
     @property
@@ -125,7 +126,7 @@ async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
     report = _Report()
     async with report.running() as task:
         report.end(12, "wrong password")
-        with pytest.raises(ReportError, match=r"of the report failed: Error \(exit code 12\): wrong password"):
+        with pytest.raises(JobError, match=r"of the report failed: Error \(exit code 12\): wrong password"):
             await task
     assert report.jobs == []
 
@@ -135,7 +136,7 @@ async def test_a_pod_that_does_not_start_is_reported_until_the_timeout_ends_the_
     async with report.running() as task:
         waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
         report.put_pod(phase="Pending", conditions=[waiting])
-        with pytest.raises(ReportError, match=r"did not end within 5m0s: Pod velero/.* cannot be scheduled: 0/3 nodes"):
+        with pytest.raises(JobError, match=r"did not end within 5m0s: Pod velero/.* cannot be scheduled: 0/3 nodes"):
             await task
     assert "cannot be scheduled: 0/3 nodes" in report.shown[-1]
     assert report.jobs == []
@@ -149,7 +150,7 @@ async def test_a_pod_that_can_never_start_ends_the_command_at_once() -> None:
         status = {"phase": "Pending", "containerStatuses": [{"name": "c", "state": waiting}]}
         spec = {"nodeName": "a"}
         report.scene.put("Pod", f"{job}-x", "v1", labels={"job-name": job}, spec=spec, status=status)
-        with pytest.raises(ReportError, match="InvalidImageName"):
+        with pytest.raises(JobError, match="InvalidImageName"):
             await task
         assert asyncio.get_running_loop().time() < 60
 
@@ -159,7 +160,7 @@ async def test_a_pod_that_is_rejected_is_explained_by_the_events_of_the_job() ->
     async with report.running() as task:
         about = {"uid": report.jobs[0]["metadata"]["uid"]}
         report.scene.put("Event", "e", "v1", involvedObject=about, type="Warning", message="exceeded quota")
-        with pytest.raises(ReportError, match="has no pod yet: exceeded quota"):
+        with pytest.raises(JobError, match="has no pod yet: exceeded quota"):
             await task
 
 
@@ -172,7 +173,7 @@ async def test_a_job_that_ends_without_a_pod_is_an_error(status: JsonDict | None
             await report.scene.client.delete(JOBS, "velero", job["metadata"]["name"])
         else:
             report.scene.kube.put(job | {"status": status})
-        with pytest.raises(ReportError, match=r"failed: it has no pod|was deleted before it ended"):
+        with pytest.raises(JobError, match=r"failed: it has no pod|was deleted before it ended"):
             await task
 
 

@@ -1,0 +1,222 @@
+"""Jobs of data movers that a command starts, waits for and deletes: they only read, and report in log and result.
+
+Needs the user's permissions to create, get and delete Jobs, to list pods, and to get `pods/log`.
+"""
+
+import dataclasses
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, NamedTuple, TypeVar
+
+from core.aio import run_shielded
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ExposeError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
+from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_CONTAINER
+from core.models.storage import BackupStorageLocation, RepositoryKey
+from core.models.units import format_duration
+from exposer.causes import CauseFinder
+from exposer.maintenance_job import MaintenanceRun
+from exposer.model import Owner
+from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
+from exposer.settings import ExposeSettings
+from exposer.storage_access import access_of
+from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.keys import guess
+from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.config.source import read_config
+from nodeagent.leader.maintenance.jobs import MaintenanceJob, read_pod
+from nodeagent.leader.maintenance.record import MaintenanceRecord
+from nodeagent.leader.maintenance.rules import decide_memory
+from nodeagent.operations.installation import read_settings
+from nodeagent.runtime.settings import Settings
+from nodeagent.startup import AgentSpec, read_template
+
+__all__ = ["JobAnswer", "JobError", "JobSubject", "JobTools", "plan_job", "read_location", "run_job"]
+
+_T = TypeVar("_T")
+
+_POLL_SECONDS: Final = 2.0
+_REQUEST_TIMEOUT: Final = timedelta(seconds=90)
+"""More than the retries of a client take."""
+
+_LOG_LIMIT_BYTES: Final = 15 << 20
+"""Some 40,000 snapshots; the transport refuses a response of 16 MiB."""
+
+_NAME_CHARACTERS: Final = 40
+"""Of the subject's name in that of the Job, which has at most 63: it is the value of a label of its pod."""
+
+
+class JobError(AgentError):
+    """The Job failed, or did not end in time."""
+
+
+@dataclass(frozen=True)
+class JobTools:
+    """What a Job is run with.
+
+    `parse_serve` reads the arguments of an agent's command `serve`. `on_progress` is called with what the Job is doing
+    whenever that changes, and `on_note` with what the user should know beside the answer.
+    """
+
+    client: KubeClient
+    clock: Clock
+    namespace: str
+    parse_serve: Callable[[Sequence[str]], Settings]
+    on_progress: Callable[[str], None]
+    on_note: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class JobSubject:
+    """What a Job is about: a BackupRepository or a BackupStorageLocation, and the key of its configuration.
+
+    `what` is a word for its name and for messages. `record` says how much memory earlier Jobs took.
+    """
+
+    owner: Owner
+    what: str
+    key: RepositoryKey
+    record: MaintenanceRecord = dataclasses.field(default_factory=MaintenanceRecord)
+
+
+class JobAnswer(NamedTuple):
+    """The termination message and the log of a pod that ended with 0."""
+
+    message: str
+    log: str
+
+
+async def read_location(client: KubeClient, namespace: str, name: str) -> BackupStorageLocation:
+    """Return the BackupStorageLocation.
+
+    Raises:
+        NotFoundError: it does not exist; the message has the name that may be meant.
+        ContractError: it is invalid.
+        KubeError: it cannot be read.
+    """
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    if raw is None:
+        others = await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace))
+        hint = guess(name, [one["metadata"]["name"] for one in others])
+        text = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist" + (f" ({hint})" if hint else "")
+        raise NotFoundError(text, status=404, reason="NotFound")
+    return BackupStorageLocation.parse(raw)
+
+
+async def plan_job(
+    tools: JobTools, subject: JobSubject, location: BackupStorageLocation
+) -> tuple[MaintenanceRun, ExposeSettings]:
+    """Return what the Job is built from, with the settings that the leader's own Jobs have.
+
+    Raises:
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        KubeError: the API server rejected a request.
+    """
+    client, namespace = tools.client, tools.namespace
+    settings = await read_settings(client, namespace, tools.parse_serve)
+    config = await read_config(client, namespace, settings.config_map_name)
+    agent = AgentSpec(settings, namespace, config, await read_template(client, namespace))
+    expose = build_expose_settings(agent.expose_defaults, config.config, priority_class="", cache_limit_mib=0)
+    configured = await MaintenanceConfig(client, namespace, settings.maintenance_config_map).settings_for(subject.key)
+    job = configured.job
+    if job.resources is None:
+        memory = decide_memory(subject.record, may_be_full=True, most_bytes=configured.memory_limit_max_bytes)
+        job = dataclasses.replace(job, resources=memory.resources)
+    name = f"{subject.owner.name[:_NAME_CHARACTERS].rstrip('.-')}-{subject.what}-{secrets.token_hex(4)}"
+    return MaintenanceRun(owner=subject.owner, name=name, settings=job, storage=access_of(location)), expose
+
+
+async def run_job(tools: JobTools, manifest: JsonDict, what: str, timeout: timedelta) -> JobAnswer:  # noqa: ASYNC109 - of the Job
+    """Run the Job and return its answer; `what` is a word for messages.
+
+    The Job is deleted in any case, also after a cancellation; if that fails, `on_note` gets the command that does it.
+
+    Raises:
+        JobError: the Job failed, cannot start, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    try:
+        # A request whose answer is not awaited may create the Job after its deletion.
+        job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
+        pod, end = await _wait(tools, job, Deadline.after(tools.clock, timeout), timeout)
+        return await _read_answer(tools, what, pod, end)
+    finally:
+        await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
+
+
+async def _shielded(tools: JobTools, step: Callable[[], Awaitable[_T]], name: str) -> _T:
+    return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, _REQUEST_TIMEOUT))
+
+
+async def _wait(tools: JobTools, job: JsonDict, deadline: Deadline, timeout: timedelta) -> tuple[JsonDict, PodEnd]:  # noqa: ASYNC109 - shown
+    """Return the pod of the Job once it has ended, and how.
+
+    Raises:
+        JobError: it cannot run, or did not end before the deadline.
+    """
+    client, namespace, name = tools.client, tools.namespace, job["metadata"]["name"]
+    causes, shown = CauseFinder(client, tools.clock), ""
+    while True:
+        pod = await read_pod(client, namespace, name)
+        if pod is not None and (end := parse_pod_end(pod)) is not None:
+            return pod, end
+        current = await client.read(JOBS, namespace, name)
+        if current is None:
+            raise JobError(f"Job {namespace}/{name} was deleted before it ended")
+        parsed = MaintenanceJob.parse(current)
+        if parsed.ended:
+            raise JobError(f"Job {namespace}/{name} failed: {parsed.message or parsed.reason or 'it has no pod'}")
+        doing = await _describe(tools, causes, current, pod)
+        if doing != shown:
+            tools.on_progress(doing)
+            shown = doing
+        if deadline.expired:
+            raise JobError(f"Job {namespace}/{name} did not end within {format_duration(timeout)}: {doing}")
+        await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
+
+
+async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: JsonDict | None) -> str:
+    """Return what the Job is doing.
+
+    Raises:
+        JobError: its pod can never run.
+    """
+    meta = job["metadata"]
+    if pod is not None:
+        try:
+            pending = await causes.explain(pod)
+        except ExposeError as e:
+            raise JobError(str(e)) from e
+        return (
+            pending.message if pending is not None else f"Pod {meta['namespace']}/{pod['metadata']['name']} is running"
+        )
+    selection = Selection(EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
+    warnings = [event for event in await tools.client.list(selection) if event.get("type") == "Warning"]
+    text = f"Job {meta['namespace']}/{meta['name']} has no pod yet"
+    return f"{text}: {warnings[-1].get('message', '')}" if warnings else text
+
+
+async def _read_answer(tools: JobTools, what: str, pod: JsonDict, end: PodEnd) -> JobAnswer:
+    meta = pod["metadata"]
+    if end.exit_code != 0:
+        cause = ": ".join(filter(None, (explain_exit(end), end.message)))
+        raise JobError(f"Pod {meta['namespace']}/{meta['name']} of the {what} failed: {cause}")
+    log = await tools.client.pod_log(
+        meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
+    )
+    return JobAnswer(end.message, log)
+
+
+async def _delete(tools: JobTools, meta: JsonDict) -> None:
+    """Delete the Job with that metadata, whose name is unique; one that was not created is none."""
+    try:
+        await tools.client.delete(JOBS, meta["namespace"], meta["name"])
+    except AgentError as e:
+        command = f"kubectl -n {meta['namespace']} delete job {meta['name']}"
+        tools.on_note(f"the Job could not be deleted, so it ends by itself, or by {command}: {e}")
