@@ -12,6 +12,7 @@ from nodeagent.cli.backup_create import create
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
 from nodeagent.cli.options import UserGroup, access_of, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.cli.stored import get_stored
 from nodeagent.operations.backups.follow import cancel_backup, find_backups
 from nodeagent.operations.backups.view import BackupList, read_backups
 from nodeagent.runtime.connection import ClusterAccess, connect
@@ -46,6 +47,8 @@ examples:
         those with volumes of the namespace app
   nodeagent backup get -o json
         {"backups": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
+  nodeagent backup get --from-storage-location default
+        the snapshots in the bucket, Velero's too, also if this cluster knows nothing of them
 
 Backups of a Velero server are shown with the volumes whose data the agents move.
 """
@@ -89,10 +92,14 @@ def _complete_names(context: click.Context, _: click.Parameter, incomplete: str)
 @backup.command("get", epilog=_GET_EXAMPLES)
 @click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
 @click.option("--namespace", "-n", metavar="NAME", default="", help="only those with volumes of this namespace")
+@click.option("--from-storage-location", "location", metavar="NAME", default="", help="list what this bucket holds")
 @output_option
 @workload_options
-def _get(names: tuple[str, ...], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
-    """List backups."""
+def _get(names: tuple[str, ...], namespace: str, location: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """List backups, or the snapshots in a bucket."""
+    if location:
+        get_stored(location, names, namespace, form, access)
+        return
     asyncio.run(_run_get(names, namespace, form, access))
 
 

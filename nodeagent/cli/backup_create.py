@@ -10,7 +10,6 @@ import click
 
 from core.clock import SystemClock
 from core.errors import ConfigError
-from core.kube.errors import KubeError
 from core.models.names import OBJECT_NAME
 from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
 from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
@@ -23,7 +22,7 @@ from nodeagent.operations.backups.plan import BackupTools, Choice, ClaimName, pl
 from nodeagent.operations.backups.view import Backup, read_backups
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["create"]
+__all__ = ["create", "parse_claim"]
 
 _EXAMPLES: Final = """\
 examples:
@@ -106,7 +105,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     run = _Run(request, choice, form, wait=given["wait"], printer=Printer())
     try:
         asyncio.run(_create(run, access))
-    except (KeyboardInterrupt, KubeError):
+    except KeyboardInterrupt:
         if run.started:
             run.printer.note(
                 f"the backup goes on: nodeagent backup describe {name} shows it, nodeagent backup cancel {name} ends it"
@@ -126,10 +125,15 @@ def _parse_claims(words: Sequence[str], namespace: str, selector: str | None) ->
         return ()
     if not words:
         raise ConfigError('no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS (-l "": all of them)')
-    return tuple(_parse_claim(word, namespace) for word in words)
+    return tuple(parse_claim(word, namespace) for word in words)
 
 
-def _parse_claim(word: str, namespace: str) -> ClaimName:
+def parse_claim(word: str, namespace: str) -> ClaimName:
+    """Return the PVC that a word names, alone or in the namespace of `-n`.
+
+    Raises:
+        ConfigError: it names none.
+    """
     before, slash, after = word.partition("/")
     found = ClaimName(before, after) if slash else ClaimName(namespace, before)
     if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):

@@ -8,10 +8,20 @@ from core.models.base import format_time
 from core.models.phases import Phase
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, LiveRow, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes
-from nodeagent.operations.backups.progress import VolumeProgress
+from nodeagent.operations.backups.progress import MovingVolume, VolumeProgress
 from nodeagent.operations.backups.view import Backup, BackupList, BackupOrigin, BackupPhase, BackupVolume
 
-__all__ = ["VOLUMES_ONLY", "describe_end", "live_rows", "print_backup", "print_list", "print_volumes"]
+__all__ = [
+    "PHASE_STYLES",
+    "VOLUMES_ONLY",
+    "VOLUME_STYLES",
+    "describe_end",
+    "explain_volume",
+    "live_rows",
+    "print_backup",
+    "print_list",
+    "print_volumes",
+]
 
 VOLUMES_ONLY: Final = "the backup has the data of volumes only: no manifests, and no hooks run"
 
@@ -19,7 +29,7 @@ _HEADERS: Final = ("NAME", "PHASE", "VOLUMES", "SIZE", "LOCATION", "AGE", "EXPIR
 _WIDE_HEADERS: Final = (*_HEADERS, "ORIGIN", "NAMESPACES", "METHODS", "COMPLETED")
 _VOLUME_HEADERS: Final = ("PVC", "METHOD", "PHASE", "SIZE", "TRANSFER", "MESSAGE")
 
-_STYLES: Final = {
+PHASE_STYLES: Final = {
     BackupPhase.COMPLETED: GOOD,
     BackupPhase.FAILED: BAD,
     BackupPhase.PARTIALLY_FAILED: BAD,
@@ -27,7 +37,7 @@ _STYLES: Final = {
     BackupPhase.CANCELED: WARN,
     BackupPhase.CANCELING: WARN,
 }
-_VOLUME_STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN, Phase.CANCELING: WARN}
+VOLUME_STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN, Phase.CANCELING: WARN}
 
 _NONE: Final = "-"
 _STEP_PERCENT: Final = 10
@@ -43,7 +53,7 @@ def print_list(printer: Printer, found: BackupList, now: datetime, *, wide: bool
 def _row(one: Backup, now: datetime, *, wide: bool) -> list[Cell]:
     cells: list[Cell] = [
         one.name,
-        Styled(str(one.phase), _STYLES.get(one.phase, "")),
+        Styled(str(one.phase), PHASE_STYLES.get(one.phase, "")),
         one.counted,
         format_bytes(one.total_bytes),
         ", ".join(one.locations),
@@ -68,7 +78,7 @@ def print_backup(printer: Printer, one: Backup, now: datetime) -> None:
     facts: list[tuple[str, Cell]] = [
         ("Name", one.name),
         ("Made by", "nodeagent backup create" if one.origin is BackupOrigin.NODEAGENT else "Velero"),
-        ("Phase", Styled(str(one.phase), _STYLES.get(one.phase, ""))),
+        ("Phase", Styled(str(one.phase), PHASE_STYLES.get(one.phase, ""))),
         ("Volumes", f"{one.counted} completed"),
         ("Missing", Styled(f"{one.missing} volumes have no transfer", BAD) if one.missing else ""),
         ("Size", format_bytes(one.total_bytes)),
@@ -92,17 +102,17 @@ def print_volumes(printer: Printer, volumes: Sequence[BackupVolume], *, indent: 
         [
             f"{one.namespace}/{one.claim}",
             str(one.method),
-            Styled(str(one.phase), _VOLUME_STYLES.get(one.phase, "")),
+            Styled(str(one.phase), VOLUME_STYLES.get(one.phase, "")),
             format_bytes(one.total_bytes),
             f"{one.kind}/{one.transfer}",
-            _why(one),
+            explain_volume(one),
         ]
         for one in volumes
     ]
     printer.table(_VOLUME_HEADERS, rows, indent=indent)
 
 
-def _why(one: BackupVolume) -> str:
+def explain_volume(one: MovingVolume) -> str:
     """Return what the volume waits for, or why it failed, with the number of an attempt after the first one."""
     attempt = f"attempt {one.attempt}" if one.attempt > 1 and not one.phase.final else ""
     reason = one.reason if one.reason and not one.phase.final else ""
@@ -124,8 +134,8 @@ def _live_row(progress: VolumeProgress) -> LiveRow:
     sizes = (f"{done} / {format_bytes(total)} {percent}%" if counted else done) if total else ""
     rate = f"{format_bytes(int(progress.bytes_per_second))}/s" if progress.bytes_per_second else ""
     left = f"{format_age(progress.remaining)} left" if progress.remaining is not None else ""
-    why = "" if one.phase is Phase.COMPLETED else _why(one)
-    phase = Styled(str(one.phase), _VOLUME_STYLES.get(one.phase, ""))
+    why = "" if one.phase is Phase.COMPLETED else explain_volume(one)
+    phase = Styled(str(one.phase), VOLUME_STYLES.get(one.phase, ""))
     step = percent // _STEP_PERCENT if one.phase is Phase.IN_PROGRESS else ""
     return LiveRow(name, [name, phase, sizes, rate, left, why], f"{one.phase} {why} {step}")
 

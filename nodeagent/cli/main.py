@@ -46,6 +46,7 @@ _USER_COMMANDS: Final = {
     "repo": "show backup repositories (get, describe, report)",
     "status": "show the health of the agents, the queue and the transfers",
     "support-bundle": "collect what helps to find a fault, without secrets",
+    "restore": "restore volumes into new PVCs (create, get, describe, cancel)",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }

@@ -26,6 +26,7 @@ _COMMANDS: Final = (
     "install",
     "preflight",
     "repo",
+    "restore",
     "status",
     "support-bundle",
     "uninstall",

@@ -22,6 +22,7 @@ __all__ = [
     "BACKUP_PERMISSIONS",
     "DESCRIBE_PERMISSIONS",
     "REPO_PERMISSIONS",
+    "RESTORE_PERMISSIONS",
     "STATUS_PERMISSIONS",
     "SUPPORT_BUNDLE_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
@@ -150,6 +151,46 @@ SUPPORT_BUNDLE_PERMISSIONS: Final = (
     Permission(_OWN, kube.PODS, ("get",), "pages of agents", subresource="proxy", without=_NOT_COLLECTED),
 )
 """What `nodeagent support-bundle` needs for all that it collects."""
+
+_LISTED: Final = "--from-storage-location: the Job that lists the bucket"
+_RESTORED: Final = "restore get, describe, create: restores and their volumes"
+
+RESTORE_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("list",), _RESTORED),
+    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("list",), _RESTORED),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("patch",), "restore cancel"),
+    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("patch",), "restore cancel"),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create"), "restore create: the transfers"),
+    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("get", "create"), "--method restore-wait: the transfers"),
+    Permission(
+        Scope.CLUSTER, kube.PODS, ("get", "create", "delete"), "--method restore-wait: the pods that mount the PVCs"
+    ),
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "restore create: the volumes of a backup"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "restore create: the volumes of a backup"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create"), "restore create: the new PVCs"),
+    Permission(
+        Scope.CLUSTER,
+        kube.NAMESPACES,
+        ("get", "create"),
+        "restore create: the namespaces of the PVCs",
+        without="they must exist",
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.STORAGE_CLASSES,
+        ("list",),
+        "restore create: whether the classes of the PVCs exist",
+        without="a class that does not exist is not noticed",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _LISTED),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _LISTED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _LISTED),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _LISTED),
+    Permission(_OWN, kube.PODS, ("list",), _LISTED),
+    Permission(_OWN, kube.EVENTS, ("list",), _LISTED),
+    Permission(_OWN, kube.PODS, ("get",), _LISTED, subresource="log"),
+)
+"""What `nodeagent restore` needs, and `nodeagent backup get --from-storage-location` of it."""
 
 _INSTALLED: Final = {
     kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",

@@ -6,6 +6,7 @@ from typing import Final
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
+from core.models.names import RESTORE_SELECTOR_LABEL
 
 __all__ = ["DEFAULT_SPACE", "PREFLIGHT_LABELS", "CheckPlan"]
 
@@ -17,12 +18,6 @@ DEFAULT_SPACE: Final = "nodeagent-preflight"
 
 _USER: Final = 65532
 """That of the image."""
-
-_RESTORE_LABEL: Final = "velero.io/dynamic-pv-restore"
-"""A claim that selects a volume by it gets none from a provisioner, but the restored one.
-
-Source: Velero v1.18, pkg/restore/actions/csi/pvc_action.go.
-"""
 
 _DATA_BYTES: Final = 1 << 20
 
@@ -82,7 +77,7 @@ class CheckPlan:
 
     def build_target(self) -> JsonDict:
         """Return the target claim: no provisioner fills it."""
-        return self._claim(self.restored, {"selector": {"matchLabels": {_RESTORE_LABEL: self.restored}}})
+        return self._claim(self.restored, {"selector": {"matchLabels": {RESTORE_SELECTOR_LABEL: self.restored}}})
 
     def build_writer(self) -> JsonDict:
         """Return the pod that writes random data into the source claim, and ends with its checksum."""

@@ -41,7 +41,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         KubeError: the API server rejected a request.
     """
     await _check_user(client, namespace, choice.space)
-    image = await _find_image(client, namespace)
+    image = await find_image(client, namespace)
     await _check_location(client, namespace, choice.location)
     if choice.space and await client.read(kube.NAMESPACES, "", choice.space) is None:
         raise ConfigError(f"--namespace-for-test: Namespace {choice.space} does not exist")
@@ -89,7 +89,13 @@ def _is_of_space(permission: Permission) -> bool:
     return permission.scope is Scope.CLUSTER and (resource.namespaced or resource is kube.NAMESPACES)
 
 
-async def _find_image(client: KubeClient, namespace: str) -> str:
+async def find_image(client: KubeClient, namespace: str) -> str:
+    """Return the image of the agents.
+
+    Raises:
+        ConfigError: there are none, or none is ready.
+        KubeError: the API server rejected the read.
+    """
     daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
         raise ConfigError(

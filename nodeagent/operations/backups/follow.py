@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Final
 
 from core.kube.client import KubeClient
-from core.kube.errors import NotFoundError, ServerError, ThrottledError
+from core.kube.errors import NotFoundError
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.models.phases import Phase
 from nodeagent.config.keys import guess
@@ -17,9 +17,6 @@ __all__ = ["cancel_backup", "explain_failure", "find_backups", "find_own_backup"
 
 _POLL_SECONDS: Final = 1.0
 
-_OUTAGE_SECONDS: Final = 300.0
-"""Of the API server: an upgrade of a control plane without a second server takes some minutes."""
-
 _RESOURCES: Final = {resource.kind: resource for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 
 
@@ -28,23 +25,14 @@ async def wait_for_backup(
 ) -> Backup:
     """Return the backup of ours once all its transfers are final; `show` gets the progress every second.
 
-    An outage of the API server is waited for, as long as it is short.
-
     Raises:
         NotFoundError: it has no transfer any more.
         KubeError: the transfers cannot be listed.
     """
-    meter, answered = ProgressMeter(), tools.clock.monotonic()
+    meter = ProgressMeter()
     while True:
-        try:
-            backup = await _read_own(tools.client, namespace, name)
-        except (ServerError, ThrottledError):
-            if tools.clock.monotonic() - answered > _OUTAGE_SECONDS:
-                raise
-            await tools.clock.sleep(_POLL_SECONDS)
-            continue
-        answered = tools.clock.monotonic()
-        show(meter.read(backup, answered))
+        backup = await _read_own(tools.client, namespace, name)
+        show(meter.read(backup, tools.clock.monotonic()))
         if all(one.phase.final for one in backup.volumes):
             return backup
         await tools.clock.sleep(_POLL_SECONDS)

@@ -22,9 +22,9 @@ from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
 from nodeagent.operations.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
 
-__all__ = ["BackupRequest", "PlannedVolume", "transfer_name"]
+__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "transfer_name"]
 
-_OPERATION_TIMEOUT: Final = "10m0s"
+OPERATION_TIMEOUT: Final = "10m0s"
 """Source: Velero v1.18, the server's default of `csiSnapshotTimeout`."""
 
 _NAME_CHARACTERS: Final = 54
@@ -127,7 +127,7 @@ class PlannedVolume:
                     "sourceNamespace": claim.namespace,
                     "sourcePVC": claim.name,
                     "backupStorageLocation": location,
-                    "operationTimeout": _OPERATION_TIMEOUT,
+                    "operationTimeout": OPERATION_TIMEOUT,
                 }
             case MountingPod():
                 pod = {"kind": "Pod", "namespace": claim.namespace, "name": self.way.name, "uid": self.way.uid}

@@ -1,24 +1,54 @@
-"""How fast the volumes of a backup move, and how long they still take, from readings of their transfers. Pure."""
+"""How fast volumes move, and how long they still take, from readings of their transfers. Pure."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 from core.models.phases import Phase
-from nodeagent.operations.backups.view import Backup, BackupVolume
 
-__all__ = ["ProgressMeter", "VolumeProgress"]
+__all__ = ["Moving", "MovingVolume", "ProgressMeter", "VolumeProgress"]
 
 _WINDOW_SECONDS: Final = 30.0
 """Movers report every few seconds, and by leaps: a rate over less time would jump."""
+
+
+class MovingVolume(Protocol):
+    """A volume of a backup or of a restore, by its transfer: what its row shows. Sizes in bytes."""
+
+    @property
+    def namespace(self) -> str: ...  # noqa: D102 - as in the models
+    @property
+    def claim(self) -> str: ...  # noqa: D102
+    @property
+    def transfer(self) -> str: ...  # noqa: D102
+    @property
+    def phase(self) -> Phase: ...  # noqa: D102
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+    @property
+    def message(self) -> str: ...  # noqa: D102
+    @property
+    def attempt(self) -> int: ...  # noqa: D102
+    @property
+    def bytes_done(self) -> int: ...  # noqa: D102
+    @property
+    def total_bytes(self) -> int: ...  # noqa: D102
+
+
+class Moving(Protocol):
+    """A backup or a restore."""
+
+    @property
+    def volumes(self) -> Sequence[MovingVolume]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class VolumeProgress:
     """One volume, with its rate over the last seconds; None: it is not known."""
 
-    volume: BackupVolume
+    volume: MovingVolume
     bytes_per_second: float | None = None
 
     @property
@@ -32,15 +62,15 @@ class VolumeProgress:
 
 @dataclass
 class ProgressMeter:
-    """Remembers the readings of a backup's volumes, by their transfers; times are of a monotonic clock."""
+    """Remembers the readings of volumes, by their transfers; times are of a monotonic clock."""
 
     _readings: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
 
-    def read(self, backup: Backup, at: float) -> list[VolumeProgress]:
-        """Return the progress of each volume, of the backup as it was at `at`."""
-        return [VolumeProgress(volume, self._rate(volume, at)) for volume in backup.volumes]
+    def read(self, whole: Moving, at: float) -> list[VolumeProgress]:
+        """Return the progress of each volume of a backup or of a restore, as it was at `at`."""
+        return [VolumeProgress(volume, self._rate(volume, at)) for volume in whole.volumes]
 
-    def _rate(self, volume: BackupVolume, at: float) -> float | None:
+    def _rate(self, volume: MovingVolume, at: float) -> float | None:
         if volume.phase is not Phase.IN_PROGRESS:
             self._readings.pop(volume.transfer, None)
             return None

@@ -26,7 +26,7 @@ from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import parse_count, parse_duration
 from nodeagent.operations.backups.methods import Method
 
-__all__ = ["Backup", "BackupList", "BackupOrigin", "BackupPhase", "BackupVolume", "gather", "read_backups"]
+__all__ = ["Backup", "BackupList", "BackupOrigin", "BackupPhase", "BackupVolume", "gather", "phase_of", "read_backups"]
 
 _KINDS: Final[Mapping[Resource, type[DataUpload] | type[PodVolumeBackup]]] = {
     DATA_UPLOADS: DataUpload,
@@ -180,7 +180,7 @@ def _build(origin: BackupOrigin, name: str, transfers: Sequence[_Transfer]) -> B
     return Backup(
         name=name,
         origin=origin,
-        phase=_phase([one.phase for one in volumes], missing=missing, canceling=canceling),
+        phase=phase_of([one.phase for one in volumes], missing=missing, canceling=canceling),
         locations=sorted({one.location for one in volumes}),
         created=created,
         completed=max((one.completed for one in volumes if one.completed), default=None) if ended else None,
@@ -207,8 +207,8 @@ def _expires(created: datetime | None, ttl: str) -> datetime | None:
         return None
 
 
-def _phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> BackupPhase:
-    """Return the phase of a backup whose transfers have these."""
+def phase_of(phases: Sequence[Phase], *, missing: int, canceling: bool) -> BackupPhase:
+    """Return the phase of a backup, or of a restore, whose transfers have these."""
     if not all(phase.final for phase in phases):
         if canceling:
             return BackupPhase.CANCELING

@@ -1,11 +1,10 @@
 """Waiting for a backup, finding and canceling it."""
 
 from functools import partial
-from typing import Any
 
 import pytest
 
-from core.kube.errors import ForbiddenError, NotFoundError, ServerError
+from core.kube.errors import NotFoundError
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.models.names import VELERO_BACKUP_LABEL
 from nodeagent.operations.backups.create import start_backup
@@ -40,29 +39,6 @@ async def test_a_wait_shows_each_reading_and_ends_with_the_last_transfer() -> No
     )
     assert shown == [["New", "New"], ["InProgress", "New"], ["Completed", "New"], ["Completed", "Failed"]]
     assert explain_failure(backup) == "PVC app/files is Failed: disk\nfull"
-
-
-@pytest.mark.parametrize("what", ["lost", 503, 429])
-async def test_a_wait_outlasts_a_short_outage(what: Any) -> None:
-    scene = await _started()
-    for claim in ("data", "files"):
-        scene.move(claim, "Completed")
-    scene.kube.fail_next("GET", "/datauploads", what, times=3)
-    scene.clock.steps = [lambda: None] * 3
-    assert explain_failure(await wait_for_backup(scene.tools, "velero", "night", lambda _: None)) == ""
-
-
-async def test_a_wait_ends_with_a_long_outage_and_with_a_missing_permission() -> None:
-    scene = await _started()
-    scene.kube.fail_next("GET", "/datauploads", 503, times=1000)
-    scene.clock.steps = [lambda: None] * 1000
-    with pytest.raises(ServerError):
-        await wait_for_backup(scene.tools, "velero", "night", lambda _: None)
-    assert 300 <= scene.clock.seconds <= 303
-    scene.kube.fulfill()
-    scene.kube.fail_next("GET", "/datauploads", 403)
-    with pytest.raises(ForbiddenError):
-        await wait_for_backup(scene.tools, "velero", "night", lambda _: None)
 
 
 async def test_there_is_nothing_to_wait_for_without_transfers() -> None:

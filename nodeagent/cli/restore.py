@@ -1,0 +1,146 @@
+"""The command `nodeagent restore`: volumes of a backup into new PVCs."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from core.clock import SystemClock
+from core.errors import AgentError
+from nodeagent.cli.options import UserGroup, access_of, output_option, workload_options
+from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.cli.restore_create import create
+from nodeagent.cli.restore_pages import print_restore, print_restored_volumes, print_restores
+from nodeagent.operations.restores.view import cancel_restore, find_restores
+from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+
+__all__ = ["restore"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent restore create --from-backup night-1 --wait
+        the volumes of a backup, each into a new PVC of its old name
+  nodeagent restore create --from-backup night-1 --from-storage-location default --wait
+        the same in a cluster that knows nothing of the backup: by what the bucket holds
+  nodeagent restore get
+        all restores
+  nodeagent restore describe night-1-20261123020000
+        its volumes, and why one of them does not move
+
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_GET_EXAMPLES: Final = """\
+examples:
+  nodeagent restore get --agent-namespace velero
+        all of them, the newest first
+  nodeagent restore get -o json
+        {"restores": [{"name": ..., "phase": ..., "volumes": [...]}], "notes": [...]}
+
+Restores of a Velero server are not shown: velero restore get does that.
+"""
+
+_DESCRIBE_EXAMPLES: Final = """\
+examples:
+  nodeagent restore describe night-1-20261123020000
+        each volume, its transfer, and what it waits for
+  nodeagent restore describe night-1-20261123020000 -o yaml
+        the same for programs
+"""
+
+_CANCEL_EXAMPLES: Final = """\
+examples:
+  nodeagent restore cancel night-1-20261123020000
+        end the transfers that have not ended; their PVCs stay without a volume until you delete them
+"""
+
+
+@click.group("restore", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+def restore() -> None:
+    """Restore volumes into new PVCs, and show restores."""
+
+
+restore.add_command(create)
+
+
+def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the names of restores for the shell; none, if the cluster does not answer."""
+
+    async def read() -> list[str]:
+        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
+            return [one.name for one in (await find_restores(cluster.client, cluster.namespace)).restores]
+
+    try:
+        return [name for name in asyncio.run(read()) if name.startswith(incomplete)]
+    except AgentError:
+        return []
+
+
+@restore.command("get", epilog=_GET_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
+@output_option
+@workload_options
+def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+    """List restores."""
+    asyncio.run(_run_get(names, form, access))
+
+
+async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await find_restores(cluster.client, cluster.namespace, names)
+    if form.for_programs:
+        printer.document(found.to_wire(), form)
+        return
+    if found.restores:
+        print_restores(printer, found, SystemClock().now())
+    else:
+        printer.note(f"there is no restore in namespace {access.namespace}")
+    for note in found.notes:
+        printer.note(note)
+
+
+@restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@output_option
+@workload_options
+def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """Show everything about one restore."""
+    asyncio.run(_run_describe(name, form, access))
+
+
+async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await find_restores(cluster.client, cluster.namespace, (name,))
+    (one,) = found.restores
+    if form.for_programs:
+        printer.document(one.to_wire(), form)
+        return
+    print_restore(printer, one, SystemClock().now())
+    for note in found.notes:
+        printer.note(note)
+
+
+@restore.command("cancel", epilog=_CANCEL_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@workload_options
+def _cancel(name: str, access: ClusterAccess) -> None:
+    """Cancel a restore: end its transfers that have not ended."""
+    asyncio.run(_run_cancel(name, access))
+
+
+async def _run_cancel(name: str, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        canceled = await cancel_restore(cluster.client, cluster.namespace, name)
+    if not canceled:
+        printer.note(f"restore {name} has ended already: nothing to cancel")
+        return
+    print_restored_volumes(printer, canceled)
+    printer.note(f"cancel requested: nodeagent restore describe {name} shows how it ends")

@@ -1,0 +1,225 @@
+"""Creates the objects of a restore: namespaces, PVCs, then transfers. Checks all volumes before the first one.
+
+A repetition creates none twice. Acts with the user's permissions.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from core.aio import run_shielded
+from core.clock import Clock, Deadline
+from core.errors import AgentError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
+from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
+from core.models.base import JsonDict
+from core.models.names import RESTORE_ANNOTATION
+from nodeagent.config.keys import guess
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
+from nodeagent.operations.restores.sources import RestoreError, SavedVolume
+
+__all__ = ["RestoreTools", "check_restore", "delete_waiting_pods", "plan_restore", "start_restore"]
+
+_CREATION_TIMEOUT: Final = timedelta(minutes=15)
+_LATE: Final = "WaitForFirstConsumer"
+
+
+@dataclass(frozen=True)
+class RestoreTools:
+    """What a command works with; `on_note` gets what the user should know beside the answer."""
+
+    client: KubeClient
+    clock: Clock
+    on_note: Callable[[str], None]
+
+
+async def plan_restore(
+    tools: RestoreTools, request: RestoreRequest, volumes: Sequence[SavedVolume]
+) -> list[PlannedRestore]:
+    """Return the restores of these volumes; nothing is created.
+
+    Raises:
+        RestoreError: one is not possible: its PVC exists, its class does not, or its size is not known.
+        KubeError: the API server rejected a request.
+    """
+    planned = [PlannedRestore(request, volume, len(volumes)) for volume in volumes]
+    seen: dict[ClaimName, ClaimName] = {}
+    for one in planned:
+        if other := seen.get(one.target):
+            raise RestoreError(f"PVCs {other} and {one.volume.name} would both become {one.target}")
+        seen[one.target] = one.volume.name
+        one.build_claim()
+        await _check_target(tools.client, one)
+    await _check_classes(tools, planned)
+    return planned
+
+
+async def _check_target(client: KubeClient, one: PlannedRestore) -> None:
+    """Check that the PVC does not exist, unless an earlier run of the same restore made it."""
+    existing = await client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+    if existing is None:
+        return
+    if existing["metadata"].get("deletionTimestamp"):
+        raise RestoreError(f"PVC {one.target} is being deleted: repeat the command once it is gone")
+    if not _same_claim(existing, one.build_claim()):
+        raise RestoreError(
+            f"PVC {one.target} exists already, and restores go to new PVCs only: delete it, or restore into another "
+            "namespace by --namespace-mappings"
+        )
+
+
+def _same_claim(existing: JsonDict, wanted: JsonDict) -> bool:
+    annotations = existing["metadata"].get("annotations") or {}
+    if annotations.get(RESTORE_ANNOTATION) != wanted["metadata"]["annotations"][RESTORE_ANNOTATION]:
+        return False
+    return bool(existing["spec"].get("selector") == wanted["spec"].get("selector"))
+
+
+async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+    """Check that the storage classes exist, and say which ones wait for a pod.
+
+    Raises:
+        RestoreError: one does not exist.
+    """
+    try:
+        listed = await tools.client.list(Selection(STORAGE_CLASSES))
+    except ForbiddenError as e:
+        tools.on_note(f"it is not known whether the storage classes exist: {e}")
+        return
+    known = {raw["metadata"]["name"]: raw for raw in listed}
+    for one in planned:
+        if one.storage_class and one.storage_class not in known:
+            hint = guess(one.storage_class, known) or f"there are: {', '.join(sorted(known)) or 'none'}"
+            text = f"--storage-class-mappings {one.storage_class}:NAME chooses another"
+            raise RestoreError(f"PVC {one.target}: StorageClass {one.storage_class} does not exist ({hint}): {text}")
+    late = sorted(
+        {one.storage_class for one in planned if not one.by_pod}
+        & {name for name, raw in known.items() if raw.get("volumeBindingMode") == _LATE}
+    )
+    if late:
+        text = "are restored once a pod uses their PVC, or at once by --method restore-wait"
+        tools.on_note(f"volumes of the storage class {', '.join(late)} {text}")
+
+
+async def check_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+    """Check by a dry run that every object could be created: permissions, quotas, webhooks.
+
+    Raises:
+        RestoreError: one could not be; the message names its volume.
+    """
+    missing: set[str] = set()
+    for one in planned:
+        namespace = one.target.namespace
+        try:
+            if namespace not in missing and await _is_missing(tools.client, namespace):
+                missing.add(namespace)
+                await _try(tools.client, NAMESPACES, _namespace(namespace))
+            if namespace not in missing:
+                await _try(tools.client, PERSISTENT_VOLUME_CLAIMS, one.build_claim())
+                if pod := one.build_pod():
+                    await _try(tools.client, PODS, pod)
+            await _try(tools.client, one.resource, one.build_transfer())
+        except KubeError as e:
+            raise RestoreError(f"PVC {one.target} cannot be restored, nothing was created: {e}") from e
+
+
+async def _try(client: KubeClient, resource: Resource, manifest: JsonDict) -> None:
+    with suppress(AlreadyExistsError):
+        await client.try_create(resource, manifest)
+
+
+async def _is_missing(client: KubeClient, namespace: str) -> bool:
+    """Return whether there is no such namespace; False if that is not known.
+
+    Whoever may not read it may still create PVCs in it, and learns then whether it exists.
+    """
+    try:
+        return await client.read(NAMESPACES, "", namespace) is None
+    except ForbiddenError:
+        return False
+
+
+def _namespace(name: str) -> JsonDict:
+    return {"apiVersion": NAMESPACES.api_version, "kind": NAMESPACES.kind, "metadata": {"name": name}}
+
+
+async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+    """Create the namespaces that are missing, PVCs, pods that wait, and transfers. An interruption lets it finish.
+
+    Raises:
+        RestoreError: an object cannot be created; the message names its volume, and what there is of the restore.
+    """
+    deadline = Deadline.after(tools.clock, _CREATION_TIMEOUT)
+    try:
+        await run_shielded(lambda: _create_all(tools, planned), name="create the restore", deadline=deadline)
+    except TimeoutError as e:
+        raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes: repeat the command") from e
+
+
+async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+    for started, one in enumerate(planned):
+        try:
+            await _ensure_namespace(tools, one.target.namespace)
+            await _ensure_claim(tools.client, one)
+            await _ensure_transfer(tools.client, one, await _ensure_pod(tools.client, one))
+        except AgentError as e:
+            state = f"{started} of {len(planned)} volumes were started: repeat the command, or cancel the restore"
+            raise RestoreError(
+                f"PVC {one.target} is not restored: {e}; {state if started else 'none was started'}"
+            ) from e
+
+
+async def delete_waiting_pods(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+    """Delete the pods that waited for data, which has arrived or will not."""
+    for one in planned:
+        if not one.by_pod:
+            continue
+        namespace = one.target.namespace
+        try:
+            await tools.client.delete(PODS, namespace, one.name)
+        except KubeError as e:
+            command = f"kubectl -n {namespace} delete pod {one.name}"
+            tools.on_note(f"Pod {namespace}/{one.name} could not be deleted ({command}): {e}")
+
+
+async def _ensure_namespace(tools: RestoreTools, name: str) -> None:
+    if not await _is_missing(tools.client, name):
+        return
+    with suppress(AlreadyExistsError):
+        await tools.client.create(NAMESPACES, _namespace(name))
+        tools.on_note(f"namespace {name} was created")
+
+
+async def _ensure_claim(client: KubeClient, one: PlannedRestore) -> None:
+    try:
+        await client.create(PERSISTENT_VOLUME_CLAIMS, one.build_claim())
+    except AlreadyExistsError:
+        await _check_target(client, one)
+
+
+async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
+    """Return the UID of the pod that waits for the data; empty: there is none."""
+    manifest = one.build_pod()
+    if manifest is None:
+        return ""
+    try:
+        pod = await client.create(PODS, manifest)
+    except AlreadyExistsError:
+        pod = await client.get(PODS, one.target.namespace, one.name)
+    return str(pod["metadata"]["uid"])
+
+
+async def _ensure_transfer(client: KubeClient, one: PlannedRestore, pod_uid: str) -> None:
+    manifest, kind = one.build_transfer(pod_uid), one.resource
+    try:
+        await client.create(kind, manifest)
+    except AlreadyExistsError as e:
+        stored = await client.get(kind, one.request.namespace, one.name)
+        spec = stored.get("spec") or {}
+        if any(spec.get(key) != value for key, value in manifest["spec"].items() if value):
+            place = f"{kind.kind} {one.request.namespace}/{one.name}"
+            raise RestoreError(f"{place} exists already, and restores another snapshot: choose another name") from e

@@ -1,0 +1,153 @@
+"""Which volumes a restore has: those of a backup in the cluster, or of snapshots in a bucket. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from core.contract import StoredSnapshot
+from core.errors import AgentError
+from core.models.phases import Phase
+from core.models.saved_claim import SavedClaim
+from nodeagent.config.keys import guess
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.backups.view import Backup, BackupVolume
+from nodeagent.operations.restores.stored import StoredList
+
+__all__ = ["RestoreError", "SavedVolume", "Source", "choose_from_backups", "choose_stored"]
+
+
+class RestoreError(AgentError):
+    """A volume cannot be restored."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is restored: a backup by its name, or one snapshot by its ID; of a backup, these PVCs or all of a namespace.
+
+    `cluster` is the UID of the namespace `kube-system` of the cluster that made the backup; empty: of any. Without
+    `namespace` and `claims`, all PVCs are.
+    """
+
+    backup: str = ""
+    snapshot: str = ""
+    cluster: str = ""
+    namespace: str = ""
+    claims: tuple[ClaimName, ...] = ()
+
+    def has(self, claim: ClaimName) -> bool:
+        """Return whether it is about this PVC."""
+        if self.claims:
+            return claim in self.claims
+        return self.namespace in {"", claim.namespace}
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"snapshot {self.snapshot}" if self.snapshot else f"backup {self.backup}"
+
+
+@dataclass(frozen=True)
+class SavedVolume:
+    """A volume in a bucket: its snapshot, the repository by its namespace and location, and the PVC as it was.
+
+    Only the names of the PVC are known if its `size` is empty. `size_bytes` is the size of its files; 0: not known.
+    """
+
+    snapshot_id: str
+    repository: str
+    location: str
+    claim: SavedClaim
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> ClaimName:
+        """The namespace and the name that the PVC had."""
+        return ClaimName(self.claim.namespace, self.claim.name)
+
+
+def choose_from_backups(backups: Sequence[Backup], source: Source) -> list[SavedVolume]:
+    """Return the volumes of these backups, the newest of each PVC, in the order of their names.
+
+    Raises:
+        RestoreError: there are none, or a volume is not complete; the message names it.
+    """
+    if source.snapshot:
+        found = [one for backup in backups for one in backup.volumes if one.snapshot_id == source.snapshot]
+        if not found:
+            raise RestoreError(f"no backup in the cluster names {source}: --from-storage-location looks in the bucket")
+        return [_of_transfer(found[0])]
+    named = [backup for backup in backups if backup.name == source.backup]
+    if not named:
+        hint = guess(source.backup, [backup.name for backup in backups])
+        text = f" ({hint})" if hint else ": --from-storage-location looks for it in the bucket"
+        raise RestoreError(f"there is no {source} in the cluster{text}")
+    if len(named) > 1:
+        raise RestoreError(f"{source} is Velero's, and also nodeagent's: restore its volumes by --from-snapshot")
+    (backup,) = named
+    if backup.missing and not source.claims:
+        raise RestoreError(f"{source}: {backup.missing} of its volumes have no transfer: name the others by --pvc")
+    by_claim = {ClaimName(one.namespace, one.claim): one for one in backup.volumes}
+    return [_of_transfer(by_claim[name]) for name in _choose(by_claim, source)]
+
+
+def _of_transfer(one: BackupVolume) -> SavedVolume:
+    shown = f"{one.kind} {one.transfer} of PVC {one.namespace}/{one.claim}"
+    if one.phase is not Phase.COMPLETED or not one.snapshot_id:
+        cause = f": {one.message}" if one.message else ""
+        raise RestoreError(f"{shown} is {one.phase}{cause}: name the volumes to restore by --pvc")
+    if ":" in one.claim:
+        raise RestoreError(f"{shown}: the volume had no PVC: name the volumes to restore by --pvc")
+    claim = one.saved or SavedClaim(namespace=one.namespace, name=one.claim)
+    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes)
+
+
+def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
+    """Return the volumes of the source in a bucket, the newest of each PVC, in the order of their names.
+
+    A backup of Velero is named by the UID of its Backup.
+
+    Raises:
+        RestoreError: there are none, the name is that of backups of several clusters, or a snapshot names no PVC.
+    """
+    found = [one for one in stored.snapshots if _matches(one, source)]
+    place = f"BackupStorageLocation {stored.location}"
+    if not found:
+        known = {one.id if source.snapshot else one.backup for one in stored.snapshots} - {""}
+        hint = guess(source.snapshot or source.backup, known)
+        raise RestoreError(f"there is no {source} in {place}" + (f" ({hint})" if hint else ""))
+    clusters = sorted({one.cluster for one in found})
+    if len(clusters) > 1:
+        text = ", ".join(one or "none" for one in clusters)
+        raise RestoreError(f"{source} in {place} is of several clusters: choose one by --cluster: {text}")
+    by_claim = {}
+    # The newest one counts: another attempt may have made one too.
+    for one in sorted(found, key=lambda one: one.start):
+        if one.claim is None:
+            raise RestoreError(f"snapshot {one.id} in {place} names no PVC: its source is {one.source}")
+        volume = SavedVolume(one.id, one.volume_namespace, stored.location, one.claim, one.bytes)
+        by_claim[volume.name] = volume
+    return [by_claim[name] for name in _choose(by_claim, source)]
+
+
+def _matches(one: StoredSnapshot, source: Source) -> bool:
+    if source.cluster and one.cluster != source.cluster:
+        return False
+    if source.snapshot:
+        return one.id == source.snapshot
+    return source.backup in {one.backup, one.backup_uid}
+
+
+def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
+    """Return those of the PVCs that the source is about, in the order of their names.
+
+    Raises:
+        RestoreError: one that it names is not among them, or there are none.
+    """
+    for name in source.claims:
+        if name not in known:
+            hint = guess(str(name), map(str, known))
+            raise RestoreError(f"{source} has no PVC {name}" + (f" ({hint})" if hint else ""))
+    chosen = sorted(name for name in known if source.has(name))
+    if not chosen:
+        raise RestoreError(
+            f"{source} has no volume" + (f" of namespace {source.namespace}" if source.namespace else "")
+        )
+    return chosen

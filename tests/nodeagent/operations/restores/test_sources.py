@@ -1,0 +1,116 @@
+"""Which volumes a restore has: of a backup in the cluster, and of a bucket."""
+
+import pytest
+
+from core.models.saved_claim import SavedClaim
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.backups.view import Backup, read_backups
+from nodeagent.operations.restores.sources import RestoreError, Source, choose_from_backups, choose_stored
+from nodeagent.operations.restores.stored import StoredList
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.restore_scene import DATA, FILES, RestoreScene, saved, stored
+
+_NIGHT = Source("night")
+
+
+async def _backups(scene: RestoreScene) -> list[Backup]:
+    return (await read_backups(scene.client, "velero")).backups
+
+
+def _scene() -> RestoreScene:
+    return RestoreScene(HandClock())
+
+
+async def test_all_volumes_of_a_backup() -> None:
+    found = choose_from_backups(await _backups(_scene()), _NIGHT)
+    assert found == [saved(DATA, "s1"), saved(FILES, "s2")]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(Source("night", claims=(ClaimName("db", "files"),)), id="claim"),
+        pytest.param(Source("night", namespace="db"), id="namespace"),
+        pytest.param(Source(snapshot="s2"), id="snapshot"),
+    ],
+)
+async def test_one_volume_of_a_backup(source: Source) -> None:
+    assert choose_from_backups(await _backups(_scene()), source) == [saved(FILES, "s2")]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Source("nihgt"), r"there is no backup nihgt in the cluster \(did you mean night\?\)"),
+        (Source("zzz"), "there is no backup zzz in the cluster: --from-storage-location"),
+        (Source(snapshot="s9"), "no backup in the cluster names snapshot s9"),
+        (Source("night", claims=(ClaimName("app", "dta"),)), r"has no PVC app/dta"),
+        (Source("night", namespace="zzz"), "backup night has no volume of namespace zzz"),
+    ],
+)
+async def test_what_is_not_there_is_named(source: Source, message: str) -> None:
+    with pytest.raises(RestoreError, match=message):
+        choose_from_backups(await _backups(_scene()), source)
+
+
+async def test_a_volume_that_is_not_in_the_backup_is_an_error_unless_others_are_named() -> None:
+    scene = _scene()
+    scene.put_upload(FILES, "", "Failed", message="no space")
+    backups = await _backups(scene)
+    with pytest.raises(RestoreError, match="DataUpload night-files of PVC db/files is Failed: no space: name the"):
+        choose_from_backups(backups, _NIGHT)
+    assert choose_from_backups(backups, Source("night", namespace="app")) == [saved(DATA, "s1")]
+
+
+async def test_a_backup_without_all_its_transfers_is_an_error() -> None:
+    scene = _scene()
+    scene.put_upload(DATA, "s1", volumes="3")
+    with pytest.raises(RestoreError, match="backup night: 1 of its volumes have no transfer: name the others by --pvc"):
+        choose_from_backups(await _backups(scene), _NIGHT)
+
+
+def _list(*snapshots: object) -> StoredList:
+    return StoredList.from_wire({"location": "default", "snapshots": [one.to_wire() for one in snapshots]})  # type: ignore[attr-defined]
+
+
+def test_the_newest_snapshot_of_each_claim_in_a_bucket() -> None:
+    older = stored(DATA, "s0", start="2026-11-21T09:00:00Z")
+    found = choose_stored(
+        _list(older, stored(DATA, "s1"), stored(FILES, "s2"), stored(DATA, "x", backup="day")), _NIGHT
+    )
+    assert [(one.snapshot_id, one.claim) for one in found] == [("s1", DATA), ("s2", FILES)]
+    assert {one.location for one in found} == {"default"}
+
+
+def test_a_backup_of_velero_is_named_by_its_uid() -> None:
+    names = SavedClaim(namespace="app", name="web")
+    velero = stored(names, "s7", backup="", backup_uid="6bc33b7d", cluster="")
+    (found,) = choose_stored(_list(velero, stored(DATA)), Source("6bc33b7d"))
+    assert (found.snapshot_id, found.claim) == ("s7", names)
+
+
+def test_backups_of_several_clusters_with_one_name_are_told_apart() -> None:
+    both = _list(stored(DATA, "s1"), stored(DATA, "s2", cluster="uid-2"))
+    with pytest.raises(RestoreError, match="of several clusters: choose one by --cluster: uid-1, uid-2"):
+        choose_stored(both, _NIGHT)
+    (found,) = choose_stored(both, Source("night", cluster="uid-2"))
+    assert found.snapshot_id == "s2"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (Source("nihgt"), r"there is no backup nihgt in BackupStorageLocation default \(did you mean night\?\)"),
+        (Source(snapshot="s9"), "there is no snapshot s9 in BackupStorageLocation default"),
+        (Source("night", cluster="uid-9"), "there is no backup night"),
+        (Source("night", claims=(ClaimName("app", "dat"),)), r"has no PVC app/dat \(did you mean app/data\?\)"),
+    ],
+)
+def test_what_is_not_in_the_bucket_is_named(source: Source, message: str) -> None:
+    with pytest.raises(RestoreError, match=message):
+        choose_stored(_list(stored(DATA, "s1")), source)
+
+
+def test_a_snapshot_of_something_else_is_not_restored() -> None:
+    with pytest.raises(RestoreError, match="snapshot s5 in BackupStorageLocation default names no PVC: its source is"):
+        choose_stored(_list(stored(None, "s5")), Source(snapshot="s5"))
