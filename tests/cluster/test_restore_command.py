@@ -1,0 +1,95 @@
+"""`nodeagent restore` on a real kubelet: backups of both methods come back by both methods, also with late binding."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.scenes import Place, Volume
+from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
+from tests.testbed.demonstration.user import PODS
+from tests.testbed.layout import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+
+_DATA = "what was there"
+_FILL = f"import os; os.mkdir('/data/folder', 0o700); open('/data/folder/file', 'w').write({_DATA!r})"
+_CHECK = f"""\
+import os
+assert open("/data/folder/file").read() == {_DATA!r}
+assert os.stat("/data/folder").st_mode & 0o777 == 0o700
+assert not os.path.exists("/data/.velero")
+"""
+_HOLD = "import time; time.sleep(600)"
+
+
+class _Scene:
+    """A PVC with data in a namespace, a location, and the command as a person runs it."""
+
+    def __init__(self, bed: Bed, space: str) -> None:
+        self.bed, self.space = bed, space
+
+    def run(self, *words: str) -> Any:
+        argv = [sys.executable, "-m", "nodeagent", *words, "-o", "json"]
+        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def back_up(self, method: str) -> str:
+        name = f"{self.space}-{method}"
+        words = (f"--pvc={self.space}/data", f"--storage-location={self.space}", f"--method={method}", "--wait")
+        self.run("backup", "create", name, *words)
+        return name
+
+    def restore(self, backup: str, *words: str) -> str:
+        """Restore into a namespace of its own; return its name."""
+        # Other tests of the tier leave out objects with such a name.
+        new = f"test-{hashlib.sha256(' '.join((backup, *words)).encode()).hexdigest()[:8]}"
+        mapping = f"--namespace-mappings={self.space}:{new}"
+        try:
+            found = self.run("restore", "create", new, f"--from-backup={backup}", mapping, "--wait", *words)
+            assert [one["phase"] for one in found["volumes"]] == ["Completed"]
+            assert self.bed.api.objects(PODS, new) == []
+            script = ["-c", _CHECK]
+            self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
+        finally:
+            self.bed.user.kubectl("delete", "namespace", new, "--ignore-not-found", "--wait=false")
+            label = ("-n", NAMESPACE, "-l", f"nodeagent.io/restore={new}")
+            self.bed.user.kubectl("delete", "datadownloads,podvolumerestores", *label)
+        return new
+
+
+@pytest.fixture
+def scene(agent: Bed, space: str) -> Iterator[_Scene]:
+    place = Place(agent, space)
+    agent.user.apply(*place.build())
+    Volume(agent, space).fill(_FILL)
+    with relies_on(agent, Shared.AGENTS):
+        yield _Scene(agent, space)
+    own = [name for name in agent.user.names(["datauploads,podvolumebackups"], "-n", NAMESPACE) if space in name]
+    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+def test_a_snapshot_comes_back_directly_and_into_a_pod_that_waits(scene: _Scene) -> None:
+    backup = scene.back_up("csi-snapshot")
+    scene.restore(backup)
+    scene.restore(backup, "--method=restore-wait", "--storage-class-mappings=bed:bed-wait")
+
+
+def test_files_of_a_running_pod_come_back_without_a_pod(scene: _Scene) -> None:
+    pod = build_pod(scene.space, "holder", claim="data", script=["-c", _HOLD], folders={})
+    scene.bed.user.apply(pod)
+    scene.bed.user.wait("pod/holder", "condition=Ready", namespace=scene.space, seconds=120)
+    scene.restore(scene.back_up("fs-backup"))
