@@ -43,10 +43,10 @@ _USER_COMMANDS: Final = {
     "describe": "show everything about one transfer, and what to do next",
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",
-    "repo": "show backup repositories (get, describe, report)",
+    "repo": "show backup repositories (get, describe, report, connect-command)",
+    "restore": "restore volumes into new PVCs (create, get, describe, cancel)",
     "status": "show the health of the agents, the queue and the transfers",
     "support-bundle": "collect what helps to find a fault, without secrets",
-    "restore": "restore volumes into new PVCs (create, get, describe, cancel)",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }

@@ -16,8 +16,9 @@ from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.repo_pages import print_details, print_list, print_report
 from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age
-from nodeagent.operations.mover_jobs import JobTools
-from nodeagent.operations.repositories import RepositoryReader
+from nodeagent.operations.connect_command import build_connect_lines
+from nodeagent.operations.mover_jobs import JobTools, read_location
+from nodeagent.operations.repositories import RepositoryReader, read_repository
 from nodeagent.operations.snapshot_report import report_snapshots
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
@@ -61,6 +62,18 @@ examples:
         why it is not maintained now, its history, its Events
   nodeagent repo describe app-default-kopia -o yaml
         the same for programs
+"""
+
+_CONNECT_EXAMPLES: Final = """\
+examples:
+  nodeagent repo connect-command app-default-kopia
+        show the lines
+  eval "$(nodeagent repo connect-command app-default-kopia)" && kopia snapshot list
+        run them in this shell; then kopia, KopiaUI, kopia mount and kopia diff read the repository
+
+The lines have no secret: kubectl reads password and keys from their Secrets when they are run, into
+variables of the shell. kopia is connected read-only, with the identity of the data movers. It works for
+S3 with keys, and for directories.
 """
 
 _REPORT_EXAMPLES: Final = """\
@@ -144,6 +157,24 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
 
 def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
     return RepositoryReader(cluster.client, cluster.namespace, parse_serve=parse_serve, now=clock.now)
+
+
+@repo.command("connect-command", epilog=_CONNECT_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@cluster_options
+def _connect_command(name: str, access: ClusterAccess) -> None:
+    """Print the shell lines that connect kopia to one backup repository, read-only."""
+    asyncio.run(_run_connect_command(name, access))
+
+
+async def _run_connect_command(name: str, access: ClusterAccess) -> None:
+    async with connect(access) as cluster:
+        repository = await read_repository(cluster.client, cluster.namespace, name)
+        location_name = repository.spec.backup_storage_location
+        location = await read_location(cluster.client, cluster.namespace, location_name)
+    printer = Printer()
+    for line in build_connect_lines(repository, location):
+        printer.line(line)
 
 
 @repo.command("report", epilog=_REPORT_EXAMPLES)

@@ -38,7 +38,9 @@ def test_without_the_extra_one_line_says_what_to_install(
 def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert re.search(r"(?m)^    repo +show backup repositories \(get, describe, report\)$", capsys.readouterr().out)
+    assert re.search(
+        r"(?m)^    repo +show backup repositories \(get, describe, report, connect-command\)$", capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -
         ["repo", "get"],
         ["repo", "describe"],
         ["repo", "report"],
+        ["repo", "connect-command"],
         ["install"],
         ["preflight"],
         ["uninstall"],
