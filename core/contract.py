@@ -310,10 +310,10 @@ class StoredSnapshot(WireModel, omit_defaults=True):
     """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
 
     `volume_namespace` is that of its repository, `bytes` the size of its files, `start` when its backup began.
-    `cluster` is the UID of the namespace `kube-system` of its cluster, `backup` the name of its backup by
-    `nodeagent backup create`, and `claim` the PVC: as it was if a tag has it, else by the source, where `described`
-    is false and the claim has its names only. `backup_uid` is that of a Velero Backup. Whoever may write to the
-    bucket chooses all of it.
+    `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
+    backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
+    by the source, where `described` is false and the claim has its names only. `backup_uid` is that of a Velero Backup.
+    Whoever may write to the bucket chooses all of it.
     """
 
     id: str
@@ -324,6 +324,7 @@ class StoredSnapshot(WireModel, omit_defaults=True):
     bytes: Int64 = 0
     cluster: str = ""
     backup: str = ""
+    backup_volumes: Int64 = 0
     backup_uid: str = field(default="", name="backupUID")
     transfer_uid: str = field(default="", name="transferUID")
     claim: SavedClaim | None = None

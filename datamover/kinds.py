@@ -19,6 +19,8 @@ from core.models.names import (
     BACKUP_ANNOTATION,
     BACKUP_TAG,
     BACKUP_UID_TAG,
+    BACKUP_VOLUMES_ANNOTATION,
+    BACKUP_VOLUMES_TAG,
     CLAIM_TAG,
     DATA_UPLOAD_REQUESTER,
     OBJECT_NAME,
@@ -142,6 +144,8 @@ def _tags(cr: Transfer, requester: str) -> dict[str, str]:
     backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.of(annotations)
     if OBJECT_NAME.fullmatch(backup):
         tags[BACKUP_TAG] = backup
+        if count := parse_count(annotations.get(BACKUP_VOLUMES_ANNOTATION, "")):
+            tags[BACKUP_VOLUMES_TAG] = str(count)
     if claim is not None:
         tags[CLAIM_TAG] = claim.text
     return tags

@@ -25,6 +25,7 @@ __all__ = [
     "BACKUP_TTL_ANNOTATION",
     "BACKUP_UID_TAG",
     "BACKUP_VOLUMES_ANNOTATION",
+    "BACKUP_VOLUMES_TAG",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
@@ -159,6 +160,8 @@ CLUSTER_NAMESPACE: Final = "kube-system"
 """The namespace whose UID identifies a cluster: every cluster has one, and it lives as long as the cluster."""
 BACKUP_TAG: Final = "nodeagent.io/backup"
 """Ours: the name of the backup, of a snapshot that `nodeagent backup create` asked for."""
+BACKUP_VOLUMES_TAG: Final = "nodeagent.io/backup-volumes"
+"""Ours: how many volumes that backup has, so that a missing one is noticed where nothing but the bucket is left."""
 CLAIM_TAG: Final = "nodeagent.io/claim"
 """Ours: the PVC of such a snapshot as it was (`core.models.saved_claim`)."""
 

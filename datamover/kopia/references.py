@@ -22,6 +22,7 @@ from core.models.names import (
     ATTEMPT_TAG,
     BACKUP_TAG,
     BACKUP_UID_TAG,
+    BACKUP_VOLUMES_TAG,
     CLAIM_TAG,
     CLUSTER_TAG,
     SNAPSHOT_REQUESTER_TAG,
@@ -29,6 +30,7 @@ from core.models.names import (
     TRANSFER_UID_TAG,
 )
 from core.models.saved_claim import SavedClaim
+from core.models.units import parse_count
 from datamover.kopia.snapshots import PIN
 
 __all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
@@ -114,6 +116,11 @@ class ListedSnapshot(WireModel):
     def backup_name(self) -> str:
         """The name of the backup that it was made for by `nodeagent backup create`; empty if no tag has it."""
         return self._tag(BACKUP_TAG)
+
+    @property
+    def backup_volumes(self) -> int:
+        """How many volumes that backup has; 0 if no tag says so."""
+        return parse_count(self._tag(BACKUP_VOLUMES_TAG)) or 0
 
     @property
     def claim(self) -> SavedClaim | None:

@@ -142,6 +142,7 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
         bytes=one.size_bytes,
         cluster=one.cluster,
         backup=one.backup_name,
+        backup_volumes=one.backup_volumes,
         backup_uid=one.backup_uid,
         transfer_uid=one.transfer_uid,
         claim=saved or _claim_of(one.shown_source),

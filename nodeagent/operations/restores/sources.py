@@ -124,6 +124,9 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
             raise RestoreError(f"snapshot {one.id} in {place} names no PVC: its source is {one.source}")
         volume = SavedVolume(one.id, one.volume_namespace, stored.location, one.claim, one.bytes)
         by_claim[volume.name] = volume
+    missing = max(one.backup_volumes for one in found) - len(by_claim)
+    if missing > 0 and not (source.claims or source.namespace or source.snapshot):
+        raise RestoreError(f"{source}: {missing} of its volumes are not in {place}: name the others by --pvc, or -n")
     return [by_claim[name] for name in _choose(by_claim, source)]
 
 

@@ -115,7 +115,12 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tags = {"snapshot-requester": "snapshot-data-upload-download", "snapshot-uploader": "kopia"}
-    mine = {"nodeagent.io/cluster": "uid-1", "nodeagent.io/backup": "night-1", "nodeagent.io/claim": _CLAIM.text}
+    mine = {
+        "nodeagent.io/cluster": "uid-1",
+        "nodeagent.io/backup": "night-1",
+        "nodeagent.io/backup-volumes": "3",
+        "nodeagent.io/claim": _CLAIM.text,
+    }
     own = bed.snapshot("app", f"{_UPLOAD}/app/data", **tags, **mine)
     velero = bed.snapshot("app", f"{_UPLOAD}/app/web", **tags, **{"velero.io/async-operation-id": f"du-{_UID}.6601d2"})
     files = bed.snapshot(
@@ -131,7 +136,8 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
         *(_CLAIM, True),
         *("night-1", "uid-1"),
     )
-    assert (listed[own].bytes, listed[own].volume_namespace) == (5, "app")
+    assert (listed[own].bytes, listed[own].volume_namespace, listed[own].backup_volumes) == (5, "app", 3)
+    assert listed[velero].backup_volumes == 0
     assert (listed[velero].claim, listed[velero].described) == (SavedClaim(namespace="app", name="web"), False)
     assert listed[velero].backup_uid == _UID
     assert listed[files].claim == SavedClaim(namespace="db", name="fsdata")

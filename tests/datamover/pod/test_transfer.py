@@ -12,7 +12,7 @@ import pytest
 
 from core.contract import BackupResult, VolumeMode, parse_result
 from core.kube.resources import DATA_UPLOADS, EVENTS
-from core.models.names import BACKUP_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
+from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
 from core.models.saved_claim import SavedClaim
 from datamover.kopia.references import ListedSnapshot
 from tests.datamover.support.plainkopia import PlainKopia
@@ -69,13 +69,15 @@ async def test_a_snapshot_names_cluster_backup_and_claim(
     """Colons, commas, spaces and quotes of the claim's JSON reach kopia's tag unchanged, and the listing has it."""
     labels = {"a:b, c": 'd=e "f"', "grün": "\n\\"}
     claim = SavedClaim(namespace="app", name="data", size="1Gi", access_modes=("ReadWriteOnce",), labels=labels)
-    pod.cluster, pod.annotations = "uid-1", {BACKUP_ANNOTATION: "night.1", CLAIM_ANNOTATION: claim.text}
+    named = {BACKUP_ANNOTATION: "night.1", BACKUP_VOLUMES_ANNOTATION: "2", CLAIM_ANNOTATION: claim.text}
+    pod.cluster, pod.annotations = "uid-1", named
     pod.mounts = pod.folder / "mounts"
     pod.mounts.write_text(f"device {tree} ext4 rw 0 0\n")
     pod.put_transfer(kind)
     assert await pod.run("data-upload" if kind == "DataUpload" else "pod-volume-backup", tree) == 0
     (listed,) = map(ListedSnapshot.from_wire, plain_kopia.snapshots())
-    assert (listed.cluster, listed.backup_name, listed.claim) == ("uid-1", "night.1", claim)
+    assert (listed.cluster, listed.backup_name, listed.backup_volumes) == ("uid-1", "night.1", 2)
+    assert listed.claim == claim
 
 
 async def test_a_data_download_restores_the_backup_of_a_pod_volume(pod: MoverPod, tree: Path, tmp_path: Path) -> None:

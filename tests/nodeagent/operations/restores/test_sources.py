@@ -82,6 +82,14 @@ def test_the_newest_snapshot_of_each_claim_in_a_bucket() -> None:
     assert {one.location for one in found} == {"default"}
 
 
+def test_a_backup_of_which_a_volume_is_not_in_the_bucket_is_an_error_unless_some_are_chosen() -> None:
+    found = _list(stored(DATA, "s1", backup_volumes=2))
+    with pytest.raises(RestoreError, match="backup night: 1 of its volumes are not in BackupStorageLocation default"):
+        choose_stored(found, _NIGHT)
+    for source in (Source("night", namespace="app"), Source(snapshot="s1")):
+        assert [one.snapshot_id for one in choose_stored(found, source)] == ["s1"]
+
+
 def test_a_backup_of_velero_is_named_by_its_uid() -> None:
     names = SavedClaim(namespace="app", name="web")
     velero = stored(names, "s7", backup="", backup_uid="6bc33b7d", cluster="")
