@@ -13,7 +13,6 @@ import pytest
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
-from tests.testbed.demonstration.user import PODS
 from tests.testbed.layout import ROOT
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class _Scene:
         try:
             found = self.run("restore", "create", new, f"--from-backup={backup}", mapping, "--wait", *words)
             assert [one["phase"] for one in found["volumes"]] == ["Completed"]
-            assert self.bed.api.objects(PODS, new) == []
+            self.bed.user.kubectl("wait", "pods", "--all", "--for=delete", "-n", new, "--timeout=60s")
             script = ["-c", _CHECK]
             self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
         finally:

@@ -17,6 +17,7 @@ from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
 from core.models.names import RESTORE_ANNOTATION
+from core.models.phases import Phase
 from nodeagent.config.keys import guess
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
@@ -25,6 +26,9 @@ from nodeagent.operations.restores.sources import RestoreError, SavedVolume
 __all__ = ["RestoreTools", "check_restore", "delete_waiting_pods", "plan_restore", "start_restore"]
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
+_POD_END_TIMEOUT: Final = timedelta(minutes=1)
+_POLL_SECONDS: Final = 1.0
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _LATE: Final = "WaitForFirstConsumer"
 
 
@@ -174,16 +178,33 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
 
 
 async def delete_waiting_pods(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
-    """Delete the pods that waited for data, which has arrived or will not."""
+    """Delete the pods that waited for data, which has arrived or will not.
+
+    One whose data has arrived still removes the done file, and ends: it gets a minute for that.
+    """
+    deadline = Deadline.after(tools.clock, _POD_END_TIMEOUT)
     for one in planned:
         if not one.by_pod:
             continue
         namespace = one.target.namespace
         try:
+            await _wait_for_end(tools, one, deadline)
             await tools.client.delete(PODS, namespace, one.name)
         except KubeError as e:
             command = f"kubectl -n {namespace} delete pod {one.name}"
             tools.on_note(f"Pod {namespace}/{one.name} could not be deleted ({command}): {e}")
+
+
+async def _wait_for_end(tools: RestoreTools, one: PlannedRestore, deadline: Deadline) -> None:
+    """Return once the pod has ended, if its transfer has completed, or at the deadline."""
+    transfer = await tools.client.read(one.resource, one.request.namespace, one.name)
+    if transfer is None or (transfer.get("status") or {}).get("phase") != Phase.COMPLETED:
+        return
+    while not deadline.expired:
+        pod = await tools.client.read(PODS, one.target.namespace, one.name)
+        if pod is None or (pod.get("status") or {}).get("phase") in _ENDED:
+            return
+        await tools.clock.sleep(_POLL_SECONDS)
 
 
 async def _ensure_namespace(tools: RestoreTools, name: str) -> None:

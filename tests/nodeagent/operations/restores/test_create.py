@@ -1,5 +1,7 @@
 """Creating a restore: everything is checked first, existing PVCs are never touched, and a repetition is harmless."""
 
+import asyncio
+
 import pytest
 
 from core.kube.resources import POD_VOLUME_RESTORES
@@ -57,6 +59,20 @@ async def test_a_pod_waits_for_the_data_and_is_deleted_afterward() -> None:
     assert "selector" not in scene.claims["app/data"]["spec"]
     assert (scene.downloads, scene.notes) == ([], [])
     await delete_waiting_pods(scene.tools, planned)
+    assert scene.pods == []
+
+
+async def test_a_pod_whose_data_has_arrived_ends_before_it_is_deleted() -> None:
+    scene = RestoreScene()
+    planned = await plan_restore(scene.tools, scene.request(wait_image="agents:1"), [saved(DATA, "s1")])
+    await start_restore(scene.tools, planned)
+    (transfer,) = scene.kube.objects(POD_VOLUME_RESTORES)
+    scene.kube.put(transfer | {"status": {"phase": "Completed"}})
+    deleting = asyncio.create_task(delete_waiting_pods(scene.tools, planned), name="delete")
+    await asyncio.sleep(5)
+    (pod,) = scene.pods
+    scene.kube.put(pod | {"status": {"phase": "Succeeded"}})
+    await deleting
     assert scene.pods == []
 
 
