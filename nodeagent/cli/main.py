@@ -39,12 +39,12 @@ examples:
 
 
 _USER_COMMANDS: Final = {
-    "backup": "back up volumes, and show backups (create, get, describe, cancel)",
+    "backup": "back up volumes, show and cancel backups",
     "describe": "show everything about one transfer, and what to do next",
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",
-    "repo": "show backup repositories (get, describe, report, connect-command)",
-    "restore": "restore volumes into new PVCs (create, get, describe, cancel)",
+    "repo": "show backup repositories, and connect kopia to one",
+    "restore": "restore volumes into new PVCs, show and cancel restores",
     "status": "show the health of the agents, the queue and the transfers",
     "support-bundle": "collect what helps to find a fault, without secrets",
     "uninstall": "remove the agents; backups stay",
