@@ -63,12 +63,7 @@ class _Shell:
 
     def __init__(self, bed: Bed, folder: Path, names: dict[str, str]) -> None:
         self.folder, self.names = folder, names
-        programs = folder / "bin"
-        programs.mkdir()
-        (programs / "nodeagent").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m nodeagent "$@"\n')
-        (programs / "nodeagent").chmod(0o755)
-        path = f"{programs}:{bed.env['PATH']}"
-        self.env = {**bed.env, "PATH": path, "PYTHONPATH": str(ROOT), "VELERO_NAMESPACE": names["velero"]}
+        self.env = {**bed.env, "VELERO_NAMESPACE": names["velero"]}
 
     def run(self, line: str) -> str:
         for old, new in self.names.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import filecmp
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +148,26 @@ def test_the_example_of_a_datadownload_restores_it(agent: Bed, uploaded: Json) -
     assert everything(agent, _APP, _EXAMPLE) - before == created
     _assert_same(_folder(agent, "data"), _folder(agent, "restored"))
     agent.user.kubectl("delete", "datadownload/example", "-n", NAMESPACE)
+
+
+def test_the_three_commands_of_the_readme_bring_a_lost_volume_back(agent: Bed, uploaded: Json, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(_folder(agent, "data"), copy)
+    backup, loss, restore = _readme_commands()
+    for line in (backup, loss, restore):
+        done = subprocess.run(line, shell=True, env=dict(agent.env), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        if line == loss:
+            assert agent.api.get(CLAIMS, _APP, "data") is None
+    _assert_same(_folder(agent, "data"), copy)
+    for kind in ("datauploads", "datadownloads"):
+        agent.user.kubectl("delete", kind, "--all", "-n", NAMESPACE, "-l", "nodeagent.io/backup=first")
+
+
+def _readme_commands() -> list[str]:
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Back up a volume, and bring it back\n")[2]
+    block = section.partition("```sh\n")[2].partition("```")[0]
+    return [line.partition("#")[0].strip() for line in block.splitlines()]
 
 
 def _folder(bed: Bed, claim: str) -> Path:

@@ -58,6 +58,7 @@ class Cluster:
         machine.prepare_mounts(self.layout.base)
         machine.add_addresses(settings.SERVICE_ADDRESS, settings.node_address(1))
         supervisor = Supervisor(self.layout.logs)
+        self._install_command()
         plane = self._control_plane(supervisor)
         node = Node(1, self.layout.node(1), cgroups.group_name(self.bed, 1), plane)
         supervisor.start("containerd-1", node.containerd)
@@ -81,7 +82,7 @@ class Cluster:
     def environment(self) -> dict[str, str]:
         """What a command in the cluster finds in its environment."""
         folders = {tool("kubernetes", "kubectl").parent, tool("kopia", "kopia").parent}
-        path = ":".join([*sorted(map(str, folders)), os.environ["PATH"]])
+        path = ":".join([str(self._programs), *sorted(map(str, folders)), os.environ["PATH"]])
         return {
             "PATH": path,
             "KUBECONFIG": str(self.layout.kubeconfig),
@@ -95,6 +96,18 @@ class Cluster:
             "BED_S3_ACCESS_KEY": settings.S3_ACCESS_KEY,
             "BED_S3_SECRET_KEY": settings.S3_SECRET_KEY,
         }
+
+    @property
+    def _programs(self) -> Path:
+        return self.layout.base / "bin"
+
+    def _install_command(self) -> None:
+        """Let `nodeagent` be the command of this checkout, as a kubectl plug-in too."""
+        self._programs.mkdir()
+        for name in ("nodeagent", "kubectl-nodeagent"):
+            program = self._programs / name
+            program.write_text(f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" -m nodeagent "$@"\n')
+            program.chmod(0o755)
 
     def _node_names(self) -> list[str]:
         return [settings.node_name(index + 1) for index in range(self.nodes)]

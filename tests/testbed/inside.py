@@ -25,6 +25,7 @@ A cluster of your own. KUBECONFIG is set; the S3 bucket is {BED_S3_URL} {BED_S3_
   kubectl get nodes,storageclasses
   less README.md                    what to try, with the manifests that are here
   kubectl apply -f {root}/deploy/crds && kubectl apply -k {root}/deploy
+  nodeagent --help                  the commands of this checkout
   tail -f $BED_DIR/logs/*.log       the logs of the components
 It ends, with everything in it, when you leave this shell.
 """
