@@ -11,9 +11,13 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.resources import (
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
     JOBS,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
     PODS,
     PRIORITY_CLASSES,
     VOLUME_SNAPSHOT_CONTENTS,
@@ -41,7 +45,17 @@ pytestmark = pytest.mark.integration
 _GOLDEN = Path(__file__).parents[1] / "golden"
 _KINDS = {
     resource.kind: resource
-    for resource in (JOBS, PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+    for resource in (
+        JOBS,
+        PODS,
+        PERSISTENT_VOLUME_CLAIMS,
+        VOLUME_SNAPSHOTS,
+        VOLUME_SNAPSHOT_CONTENTS,
+        DATA_UPLOADS,
+        DATA_DOWNLOADS,
+        POD_VOLUME_BACKUPS,
+        POD_VOLUME_RESTORES,
+    )
 }
 
 
