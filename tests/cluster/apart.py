@@ -35,6 +35,8 @@ class ApartAgent:
     def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
         """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
         spec: Json = (self.bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
+        # A test of another lane may have changed how that one is updated.
+        spec["updateStrategy"] = {"type": "RollingUpdate"}
         pod = spec["template"]["spec"]
         pod["nodeSelector"] = {"kubernetes.io/hostname": self.node}
         pod["containers"][0]["args"] = ["serve", "--mover-service-account=node-agent-mover", *arguments]
@@ -48,6 +50,7 @@ class ApartAgent:
     def ready_log(self) -> list[str]:
         """Return the log of the agent, once it is ready."""
         self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={_SECONDS}s")
+        self.kubectl("wait", "pod", "-l", AGENT_LABEL, "--for=condition=Ready", f"--timeout={_SECONDS}s")
         return self.kubectl("logs", "daemonset/node-agent").splitlines()
 
     def kubectl(self, *arguments: str) -> str:

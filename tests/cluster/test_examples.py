@@ -161,7 +161,7 @@ def test_the_three_commands_of_the_readme_bring_a_lost_volume_back(agent: Bed, u
             assert agent.api.get(CLAIMS, _APP, "data") is None
     _assert_same(_folder(agent, "data"), copy)
     for kind in ("datauploads", "datadownloads"):
-        agent.user.kubectl("delete", kind, "--all", "-n", NAMESPACE, "-l", "nodeagent.io/backup=first")
+        agent.user.kubectl("delete", kind, "-n", NAMESPACE, "-l", "nodeagent.io/backup=first")
 
 
 def _readme_commands() -> list[str]:

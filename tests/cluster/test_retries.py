@@ -110,7 +110,8 @@ def test_its_last_mover_records_the_events_of_veleros(ended: Ended, kind: str) -
     events = ended.transfers[kind].data_path_events()
     started = len(events) - events[::-1].index("Data-Path-Started") - 1
     assert events[started:] == recorded_events(kind)
-    assert not {"Data-Path-Completed", "Data-Path-Failed"} & set(events[:started])
+    # One whose kopia was killed reports its own failure.
+    assert "Data-Path-Completed" not in events[:started]
 
 
 @pytest.mark.parametrize("kind", _STRUCK)
@@ -121,7 +122,7 @@ def test_what_it_has_moved_is_the_same(ended: Ended, kind: str) -> None:
 @pytest.mark.parametrize("kind", _STRUCK)
 def test_its_attempts_are_recorded(ended: Ended, kind: str) -> None:
     transfer = ended.transfers[kind]
-    assert transfer.number == 2
+    assert transfer.number == 2, transfer.attempts
     assert transfer.stage == "Running"
     (cause,) = transfer.causes
     assert cause in INTERRUPTIONS[_STRUCK[kind]].causes

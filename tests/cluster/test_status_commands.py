@@ -93,7 +93,7 @@ def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
         with open_terminal(["describe", f"du/{pending}", "--namespace", NAMESPACE]) as terminal:
             code, text = terminal.finish()
     assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
-    assert re.search(r"(?m)^Leader: +\S+ \(\S+\)$", page)
+    assert re.search(r"(?m)^Leader: +\S+ \(\S+\) *$", page), page
     assert code == 0
     assert re.search(rf"(?m)^Name: +DataUpload {NAMESPACE}/{pending}$", text)
     assert re.search(r"(?m)^Pending for: +LocationMissing$", text)

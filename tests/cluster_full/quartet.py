@@ -167,6 +167,10 @@ class Quartet:
         """Wait until all transfers are in one of the phases; returns them by kind."""
         return wait_all(self.bed, self.transfers.values(), *phases)
 
+    def read(self) -> dict[str, Json]:
+        """All transfers as they are now, by kind."""
+        return {kind: _read(self.bed, transfer) for kind, transfer in self.transfers.items()}
+
     def pods(self) -> dict[str, Json]:
         """The mover pods by kind of their transfers."""
         found = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,10 +27,11 @@ _LABELS = (
     "velero.io/pod-volume-restore",
 )
 _ENOUGH_FOR_A_MOVER_ALONE = "72Mi"
+_INTERRUPTED_SECONDS, _POLL_SECONDS = 90, 0.5
 
 
 def _interruptions(transfer: Json) -> list[Json]:
-    attempts = json.loads((transfer["metadata"].get("annotations") or {}).get("nodeagent.io/attempts", "{}"))
+    attempts = json.loads((transfer.get("metadata", {}).get("annotations") or {}).get("nodeagent.io/attempts", "{}"))
     return list(attempts.get("interruptions", []))
 
 
@@ -65,14 +67,6 @@ def test_its_next_attempts_get_more(quartet: Quartet) -> None:
 
 
 def test_a_pod_of_a_higher_priority(quartet: Quartet) -> None:
-    bed = quartet.bed
-    # By default. With the cluster tier's second the restores are back before the backups, which may take half a minute
-    # to save their checkpoints, have made room for the pod: it preempts them again.
-    with configured(bed, **{"nodeagent.io": {"retry": {"initialBackoff": "30s"}}}):
-        _expect_to_survive_preemption(quartet)
-
-
-def _expect_to_survive_preemption(quartet: Quartet) -> None:
     quartet.hold()
     bed = quartet.bed
     priority = {
@@ -83,13 +77,21 @@ def _expect_to_survive_preemption(quartet: Quartet) -> None:
     }
     bed.user.apply(priority, _lone_pod())
     try:
-        bed.user.wait("pod/lone", "condition=Ready", namespace="default", seconds=60)
+        _wait_interrupted(quartet)
     finally:
         bed.user.kubectl("delete", "pod/lone", "priorityclass/before-movers", "--ignore-not-found")
     quartet.seed.gate.open()
     for kind, transfer in quartet.wait("Completed").items():
-        assert [each["cause"] for each in _interruptions(transfer)] == ["Preempted"], kind
+        # It may have preempted a second attempt, too: no node is free of movers while all four come back at once.
+        assert {each["cause"] for each in _interruptions(transfer)} == {"Preempted"}, kind
     assert wait_leaked(bed) == []
+
+
+def _wait_interrupted(quartet: Quartet) -> None:
+    deadline = time.monotonic() + _INTERRUPTED_SECONDS
+    while not all(map(_interruptions, quartet.read().values())):
+        assert time.monotonic() < deadline, quartet.read()
+        time.sleep(_POLL_SECONDS)
 
 
 def _lone_pod() -> Json:
