@@ -95,8 +95,8 @@ def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
     assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
     assert re.search(r"(?m)^Leader: +\S+ \(\S+\) *$", page), page
     assert code == 0
-    assert re.search(rf"(?m)^Name: +DataUpload {NAMESPACE}/{pending}$", text)
-    assert re.search(r"(?m)^Pending for: +LocationMissing$", text)
+    assert re.search(rf"(?m)^Name: +DataUpload {NAMESPACE}/{pending} *$", text)
+    assert re.search(r"(?m)^Pending for: +LocationMissing *$", text)
     assert re.search(rf"Event LocationMissing +BackupStorageLocation {NAMESPACE}/{pending}-none does not exist", text)
     assert "see docs/troubleshooting.md#location-missing" in text
 
