@@ -131,8 +131,14 @@ class _Lister:
 
 
 def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapshot:
-    """Return what the tags and the source of a snapshot in the repository of `volume_namespace` say."""
-    saved = one.claim
+    """Return what the tags and the source of a snapshot in the repository of `volume_namespace` say.
+
+    A PVC of another namespace counts as none: who may write to one repository could name one of anybody else.
+    """
+    saved, named = (
+        claim if claim is not None and claim.namespace == volume_namespace else None
+        for claim in (one.claim, _claim_of(one.shown_source))
+    )
     return StoredSnapshot(
         id=one.id,
         volume_namespace=volume_namespace,
@@ -145,7 +151,7 @@ def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapsho
         backup_volumes=one.backup_volumes,
         backup_uid=one.backup_uid,
         transfer_uid=one.transfer_uid,
-        claim=saved or _claim_of(one.shown_source),
+        claim=saved or named,
         described=saved is not None,
     )
 

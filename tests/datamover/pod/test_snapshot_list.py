@@ -147,6 +147,19 @@ async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repositor
     assert bed.pod.stored(BACKUP_REPOSITORIES) == []
 
 
+async def test_a_claim_of_another_namespace_than_the_repository_s_counts_as_none(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_source = bed.snapshot("tenant-b", f"{_UPLOAD}/tenant-b/data", **{"nodeagent.io/claim": _CLAIM.text})
+    by_nothing = bed.snapshot("tenant-b", f"{_UPLOAD}/app/data", **{"nodeagent.io/claim": _CLAIM.text})
+    await bed.listing()
+    listed = _listed(capsys)
+    assert (listed[by_source].claim, listed[by_source].described) == (
+        *(SavedClaim(namespace="tenant-b", name="data"), False),
+    )
+    assert (listed[by_nothing].claim, listed[by_nothing].described) == (None, False)
+
+
 async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     wanted = bed.snapshot("app", f"{_UPLOAD}/app/data")
     bed.snapshot("db", f"{_UPLOAD}/db/data")
