@@ -105,7 +105,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     A backup of Velero is named by the UID of its Backup.
 
     Raises:
-        RestoreError: there are none, the name is that of backups of several clusters, or a snapshot names no PVC.
+        RestoreError: there are none, the name is that of several backups, or a snapshot names no PVC of its namespace.
     """
     found = [one for one in stored.snapshots if _matches(one, source)]
     place = f"BackupStorageLocation {stored.location}"
@@ -117,17 +117,60 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     if len(clusters) > 1:
         text = ", ".join(one or "none" for one in clusters)
         raise RestoreError(f"{source} in {place} is of several clusters: choose one by --cluster: {text}")
+    newest: dict[ClaimName, StoredSnapshot] = {}
     by_claim = {}
     # The newest one counts: another attempt may have made one too.
     for one in sorted(found, key=lambda one: one.start):
-        if one.claim is None:
-            raise RestoreError(f"snapshot {one.id} in {place} names no PVC: its source is {one.source}")
-        volume = SavedVolume(one.id, one.volume_namespace, stored.location, one.claim, one.bytes)
-        by_claim[volume.name] = volume
+        volume = SavedVolume(one.id, one.volume_namespace, stored.location, _claim_of(one, place), one.bytes)
+        before = newest.get(volume.name)
+        if before is not None and before.transfer_uid != one.transfer_uid:
+            what = f"different transfers made those of PVC {volume.name}, {_at(before)} and {_at(one)}"
+            raise _several_runs(source, place, what)
+        newest[volume.name], by_claim[volume.name] = one, volume
+    if not source.snapshot:
+        _check_counts(list(newest.values()), source, place)
     missing = max(one.backup_volumes for one in found) - len(by_claim)
     if missing > 0 and not (source.claims or source.namespace or source.snapshot):
         raise RestoreError(f"{source}: {missing} of its volumes are not in {place}: name the others by --pvc, or -n")
     return [by_claim[name] for name in _choose(by_claim, source)]
+
+
+def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
+    """Return the PVC of a snapshot, which is of the namespace of its repository.
+
+    Whoever may write to one repository could name a PVC of another namespace otherwise.
+    """
+    if one.claim is None or one.claim.namespace != one.volume_namespace:
+        raise RestoreError(
+            f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its repository: "
+            f"its source is {one.source}: name the others by --pvc, or -n"
+        )
+    return one.claim
+
+
+def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:
+    """Check that these snapshots, one of each PVC, can be those of one backup, by how many volumes they say it has.
+
+    Raises:
+        RestoreError: the name was used for several backups, and which snapshot is of which is not known.
+    """
+    by_count = {one.backup_volumes: one for one in found if one.backup_volumes}
+    if len(by_count) > 1:
+        text = " and ".join(f"{_at(one)} of {count} volumes" for count, one in sorted(by_count.items()))
+        raise _several_runs(source, place, f"there are {text}")
+    first, last = (pick(found, key=lambda one: one.start) for pick in (min, max))
+    if by_count and len(found) > (count := max(by_count)):
+        what = f"{len(found)} PVCs instead of {count} have one, from {_at(first)} to {_at(last)}"
+        raise _several_runs(source, place, what)
+
+
+def _several_runs(source: Source, place: str, what: str) -> RestoreError:
+    text = f"the snapshots of {source} in {place} are of several backups of that name"
+    return RestoreError(f"{text}: {what}: choose each volume by --from-snapshot")
+
+
+def _at(one: StoredSnapshot) -> str:
+    return f"{one.id} of {one.start}"
 
 
 def _matches(one: StoredSnapshot, source: Source) -> bool:

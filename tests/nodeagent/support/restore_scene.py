@@ -43,8 +43,9 @@ def stored(claim: SavedClaim | None, snapshot_id: str = "s1", **more: Any) -> St
         "start": "2026-11-21T10:00:00Z",
         "bytes": 7,
         "described": bool(claim),
+        "volume_namespace": claim.namespace if claim else "app",
     }
-    return StoredSnapshot(id=snapshot_id, volume_namespace="app", claim=claim, **values | more)
+    return StoredSnapshot(id=snapshot_id, claim=claim, **values | more)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import pytest
 
+from core.contract import StoredSnapshot
 from core.models.saved_claim import SavedClaim
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, read_backups
@@ -90,6 +91,48 @@ def test_a_backup_of_which_a_volume_is_not_in_the_bucket_is_an_error_unless_some
         assert [one.snapshot_id for one in choose_stored(found, source)] == ["s1"]
 
 
+_EARLIER = {"start": "2026-11-20T10:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "cause"),
+    [
+        pytest.param(
+            [stored(DATA, "s0", transfer_uid="t0", **_EARLIER), stored(DATA, "s1", transfer_uid="t1")],
+            "different transfers made those of PVC app/data, s0 of 2026-11-20T10:00:00Z and s1 of 2026-11-21T10:00:00Z",
+            id="two transfers of one claim",
+        ),
+        pytest.param(
+            [stored(DATA, "s0", backup_volumes=1, **_EARLIER), stored(FILES, "s1", backup_volumes=2)],
+            "there are s0 of 2026-11-20T10:00:00Z of 1 volumes and s1 of 2026-11-21T10:00:00Z of 2 volumes",
+            id="two numbers of volumes",
+        ),
+        pytest.param(
+            [stored(DATA, "s0", backup_volumes=1, **_EARLIER), stored(FILES, "s1", backup_volumes=1)],
+            "2 PVCs instead of 1 have one, from s0 of 2026-11-20T10:00:00Z to s1 of 2026-11-21T10:00:00Z",
+            id="more claims than volumes",
+        ),
+    ],
+)
+def test_a_name_that_several_backups_had_is_refused(snapshots: list[StoredSnapshot], cause: str) -> None:
+    with pytest.raises(RestoreError, match=f"several backups of that name: {cause}: choose each volume by --from-snap"):
+        choose_stored(_list(*snapshots), _NIGHT)
+    (found,) = choose_stored(_list(*snapshots), Source(snapshot="s0"))
+    assert (found.snapshot_id, found.claim) == ("s0", DATA)
+
+
+def test_the_newest_attempt_of_a_transfer_counts() -> None:
+    attempts = [stored(DATA, "s0", transfer_uid="t", **_EARLIER), stored(DATA, "s1", transfer_uid="t")]
+    assert [one.snapshot_id for one in choose_stored(_list(*attempts), _NIGHT)] == ["s1"]
+
+
+def test_a_claim_of_another_namespace_than_the_repository_s_is_refused() -> None:
+    strange = stored(DATA, "s9", volume_namespace="tenant-b", start="2026-11-22T10:00:00Z")
+    for source in (_NIGHT, Source(snapshot="s9")):
+        with pytest.raises(RestoreError, match=r"snapshot s9 in .* names no PVC of tenant-b, the namespace"):
+            choose_stored(_list(stored(DATA, "s1"), strange), source)
+
+
 def test_a_backup_of_velero_is_named_by_its_uid() -> None:
     names = SavedClaim(namespace="app", name="web")
     velero = stored(names, "s7", backup="", backup_uid="6bc33b7d", cluster="")
@@ -120,5 +163,5 @@ def test_what_is_not_in_the_bucket_is_named(source: Source, message: str) -> Non
 
 
 def test_a_snapshot_of_something_else_is_not_restored() -> None:
-    with pytest.raises(RestoreError, match="snapshot s5 in BackupStorageLocation default names no PVC: its source is"):
+    with pytest.raises(RestoreError, match=r"snapshot s5 in .* default names no PVC of app, .*: its source is"):
         choose_stored(_list(stored(None, "s5")), Source(snapshot="s5"))
