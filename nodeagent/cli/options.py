@@ -1,6 +1,8 @@
 """Options and the help that all commands for users have in common."""
 
 import functools
+import os
+import shlex
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -19,6 +21,7 @@ __all__ = [
     "UserGroup",
     "access_of",
     "cluster_options",
+    "command_for",
     "installation_options",
     "output_option",
     "workload_options",
@@ -109,6 +112,21 @@ def access_of(context: click.Context, default: str = "") -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
     given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
     return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or default)
+
+
+def command_for(access: ClusterAccess, command: str) -> str:
+    """Return a command with `workload_options` as a shell takes it, with the flags that lead to the same cluster.
+
+    The default namespace is named too if `$VELERO_NAMESPACE` would lead elsewhere.
+    """
+    words = []
+    if access.namespace != DEFAULT_NAMESPACE or os.environ.get("VELERO_NAMESPACE", "") not in {"", DEFAULT_NAMESPACE}:
+        words += ["--agent-namespace", access.namespace]
+    if access.kubecontext:
+        words += ["--kubecontext", access.kubecontext]
+    if access.kubeconfig:
+        words += ["--kubeconfig", access.kubeconfig]
+    return " ".join([command, *map(shlex.quote, words)])
 
 
 def output_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
