@@ -10,7 +10,7 @@ from core.clock import Deadline
 from core.errors import AgentError
 from core.kube.errors import AlreadyExistsError, KubeError
 from core.kube.resources import VOLUME_SNAPSHOTS, Resource
-from core.models.base import JsonDict
+from core.models.base import JsonDict, parse_time
 from core.models.names import BACKUP_LABEL
 from nodeagent.operations.backups.methods import BackupError, Method
 from nodeagent.operations.backups.objects import PlannedVolume
@@ -19,6 +19,9 @@ from nodeagent.operations.backups.plan import BackupTools
 __all__ = ["check_backup", "start_backup"]
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
+
+_OLDEST_SNAPSHOT: Final = timedelta(hours=1)
+"""Of an earlier run that made no transfer of it: the data of an older one is not what the user asks for now."""
 
 
 async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
@@ -47,7 +50,7 @@ async def check_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> 
             try:
                 await tools.client.try_create(resource, manifest)
             except AlreadyExistsError:
-                await _check_same(tools, resource, manifest)
+                await _check_same(tools, volume, resource, manifest)
             except KubeError as e:
                 raise BackupError(f"PVC {_name(volume)} cannot be backed up, nothing was created: {e}") from e
 
@@ -62,10 +65,10 @@ async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> N
     for index, volume in enumerate(volumes):
         if (snapshot := volume.build_snapshot()) is not None:
             async with _explained(tools, volumes, started=0, current=index, snapshots=index):
-                await _ensure(tools, VOLUME_SNAPSHOTS, snapshot)
+                await _ensure(tools, volume, VOLUME_SNAPSHOTS, snapshot)
     for index, volume in enumerate(volumes):
         async with _explained(tools, volumes, started=index, current=index, snapshots=len(volumes)):
-            await _ensure(tools, volume.resource, volume.build_transfer())
+            await _ensure(tools, volume, volume.resource, volume.build_transfer())
 
 
 @asynccontextmanager
@@ -79,7 +82,7 @@ async def _explained(
     try:
         yield
     except AgentError as e:
-        await _clean_up(tools, volumes[started:snapshots])
+        started += await _clean_up(tools, volumes[started:snapshots])
         state = f"{started} of {len(volumes)} volumes were started: repeat the command, or cancel the backup"
         what = state if started else "nothing was started"
         raise BackupError(f"PVC {_name(volumes[current])} is missing in the backup: {e}; {what}") from e
@@ -89,19 +92,19 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: BackupTools, resource: Resource, manifest: JsonDict) -> None:
+async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: JsonDict) -> None:
     """Create the object; one of an earlier run may stay."""
     try:
         await tools.client.create(resource, manifest)
     except AlreadyExistsError:
-        await _check_same(tools, resource, manifest)
+        await _check_same(tools, volume, resource, manifest)
 
 
-async def _check_same(tools: BackupTools, resource: Resource, manifest: JsonDict) -> None:
+async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: JsonDict) -> None:
     """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
 
     Raises:
-        BackupError: it is another one.
+        BackupError: it is another one, is being deleted, or is a snapshot that is too old.
     """
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
@@ -109,19 +112,40 @@ async def _check_same(tools: BackupTools, resource: Resource, manifest: JsonDict
     differs = labels.get(BACKUP_LABEL) != meta["labels"][BACKUP_LABEL] or any(
         spec.get(key) != value for key, value in manifest["spec"].items() if value
     )
+    place = f"{resource.kind} {meta['namespace']}/{meta['name']}"
     if differs:
-        place = f"{resource.kind} {meta['namespace']}/{meta['name']}"
         raise BackupError(f"{place} exists already, and is of another backup: choose another name")
+    if stored["metadata"].get("deletionTimestamp"):
+        raise BackupError(f"{place} is being deleted: repeat the command later")
+    if resource is VOLUME_SNAPSHOTS:
+        age = tools.clock.now() - parse_time(stored["metadata"]["creationTimestamp"])
+        if age > _OLDEST_SNAPSHOT and not await _has_transfer(tools, volume):
+            raise BackupError(f"{place} is {int(age.total_seconds() / 3600)}h old: delete it ({_deletion(volume)})")
 
 
-async def _clean_up(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
-    """Delete snapshots that no transfer will take over."""
+async def _has_transfer(tools: BackupTools, volume: PlannedVolume) -> bool:
+    return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
+
+
+async def _clean_up(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> int:
+    """Delete snapshots that no transfer will take over, and return how many of the volumes have their transfer.
+
+    A request without an answer may have created one nevertheless.
+    """
+    started = 0
     for volume in volumes:
-        namespace = volume.claim.namespace
-        if volume.method is not Method.CSI_SNAPSHOT:
-            continue
         try:
-            await tools.client.delete(VOLUME_SNAPSHOTS, namespace, volume.name)
+            if await _has_transfer(tools, volume):
+                started += 1
+            elif volume.method is Method.CSI_SNAPSHOT:
+                await tools.client.delete(VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
         except KubeError as e:
-            command = f"kubectl -n {namespace} delete volumesnapshot {volume.name}"
-            tools.on_note(f"VolumeSnapshot {namespace}/{volume.name} could not be deleted ({command}): {e}")
+            if volume.method is Method.CSI_SNAPSHOT:
+                tools.on_note(
+                    f"VolumeSnapshot {volume.claim.namespace}/{volume.name} was not deleted ({_deletion(volume)}): {e}"
+                )
+    return started
+
+
+def _deletion(volume: PlannedVolume) -> str:
+    return f"kubectl -n {volume.claim.namespace} delete volumesnapshot {volume.name}"

@@ -103,6 +103,54 @@ async def test_an_object_of_somebody_else_is_not_taken_for_ours(resource: object
             await step(scene.tools, volumes)
 
 
+async def test_a_snapshot_that_is_being_deleted_is_not_taken() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    manifest = volumes[0].build_snapshot()
+    assert manifest is not None
+    manifest["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    scene.kube.put(manifest)
+    for step in (check_backup, start_backup):
+        with pytest.raises(BackupError, match=f"VolumeSnapshot app/{volumes[0].name} is being deleted: repeat"):
+            await step(scene.tools, volumes)
+
+
+async def test_an_old_snapshot_without_a_transfer_is_not_taken() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    await start_backup(scene.tools, volumes)
+    scene.clock.seconds += 3 * 3600
+    await check_backup(scene.tools, volumes)
+    await scene.client.delete(DATA_UPLOADS, "velero", volumes[0].name)
+    cause = f"app/{volumes[0].name} is 3h old: delete it .kubectl -n app delete volumesnapshot {volumes[0].name}.$"
+    with pytest.raises(BackupError, match=cause):
+        await check_backup(scene.tools, volumes)
+    scene.clock.seconds -= 3 * 3600
+    await start_backup(scene.tools, volumes)
+    assert len(scene.made) == 5
+
+
+async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_stays() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    scene.kube.put(volumes[0].build_transfer())
+    scene.kube.fail_next("POST", "/datauploads", 504)
+    with pytest.raises(BackupError, match="1 of 3 volumes were started: repeat"):
+        await start_backup(scene.tools, volumes)
+    assert scene.made == [f"VolumeSnapshot/{volumes[0].name}", f"DataUpload/{volumes[0].name}"]
+
+
+async def test_a_snapshot_stays_if_its_transfer_cannot_be_read() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    scene.kube.fail_next("POST", "/datauploads", 504)
+    scene.kube.fail_next("GET", "/datauploads", 504)
+    with pytest.raises(BackupError):
+        await start_backup(scene.tools, volumes)
+    assert scene.made == [f"VolumeSnapshot/{volumes[0].name}"]
+    assert f"was not deleted (kubectl -n app delete volumesnapshot {volumes[0].name})" in scene.notes[0]
+
+
 async def test_an_interruption_lets_the_creation_finish() -> None:
     scene = BackupScene()
     volumes = await _plan(scene)
