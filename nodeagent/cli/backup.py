@@ -10,7 +10,7 @@ from core.clock import SystemClock
 from core.errors import AgentError
 from nodeagent.cli.backup_create import create
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
-from nodeagent.cli.options import UserGroup, access_of, output_option, workload_options
+from nodeagent.cli.options import UserGroup, access_of, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.stored import get_stored
 from nodeagent.operations.backups.follow import cancel_backup, find_backups
@@ -159,4 +159,5 @@ async def _run_cancel(name: str, access: ClusterAccess) -> None:
         printer.note(f"backup {name} has ended already: nothing to cancel")
         return
     print_volumes(printer, canceled)
-    printer.note(f"cancel requested: nodeagent backup describe {name} shows how it ends")
+    shown = command_for(access, f"nodeagent backup describe {name}")
+    printer.note(f"cancel requested: {shown} shows how it ends")

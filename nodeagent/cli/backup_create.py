@@ -10,9 +10,10 @@ import click
 
 from core.clock import SystemClock
 from core.errors import ConfigError
+from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
-from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
+from nodeagent.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.backups.create import check_backup, start_backup
 from nodeagent.operations.backups.follow import explain_failure, wait_for_backup
@@ -57,6 +58,7 @@ class _Run:
     form: OutputFormat
     wait: bool
     printer: Printer
+    access: ClusterAccess
     started: bool = False
 
 
@@ -102,14 +104,13 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         method=Method(given["method"]),
         ignore_velero_server=given["ignore_velero_server"],
     )
-    run = _Run(request, choice, form, wait=given["wait"], printer=Printer())
+    run = _Run(request, choice, form, wait=given["wait"], printer=Printer(), access=access)
     try:
-        asyncio.run(_create(run, access))
+        asyncio.run(_create(run))
     except KeyboardInterrupt:
         if run.started:
-            run.printer.note(
-                f"the backup goes on: nodeagent backup describe {name} shows it, nodeagent backup cancel {name} ends it"
-            )
+            shown, ended = (command_for(access, f"nodeagent backup {verb} {name}") for verb in ("describe", "cancel"))
+            run.printer.note(f"the backup goes on: {shown} shows it, {ended} ends it")
         raise
 
 
@@ -151,8 +152,8 @@ def _parse_pairs(flag: str, text: str) -> dict[str, str]:
     return pairs
 
 
-async def _create(run: _Run, access: ClusterAccess) -> None:
-    async with connect(access) as cluster:
+async def _create(run: _Run) -> None:
+    async with connect(run.access) as cluster:
         tools = BackupTools(cluster.client, SystemClock(), run.printer.note)
         with run.printer.progress(f"checking the volumes of {run.request.name}"):
             volumes = await plan_backup(tools, run.request, run.choice)
@@ -160,25 +161,33 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
         run.started = True
         await start_backup(tools, volumes)
         backup = await _follow(run, cluster, tools)
+        _print(run, backup, created=bool(volumes))
     if run.wait and (failure := explain_failure(backup)):
         raise BackupError(f"backup {backup.name} is {backup.phase}: {failure}")
 
 
 async def _follow(run: _Run, cluster: Connection, tools: BackupTools) -> Backup:
-    """Wait for the backup if the user asked for it, print it, and return it."""
-    name, printer = run.request.name, run.printer
+    """Wait for the backup if the user asked for it, and return it."""
+    name = run.request.name
     if run.wait:
-        with printer.live() as show:
-            backup = await wait_for_backup(tools, cluster.namespace, name, lambda rows: show(live_rows(rows)))
-    else:
-        (backup,) = (await read_backups(cluster.client, cluster.namespace, name)).backups
+        with run.printer.live() as show:
+            return await wait_for_backup(tools, cluster.namespace, name, lambda rows: show(live_rows(rows)))
+    (backup,) = (await read_backups(cluster.client, cluster.namespace, name)).backups
+    return backup
+
+
+def _print(run: _Run, backup: Backup, *, created: bool) -> None:
+    """Print the backup; without `created`, all of it existed before."""
+    printer, shown = run.printer, command_for(run.access, f"nodeagent backup describe {backup.name}")
+    if not created:
+        since = f" since {format_time(backup.created)}" if backup.created else ""
+        printer.note(f"backup {backup.name} exists{since}: nothing was created")
     if run.form.for_programs:
         printer.document(backup.to_wire(), run.form)
-        return backup
+        return
     if run.wait:
         printer.line(describe_end(backup))
     else:
         print_volumes(printer, backup.volumes)
-        printer.note(f"the backup was started: nodeagent backup describe {name} shows it")
+        printer.note(f"the backup was started: {shown} shows it" if created else f"{shown} shows it")
     printer.note(VOLUMES_ONLY)
-    return backup

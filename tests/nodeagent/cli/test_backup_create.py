@@ -42,7 +42,18 @@ def test_create_names_each_volume_and_what_a_backup_lacks(backup_shell: BackupSh
     assert done.code == 0
     assert_golden_text("cli/backup-create", done.out + done.err)
     assert len(backup_shell.scene.made) == 3
-    assert backup_shell.run("create", "night", *_BOTH).out == done.out
+    again = backup_shell.run("create", "night", *_BOTH)
+    assert (again.code, again.out) == (0, done.out)
+    assert re.search(r"note: backup night exists since 20[-:0-9TZ]+: nothing was created", again.err)
+    assert "was started" not in again.err
+
+
+def test_a_command_that_is_shown_has_the_flags_of_the_cluster(backup_shell: BackupShell) -> None:
+    flags = ("--kubecontext", "blue", "--kubeconfig", "/my config")
+    done = backup_shell.run("create", "night", *_BOTH, *flags)
+    more = "--kubecontext blue --kubeconfig '/my config'"
+    assert f"nodeagent backup describe night {more} shows it" in done.err
+    assert f"nodeagent backup describe night {more} shows how" in backup_shell.run("cancel", "night", *flags).err
 
 
 def test_a_wait_prints_a_line_for_each_change_where_no_terminal_is(backup_shell: BackupShell) -> None:
