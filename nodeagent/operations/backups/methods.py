@@ -124,6 +124,9 @@ def _unusable(claim: JsonDict) -> str:
 
 def _find_snapshot_way(claim: JsonDict, classes: ClusterClasses) -> SnapshotWay | str:
     """Return the snapshot class, or why there is none."""
+    # The data mover's PVC is of that class.
+    if not (claim.get("spec") or {}).get("storageClassName"):
+        return "no CSI snapshot: it names no storage class"
     driver = _driver(claim, classes)
     if classes.unread:
         return f"no CSI snapshot: {classes.unread}"

@@ -71,6 +71,13 @@ def test_the_driver_of_a_migrated_plugin_is_in_an_annotation() -> None:
     assert choose_method(claim, Method.AUTO, _classes(_snapshot_class("a")), ()) == _SNAPSHOT
 
 
+def test_a_claim_without_a_class_is_backed_up_from_its_pod() -> None:
+    claim = _claim(storage_class="", annotations={"volume.kubernetes.io/storage-provisioner": _DRIVER})
+    classes = _classes(_snapshot_class("a"))
+    assert needs_pods(claim, Method.AUTO, classes)
+    assert choose_method(claim, Method.AUTO, classes, [_pod()]) == _POD
+
+
 @pytest.mark.parametrize(
     ("method", "classes", "pods", "way"),
     [
@@ -112,12 +119,20 @@ _NO_POD = "no backup of files: no Running pod mounts it"
             id="block device",
         ),
         pytest.param(
-            _claim(storage_class=""),
+            _claim(storage_class="other"),
             Method.CSI_SNAPSHOT,
             _classes(),
             [],
             "no CSI snapshot: its storage class does not say which driver its volume has",
             id="no driver",
+        ),
+        pytest.param(
+            _claim(storage_class="", annotations={"volume.kubernetes.io/storage-provisioner": _DRIVER}),
+            Method.CSI_SNAPSHOT,
+            _classes(_snapshot_class("a")),
+            [],
+            "no CSI snapshot: it names no storage class",
+            id="no class",
         ),
         pytest.param(
             _claim(), Method.CSI_SNAPSHOT, _classes(unread="no right"), [], "no CSI snapshot: no right", id="unread"
