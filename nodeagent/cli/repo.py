@@ -173,7 +173,8 @@ async def _run_connect_command(name: str, access: ClusterAccess) -> None:
         location_name = repository.spec.backup_storage_location
         location = await read_location(cluster.client, cluster.namespace, location_name)
     printer = Printer()
-    for line in build_connect_lines(repository, location):
+    given = (("--context", access.kubecontext), ("--kubeconfig", access.kubeconfig))
+    for line in build_connect_lines(repository, location, [f"{flag}={value}" for flag, value in given if value]):
         printer.line(line)
 
 

@@ -9,6 +9,8 @@ pkg/repository/config/config.go (the folder of a repository).
 import posixpath
 import re
 import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -30,51 +32,60 @@ _AWS_KEYS: Final = {"AWS_ACCESS_KEY_ID": "aws_access_key_id", "AWS_SECRET_ACCESS
 _TRUE: Final = frozenset({"1", "t", "true"})
 
 
-def build_connect_lines(repository: BackupRepository, location: BackupStorageLocation) -> list[str]:
-    """Return the lines, for a POSIX shell with kubectl, base64, awk and kopia.
+@dataclass(frozen=True)
+class _Secrets:
+    """The Secrets of a namespace, which kubectl reads by its own configuration or with these flags."""
+
+    namespace: str
+    flags: Sequence[str]
+
+    def read(self, wanted: SecretKey) -> str:
+        """Return the command that prints the value of a key of a Secret."""
+        return f"{self.read_encoded(wanted)} | base64 -d"
+
+    def read_encoded(self, wanted: SecretKey) -> str:
+        """Return the command that prints it in Base64."""
+        if not _KEY.fullmatch(wanted.key):
+            raise ConfigError(f'Secret {self.namespace}/{wanted.name}: "{wanted.key}" is no key of a Secret')
+        template = f'{{{{index .data "{wanted.key}"}}}}'
+        words = ("kubectl", *self.flags, "get", "secret", wanted.name, "-n", self.namespace)
+        return shlex.join([*words, "-o", f"go-template={template}"])
+
+
+def build_connect_lines(
+    repository: BackupRepository, location: BackupStorageLocation, kubectl_flags: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines, for a POSIX shell with kubectl, base64, awk and kopia; kubectl gets these flags.
 
     Raises:
         ConfigError: the location is of another kind than S3 or a directory, or its values cannot be used.
     """
-    namespace, spec = repository.metadata.namespace, location.spec
+    secrets, spec = _Secrets(repository.metadata.namespace, kubectl_flags), location.spec
     inner = posixpath.join(spec.object_storage.prefix.strip("/"), "kopia", repository.spec.volume_namespace)
-    password = _read(namespace, SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
+    password = secrets.read(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
     lines = [f'export KOPIA_PASSWORD="$({password})"']
     provider = spec.provider.removeprefix("velero.io/")
     if provider == "fs":
         path = posixpath.join(spec.config.get("fspath", ""), inner)
         storage = ["filesystem", f"--path={path}"]
     elif provider == "aws" or (provider not in {"azure", "gcp"} and spec.config.get("s3Url")):
-        lines += _key_lines(namespace, location)
+        lines += _key_lines(secrets, location)
         storage = _s3(location, f"{inner}/")
     else:
         raise ConfigError(
             f"BackupStorageLocation {location.name}: no command for the provider {spec.provider}: connect kopia by hand"
         )
     flags = [*storage, *_IDENTITY, "--readonly", "--no-persist-credentials", "--no-check-for-updates"]
-    words = ["kopia", "repository", "connect", *map(shlex.quote, flags), *_authority(namespace, location)]
+    words = ["kopia", "repository", "connect", *map(shlex.quote, flags), *_authority(secrets, location)]
     return [*lines, " ".join(words)]
 
 
-def _read(namespace: str, wanted: SecretKey) -> str:
-    """Return the command that prints the value of a key of a Secret."""
-    if not _KEY.fullmatch(wanted.key):
-        raise ConfigError(f'Secret {namespace}/{wanted.name}: "{wanted.key}" is no key of a Secret')
-    return f"{_read_encoded(namespace, wanted)} | base64 -d"
-
-
-def _read_encoded(namespace: str, wanted: SecretKey) -> str:
-    template = f'{{{{index .data "{wanted.key}"}}}}'
-    words = ("kubectl", "get", "secret", wanted.name, "-n", namespace, "-o", f"go-template={template}")
-    return shlex.join(words)
-
-
-def _key_lines(namespace: str, location: BackupStorageLocation) -> list[str]:
+def _key_lines(secrets: _Secrets, location: BackupStorageLocation) -> list[str]:
     """Return the lines that read the keys of the location's profile; those of a session are not supported."""
     profile = location.spec.config.get("profile") or "default"
     if not _PROFILE.fullmatch(profile):
         raise ConfigError(f'BackupStorageLocation {location.name}: "{profile}" is no name of a profile')
-    source = _read(namespace, location.spec.credential or _INHERITED)
+    source = secrets.read(location.spec.credential or _INHERITED)
     lines = []
     for variable, name in _AWS_KEYS.items():
         script = f'/^\\[/ {{ on = index($0, "[{profile}]") }} on && $1 == "{name}" {{ print $2 }}'
@@ -91,7 +102,8 @@ def _s3(location: BackupStorageLocation, prefix: str) -> list[str]:
         "s3",
         f"--bucket={storage.bucket}",
         f"--prefix={prefix}",
-        f"--endpoint={url.netloc or amazon}",
+        # Without the user and password that a URL may have.
+        f"--endpoint={url.netloc.rpartition('@')[2] or amazon}",
         f"--region={region}",
         # Empty: kopia takes them from the environment each time, and writes none to its configuration.
         "--access-key=",
@@ -105,10 +117,9 @@ def _s3(location: BackupStorageLocation, prefix: str) -> list[str]:
     return words
 
 
-def _authority(namespace: str, location: BackupStorageLocation) -> list[str]:
+def _authority(secrets: _Secrets, location: BackupStorageLocation) -> list[str]:
     """Return the flag with the certificate authority, which is no secret."""
     storage = location.spec.object_storage
     if storage.ca_cert_ref is not None:
-        _read(namespace, storage.ca_cert_ref)
-        return [f'--root-ca-pem-base64="$({_read_encoded(namespace, storage.ca_cert_ref)})"']
+        return [f'--root-ca-pem-base64="$({secrets.read_encoded(storage.ca_cert_ref)})"']
     return [shlex.quote(f"--root-ca-pem-base64={storage.ca_cert}")] if storage.ca_cert else []

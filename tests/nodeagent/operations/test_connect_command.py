@@ -1,6 +1,7 @@
 """The lines that connect kopia by hand: each kind of storage, no secret in them, and nothing that a shell would run."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from tests.support.golden import assert_golden_text
 _HOSTILE = "b'; touch /tmp/x; $(id) `id` \"\n"
 
 
-def _lines(provider: str = "aws", config: JsonDict | None = None, **spec: Any) -> list[str]:
+def _lines(
+    provider: str = "aws", config: JsonDict | None = None, kubectl_flags: Sequence[str] = (), **spec: Any
+) -> list[str]:
     meta = {"namespace": "velero", "uid": "u"}
     repository: JsonDict = {
         "metadata": {**meta, "name": "app-default-kopia"},
@@ -29,6 +32,7 @@ def _lines(provider: str = "aws", config: JsonDict | None = None, **spec: Any) -
     return build_connect_lines(
         BackupRepository.parse({**typed, "kind": "BackupRepository", **repository}),
         BackupStorageLocation.parse({**typed, "kind": "BackupStorageLocation", **location}),
+        kubectl_flags,
     )
 
 
@@ -47,6 +51,19 @@ def test_a_bucket_of_amazon_with_inherited_credentials() -> None:
     assert {"--endpoint=s3.cn-north-1.amazonaws.com.cn", "--prefix=p/kopia/app/"} <= set(_words(lines))
     assert "kubectl get secret cloud-credentials -n velero" in lines[1]
     assert "--endpoint=s3.amazonaws.com" in _words(_lines(config={"region": "us-east-2"}))
+
+
+def test_the_user_and_password_of_an_address_are_not_shown() -> None:
+    lines = _lines(config={"s3Url": "https://me:secret@minio:9000"})
+    assert "--endpoint=minio:9000" in _words(lines)
+    assert "secret@" not in "".join(lines)
+
+
+def test_kubectl_reads_each_secret_in_the_cluster_of_the_command() -> None:
+    flags = ("--context=blue", "--kubeconfig=/my config")
+    lines = _lines(storage={"caCertRef": {"name": "ca", "key": "ca.crt"}}, kubectl_flags=flags)
+    assert "".join(lines).count("kubectl --context=blue '--kubeconfig=/my config' get secret") == 4
+    assert "".join(lines).count("kubectl") == 4
 
 
 def test_a_directory_needs_the_password_alone() -> None:
