@@ -40,7 +40,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",
     "nodeagent/cli/given_flags.py": "tests/nodeagent/cli/test_install_options.py",
     "nodeagent/cli/install_flags.py": "tests/nodeagent/cli/test_install.py",
-    "nodeagent/cli/options.py": "tests/nodeagent/cli/test_user_commands.py",
     "nodeagent/cli/repo_pages.py": "tests/nodeagent/cli/test_repo.py",
     "nodeagent/cli/restore_create.py": "tests/nodeagent/cli/test_restore.py",
     "nodeagent/cli/restore_pages.py": "tests/nodeagent/cli/test_restore.py",
