@@ -246,3 +246,9 @@ def test_report_prints_snapshots_totals_and_commands(capsys: pytest.CaptureFixtu
     assert_golden_text("cli/repo-report", capsys.readouterr().out)
     print_report(Printer(), found, wide=True)
     assert_golden_text("cli/repo-report-wide", capsys.readouterr().out)
+
+
+def test_connect_command_reads_secrets_in_the_cluster_that_was_named(shell: _Shell) -> None:
+    done = shell.run("connect-command", NAME, "-n", "velero", "--kubecontext", "blue", "--kubeconfig", "/my config")
+    assert done.code == 0, done.err
+    assert "kubectl --context=blue '--kubeconfig=/my config' get secret velero-repo-credentials" in done.out
