@@ -17,7 +17,7 @@ from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
 from core.models.names import RESTORE_ANNOTATION
-from core.models.phases import Phase
+from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.config.keys import guess
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
@@ -51,6 +51,7 @@ async def plan_restore(
         KubeError: the API server rejected a request.
     """
     planned = [PlannedRestore(request, volume, len(volumes)) for volume in volumes]
+    _check_mappings(planned)
     seen: dict[ClaimName, ClaimName] = {}
     for one in planned:
         if other := seen.get(one.target):
@@ -62,11 +63,35 @@ async def plan_restore(
     return planned
 
 
-async def _check_target(client: KubeClient, one: PlannedRestore) -> None:
-    """Check that the PVC does not exist, unless an earlier run of the same restore made it."""
+def _check_mappings(planned: Sequence[PlannedRestore]) -> None:
+    """Check that each mapping is about a volume: a misspelled one would restore to where the original is."""
+    request = planned[0].request
+    for flag, mapping, used in (
+        ("--namespace-mappings", request.namespaces, {one.volume.claim.namespace for one in planned}),
+        ("--storage-class-mappings", request.classes, {one.saved_class for one in planned}),
+    ):
+        for old in mapping:
+            if old not in used:
+                hint = guess(old, used) or f"there are: {', '.join(sorted(used - {''})) or 'none'}"
+                raise RestoreError(f"{flag}: no volume of the restore has {old} ({hint})")
+
+
+async def _check_target(client: KubeClient, one: PlannedRestore) -> JsonDict | None:
+    """Return the transfer if an earlier run made it; check that nothing else is written to.
+
+    A PVC that has a volume, and whose transfer is gone, may be in use: it was restored already, or bound by another.
+
+    Raises:
+        RestoreError: the PVC exists and is not one that this restore may still fill, or the restore has ended.
+    """
+    transfer = await _read_transfer(client, one)
     existing = await client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
     if existing is None:
-        return
+        if transfer is not None and (transfer.get("status") or {}).get("phase") in FINAL_PHASES:
+            command = f"kubectl -n {one.request.namespace} delete {one.resource.plural} {one.name}"
+            text = f"its {one.resource.kind} {one.name} is final, and there is no PVC {one.target}"
+            raise RestoreError(f"restore {one.request.name} has ended: choose another name ({text}; or {command})")
+        return transfer
     if existing["metadata"].get("deletionTimestamp"):
         raise RestoreError(f"PVC {one.target} is being deleted: repeat the command once it is gone")
     if not _same_claim(existing, one.build_claim()):
@@ -74,6 +99,12 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> None:
             f"PVC {one.target} exists already, and restores go to new PVCs only: delete it, or restore into another "
             "namespace by --namespace-mappings"
         )
+    if transfer is None and existing["spec"].get("volumeName"):
+        raise RestoreError(
+            f"PVC {one.target} of restore {one.request.name} has a volume, and no {one.resource.kind} any more: it is "
+            "not written to again; delete it, or restore into another namespace by --namespace-mappings"
+        )
+    return transfer
 
 
 def _same_claim(existing: JsonDict, wanted: JsonDict) -> bool:
@@ -81,6 +112,28 @@ def _same_claim(existing: JsonDict, wanted: JsonDict) -> bool:
     if annotations.get(RESTORE_ANNOTATION) != wanted["metadata"]["annotations"][RESTORE_ANNOTATION]:
         return False
     return bool(existing["spec"].get("selector") == wanted["spec"].get("selector"))
+
+
+async def _read_transfer(client: KubeClient, one: PlannedRestore) -> JsonDict | None:
+    """Return the transfer of the volume, if there is one.
+
+    Raises:
+        RestoreError: one of that name restores something else.
+    """
+    stored = await client.read(one.resource, one.request.namespace, one.name)
+    if stored is not None and not _has(stored.get("spec") or {}, one.build_transfer()["spec"]):
+        place = f"{one.resource.kind} {one.request.namespace}/{one.name}"
+        raise RestoreError(f"{place} exists already, and restores another snapshot: choose another name")
+    return stored
+
+
+def _has(stored: JsonDict, wanted: JsonDict) -> bool:
+    """Return whether the stored object has the wanted values; empty ones, as the UID of a pod, are not wanted."""
+    return all(
+        _has(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
+        for key, value in wanted.items()
+        if value
+    )
 
 
 async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
@@ -169,7 +222,7 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
         try:
             await _ensure_namespace(tools, one.target.namespace)
             await _ensure_claim(tools.client, one)
-            await _ensure_transfer(tools.client, one, await _ensure_pod(tools.client, one))
+            await _ensure_transfer(tools.client, one)
         except AgentError as e:
             state = f"{started} of {len(planned)} volumes were started: repeat the command, or cancel the restore"
             raise RestoreError(
@@ -234,13 +287,11 @@ async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
     return str(pod["metadata"]["uid"])
 
 
-async def _ensure_transfer(client: KubeClient, one: PlannedRestore, pod_uid: str) -> None:
-    manifest, kind = one.build_transfer(pod_uid), one.resource
+async def _ensure_transfer(client: KubeClient, one: PlannedRestore) -> None:
+    """Create the transfer, and before it the pod: of one that exists, the pod may have ended."""
+    if await _read_transfer(client, one) is not None:
+        return
     try:
-        await client.create(kind, manifest)
-    except AlreadyExistsError as e:
-        stored = await client.get(kind, one.request.namespace, one.name)
-        spec = stored.get("spec") or {}
-        if any(spec.get(key) != value for key, value in manifest["spec"].items() if value):
-            place = f"{kind.kind} {one.request.namespace}/{one.name}"
-            raise RestoreError(f"{place} exists already, and restores another snapshot: choose another name") from e
+        await client.create(one.resource, one.build_transfer(await _ensure_pod(client, one)))
+    except AlreadyExistsError:
+        await _read_transfer(client, one)

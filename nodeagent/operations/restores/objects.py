@@ -68,11 +68,15 @@ class PlannedRestore:
         return transfer_name(self.request.name, self.target.namespace, self.target.name)
 
     @property
+    def saved_class(self) -> str:
+        """The class before it is mapped: that of the old PVC or, if the backup does not say it, the given one."""
+        claim = self.volume.claim
+        return claim.storage_class if claim.size else self.request.storage_class
+
+    @property
     def storage_class(self) -> str:
         """The class of the new PVC; empty: the cluster's default one."""
-        claim = self.volume.claim
-        known = claim.storage_class if claim.size else self.request.storage_class
-        return self.request.classes.get(known, known)
+        return self.request.classes.get(self.saved_class, self.saved_class)
 
     @property
     def by_pod(self) -> bool:

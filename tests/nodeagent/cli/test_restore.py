@@ -194,6 +194,12 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_cancel(shell: _Shell, monkeypat
         (("--from-backup", "a", "--from-snapshot", "b"), 2, "set either --from-backup or --from-snapshot"),
         (("--from-backup", "night", "--cluster", "u"), 2, "--cluster needs --from-storage-location"),
         (("--from-backup", "night", "--namespace-mappings", "app"), 2, '--namespace-mappings: "app" is not allowed'),
+        (
+            ("--from-backup", "night", "--namespace-mappings", "app:a,app:b"),
+            2,
+            "--namespace-mappings: app is given twice",
+        ),
+        (("--from-backup", "night", "--namespace-mappings", "apps:a"), 1, "(did you mean app?)"),
         (("--from-backup", "night", "--size", "-1"), 2, '--size: "-1" is not allowed: expected such as 10Gi'),
         (("--from-backup", "night", "--pvc", "data"), 2, '--pvc: "data" is not allowed'),
         (("A", "--from-backup", "night"), 2, '"A" is no name of a restore'),
