@@ -8,7 +8,7 @@ import click
 
 from core.clock import SystemClock
 from core.errors import AgentError
-from nodeagent.cli.options import UserGroup, access_of, output_option, workload_options
+from nodeagent.cli.options import UserGroup, access_of, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_create import create
 from nodeagent.cli.restore_pages import print_restore, print_restored_volumes, print_restores
@@ -143,4 +143,5 @@ async def _run_cancel(name: str, access: ClusterAccess) -> None:
         printer.note(f"restore {name} has ended already: nothing to cancel")
         return
     print_restored_volumes(printer, canceled)
-    printer.note(f"cancel requested: nodeagent restore describe {name} shows how it ends")
+    command = command_for(access, f"nodeagent restore describe {name}")
+    printer.note(f"cancel requested: {command} shows how it ends")

@@ -13,7 +13,7 @@ from core.models.names import OBJECT_NAME
 from core.models.units import parse_quantity
 from nodeagent.cli.backup_create import parse_claim
 from nodeagent.cli.backup_pages import live_rows
-from nodeagent.cli.options import UserCommand, output_option, workload_options
+from nodeagent.cli.options import UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_restored_volumes
 from nodeagent.cli.stored import read_stored
@@ -131,7 +131,9 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         asyncio.run(_create(run, access))
     except KeyboardInterrupt:
         if run.started:
-            commands = (f"nodeagent restore {verb} {request.name}" for verb in ("describe", "cancel"))
+            commands = (
+                command_for(access, f"nodeagent restore {verb} {request.name}") for verb in ("describe", "cancel")
+            )
             run.printer.note("the restore goes on: {} shows it, {} ends it".format(*commands))
         raise
 
@@ -183,7 +185,7 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
             await check_restore(tools, planned)
         run.started = True
         await start_restore(tools, planned)
-        restore = await _follow(run, cluster)
+        restore = await _follow(run, cluster, access)
         if run.wait:
             await delete_waiting_pods(tools, planned)
     if run.wait and (failure := explain_restore(restore)):
@@ -202,7 +204,7 @@ async def _find_volumes(run: _Run, cluster: Connection) -> Sequence[SavedVolume]
     return choose_stored(stored, source)
 
 
-async def _follow(run: _Run, cluster: Connection) -> Restore:
+async def _follow(run: _Run, cluster: Connection, access: ClusterAccess) -> Restore:
     """Wait for the restore if the user asked for it, print it, and return it."""
     name, printer = run.request.name, run.printer
     if run.wait:
@@ -219,5 +221,6 @@ async def _follow(run: _Run, cluster: Connection) -> Restore:
         printer.line(f"restore {name} is {restore.phase}: {restore.counted} volumes, {size}")
     else:
         print_restored_volumes(printer, restore.volumes)
-        printer.note(f"the restore was started: nodeagent restore describe {name} shows it")
+        command = command_for(access, f"nodeagent restore describe {name}")
+        printer.note(f"the restore was started: {command} shows it")
     return restore

@@ -116,6 +116,14 @@ def test_a_restore_of_a_backup_in_the_cluster(shell: _Shell) -> None:
     assert shell.scene.claims.keys() == {"app/data", "db/files"}
 
 
+def test_shown_commands_lead_to_the_same_cluster(shell: _Shell) -> None:
+    flags = ("--kubecontext", "blue")
+    created = shell.run("restore", "create", "back", "--from-backup", "night", *flags)
+    canceled = shell.run("restore", "cancel", "back", *flags)
+    for done in (created, canceled):
+        assert "nodeagent restore describe back --kubecontext blue shows" in done.err
+
+
 def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
     _fill(shell)
     words = ("restore", "create", "back", "--from-snapshot", "s1", "--from-storage-location", "default")
