@@ -9,14 +9,14 @@ search for triggers; one with a secret 16 µs.
 import base64
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, quote_plus
 
 from core.models.base import JsonDict
 
-__all__ = ["Redactor", "redact", "redact_values"]
+__all__ = ["Redactor", "redact", "redact_lines", "redact_values"]
 
 _REPLACEMENT: Final = "***"
 
@@ -92,8 +92,12 @@ _FORMS: Final = (
 
 def redact(text: str) -> str:
     """Return `text` without anything that has the form of a secret."""
+    return _replace(text, _FORMS)
+
+
+def _replace(text: str, forms: Iterable[_Form]) -> str:
     lowered = text.lower()
-    for form in _FORMS:
+    for form in forms:
         for trigger in form.triggers:
             if trigger in lowered:
                 text = form.pattern.sub(form.replacement, text)
@@ -101,20 +105,76 @@ def redact(text: str) -> str:
     return text
 
 
-def redact_values(document: JsonDict) -> JsonDict:
-    """Return a JSON document with `redact` applied to each text in it, except keys."""
-    return {key: _redact_value(value) for key, value in document.items()}
+_SECRET_KEY: Final = re.compile(rf"{_KEY}\Z", re.IGNORECASE)
+_SECRET_FLAG: Final = re.compile(rf"--?[a-z_-]{{0,40}}?{_KEY}\Z", re.IGNORECASE)
+_FLAG: Final = re.compile(r"--[a-z]", re.IGNORECASE)
+
+_LINE_FORMS: Final = (
+    # A block: the lines below that are indented deeper.
+    _form(
+        _KEY_TRIGGERS,
+        rf"(?m)^(([ \t]*)[^\s:#{{]*{_KEY}[\"']?[ \t]*:[ \t]*[|>])[^\n]*(?:\n\2[ \t]+[^\n]*|\n[ \t]*$)*",
+        r"\1 ***",
+    ),
+    _form(
+        _KEY_TRIGGERS,
+        rf"(?m)^([ \t]*(?:-[ \t]+)*[^\s:#{{]*{_KEY}[\"']?[ \t]*:[ \t]+)(?![{{\[]|[\"']?\*\*\*|[|>] \*\*\*)[^\n]+",
+        r"\1***",
+    ),
+    _form(
+        _KEY_TRIGGERS, rf"([{{,][ \t]*[^\s:,{{}}]{{0,40}}{_KEY}[\"']?[ \t]*:[ \t]+)(?![{{\[\"'*])[^,}}\n]+", r"\1***"
+    ),
+    # An argument and its value, in a list in one line or in lines of their own.
+    _form(
+        _KEY_TRIGGERS,
+        rf"(--[a-z-]{{0,40}}{_KEY}[\"']?(?:[ \t]*,\s*|[ \t]*\n[ \t]*-[ \t]+)[\"']?)(?!--)[^\s\"',\]]+",
+        r"\1***",
+    ),
+)
+"""What a file of configuration has beside the other forms: YAML needs no quotes."""
 
 
-def _redact_value(value: object) -> object:
+def redact_lines(text: str) -> str:
+    """Return a text that may be YAML without secrets; in other texts it may replace what is none."""
+    return _replace(redact(text), _LINE_FORMS)
+
+
+def redact_values(document: JsonDict, redact_text: Callable[[str], str] = redact) -> JsonDict:
+    """Return a JSON document with `redact_text` applied to each text in it, except keys.
+
+    Replaced as a whole is the value of a key that looks like that of a secret, and what follows such a flag in a list.
+    """
+    return {key: _redact_value(value, redact_text, secret=_is_secret_key(key)) for key, value in document.items()}
+
+
+def _redact_value(value: object, redact_text: Callable[[str], str], *, secret: bool = False) -> object:
     match value:
         case str():
-            return redact(value)
+            return (_REPLACEMENT if value else value) if secret else redact_text(value)
+        case bool():
+            return value
+        case int() | float():
+            return _REPLACEMENT if secret else value
         case dict():
-            return redact_values(value)
+            return redact_values(value, redact_text)
         case list() | tuple():
-            return [_redact_value(each) for each in value]
+            hidden = _follow_flags(value)
+            return [_redact_value(each, redact_text, secret=secret or next(hidden)) for each in value]
     return value
+
+
+def _is_secret_key(key: str) -> bool:
+    lowered = key.lower()
+    return any(trigger in lowered for trigger in _KEY_TRIGGERS.split()) and _SECRET_KEY.search(lowered) is not None
+
+
+def _follow_flags(values: Sequence[object]) -> Iterator[bool]:
+    """Yield for each value whether it is that of a flag whose value is a secret."""
+    before = ""
+    for value in values:
+        text = value if isinstance(value, str) else ""
+        yield _SECRET_FLAG.match(before) is not None and _FLAG.match(text) is None
+        before = text
 
 
 class Redactor:

@@ -12,7 +12,7 @@ from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, OWNER_UID_LABEL, REPO_NAME_LABEL
-from core.redact import redact
+from core.redact import redact, redact_lines, redact_values
 
 __all__ = ["COLLECTED", "CONFIG_MAP_FIELDS", "Collected", "select_fields"]
 
@@ -252,14 +252,14 @@ def select_fields(raw: JsonDict, fields: _Fields) -> JsonDict:
     """Return what a bundle has of an object as JSON dict: its identity and these fields, redacted."""
     known: dict[str, _Fields] = {"apiVersion": True, "kind": True, "metadata": _META}
     chosen = _select(raw, known | dict(fields) if isinstance(fields, Mapping) else known)
-    return chosen if isinstance(chosen, dict) else {}
+    return redact_values(chosen, redact_lines) if isinstance(chosen, dict) else {}
 
 
 _NOTHING: Final = object()
 
 
 def _select(value: object, fields: _Fields) -> object:
-    """Return the chosen part of a JSON value; `_NOTHING` if nothing of it is chosen."""
+    """Return the chosen part of a JSON value, its keys redacted; `_NOTHING` if nothing of it is chosen."""
     if not fields:
         return _NOTHING
     if isinstance(value, list):
@@ -271,7 +271,7 @@ def _select(value: object, fields: _Fields) -> object:
         return {redact(key): part for key, part in parts.items() if part is not _NOTHING}
     if isinstance(value, dict):
         return _NOTHING
-    return redact(value) if isinstance(value, str) else value
+    return value
 
 
 def _fields_of(key: str, fields: Mapping[str, _Fields]) -> _Fields:

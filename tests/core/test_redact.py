@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from core.redact import Redactor, redact
+from core.redact import Redactor, redact, redact_lines, redact_values
 
 __all__: list[str] = []
 
@@ -229,3 +229,29 @@ def test_a_long_text_takes_time_in_proportion(piece: str) -> None:
     began = time.process_time()
     redact(text)
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("user: a\npassword: hunter2 # note\nb: c", "user: a\npassword: ***\nb: c"),
+        ("s3:\n  - apiToken: 'hunter2'\n", "s3:\n  - apiToken: ***\n"),
+        ("x: {user: a, password: hunter2, b: c}", "x: {user: a, password: ***, b: c}"),
+        ('{"password": 4711, "b": 1}', '{"password": ***, "b": 1}'),
+        ("key:\n  token: |\n    hunter2\n    more\n  b: c", "key:\n  token: | ***\n  b: c"),
+        ('args: ["--password", "hunter2", "--x"]', 'args: ["--password", "***", "--x"]'),
+        ("args:\n- --password\n- hunter2\n- --x", "args:\n- --password\n- ***\n- --x"),
+        ("invalid token: unexpected end", "invalid token: unexpected end"),
+        ("tokenFile: /run/t\nsecretName: s", "tokenFile: /run/t\nsecretName: s"),
+    ],
+)
+def test_a_secret_in_yaml_is_redacted_without_quotes(text: str, redacted: str) -> None:
+    assert redact_lines(text) == redacted
+
+
+def test_a_value_is_redacted_whose_key_or_flag_is_apart_from_it() -> None:
+    document = {"password": "hunter2", "a": [{"apiKey": 7, "token": ""}], "b": ["--token", "hunter2", "x"]}
+    shown = {"password": "***", "a": [{"apiKey": "***", "token": ""}], "b": ["--token", "***", "x"]}
+    assert redact_values(document) == shown
+    kept = {"automountToken": True, "tokens": 3, "b": ["--password", "--x", "y"], "key": "z", "myToken": {"a": "b"}}
+    assert redact_values(kept) == kept

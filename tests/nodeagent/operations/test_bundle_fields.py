@@ -50,6 +50,34 @@ def test_no_secret_of_the_corpus_is_in_any_field(name: str) -> None:
     assert secret not in json.dumps(select_fields({"data": {"config.json": text}}, CONFIG_MAP_FIELDS))
 
 
+_KEYS = ("secretAccessKey", "token", "password", "velero.io/api-token", "AZURE_STORAGE_KEY", "KOPIA_PASSWORD")
+
+
+def _pair(fields: object, key: str, secret: str) -> object:
+    """Return a value with the secret under `key` in each map of any texts, and after such a flag in each list."""
+    if not isinstance(fields, dict):
+        return ["--verbose", f"--{key.rpartition(chr(47))[2]}", secret]
+    values = {name.replace("*", "any"): _pair(part, key, secret) for name, part in fields.items()}
+    return values | {key: secret, f"{key}s": {key: [secret]}}
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_secret_is_shown_whose_key_is_apart_from_it(name: str) -> None:
+    secret = CORPUS[name][1]
+    for key in _KEYS:
+        texts = {key: secret, "config.yaml": f"user: a\ns3:\n  - {key}: {secret}\n  {key}: {secret}\n"}
+        kept = json.dumps(select_fields({"data": texts}, CONFIG_MAP_FIELDS))
+        assert json.dumps(secret)[1:-1] not in kept
+        assert "user: a" in kept
+        for one in COLLECTED:
+            filled = _pair(one.fields, key, secret)
+            assert isinstance(filled, dict)
+            meta = {"labels": {key: secret}, "annotations": {f"velero.io/{key}": secret}}
+            shown = json.dumps(select_fields({"metadata": meta} | filled, one.fields))
+            assert json.dumps(secret)[1:-1] not in shown
+            assert "***" in shown
+
+
 def _poison(value: object) -> object:
     """Return the value with a field that no allow-list has in each object."""
     if isinstance(value, dict):
