@@ -12,7 +12,7 @@ from typing import Any, Final
 from core.clock import Clock, SystemClock
 from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError
+from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import DAEMON_SETS, NAMESPACES
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE
 from core.models.units import parse_duration
@@ -130,7 +130,7 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
 
 
 async def read_cluster(client: KubeClient) -> str:
-    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it may not be read.
+    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it cannot be read.
 
     Raises:
         ConfigError: the API server does not answer.
@@ -140,8 +140,11 @@ async def read_cluster(client: KubeClient) -> str:
     except (ForbiddenError, MalformedObjectError):
         # The check of the permissions has logged what is missing.
         return ""
-    except KubeError as e:
+    except UnreachableError as e:
         raise ConfigError(f"Namespace {CLUSTER_NAMESPACE} cannot be read: {e}") from e
+    except KubeError as e:
+        _log.warning("Namespace %s cannot be read, snapshots do not name the cluster: %s", CLUSTER_NAMESPACE, e)
+        return ""
     return "" if namespace is None else str(namespace["metadata"].get("uid", ""))
 
 

@@ -166,6 +166,9 @@ def _is_done(snapshot: ClusterSnapshot, options: _Options, deadline: Deadline | 
     if unread and (expired or not unread[0].passing):
         why = unread[0].why
         raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {why}")
+    if faulty := [one for one in snapshot.transfers if one.fault]:
+        why = f"{faulty[0].shown}: {faulty[0].fault}"
+        raise NotIdleError(f"transfers cannot be read, so it is not known whether any is left: {why}")
     left = [one.shown for one in snapshot.transfers if one.active and is_managed(snapshot, one)]
     if left and expired and options.timeout is not None:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""

@@ -4,14 +4,20 @@ Pure. A field that is not listed is left out, whatever its kind: no Secret, no v
 annotation of another owner. What is listed is redacted, keys too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, OWNER_UID_LABEL, REPO_NAME_LABEL
+from core.models.names import (
+    AGENT_DAEMONSET,
+    AGENT_DAEMONSET_WINDOWS,
+    AGENT_LABELS,
+    OWNER_UID_LABEL,
+    REPO_NAME_LABEL,
+)
 from core.redact import redact, redact_lines, redact_values
 
 __all__ = ["COLLECTED", "CONFIG_MAP_FIELDS", "Collected", "select_fields"]
@@ -212,12 +218,13 @@ CONFIG_MAP_FIELDS: Final[_Fields] = {"data": _ALL}
 
 @dataclass(frozen=True)
 class Collected:
-    """One list of objects in a bundle: which, and which of their fields beside the metadata."""
+    """One list of objects in a bundle: which, those that `keeps` chooses, and their fields beside the metadata."""
 
     resource: Resource
     fields: _Fields
     selector: str = ""
     name: str = ""
+    keeps: Callable[[JsonDict], bool] = lambda _: True
 
     @property
     def file(self) -> str:
@@ -226,6 +233,16 @@ class Collected:
 
 
 _AGENT: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
+
+
+def _is_agents(raw: JsonDict) -> bool:
+    return raw["metadata"]["name"] in {AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS}
+
+
+def _is_of_collected(event: JsonDict) -> bool:
+    involved = event.get("involvedObject")
+    return isinstance(involved, dict) and involved.get("kind") in {one.resource.kind for one in COLLECTED}
+
 
 COLLECTED: Final = (
     Collected(kube.DATA_UPLOADS, _TRANSFER),
@@ -238,8 +255,8 @@ COLLECTED: Final = (
     Collected(kube.PODS, _POD, selector=OWNER_UID_LABEL, name="pods-of-transfers"),
     Collected(kube.PERSISTENT_VOLUME_CLAIMS, {"status": {"phase": True}}, selector=OWNER_UID_LABEL),
     Collected(kube.JOBS, _WORKLOAD, selector=REPO_NAME_LABEL),
-    Collected(kube.DAEMON_SETS, _WORKLOAD),
-    Collected(kube.EVENTS, _EVENT),
+    Collected(kube.DAEMON_SETS, _WORKLOAD, keeps=_is_agents),
+    Collected(kube.EVENTS, _EVENT, keeps=_is_of_collected),
     Collected(kube.NODES, _NODE),
     Collected(kube.CUSTOM_RESOURCE_DEFINITIONS, _DEFINITION),
     Collected(kube.STORAGE_CLASSES, _CLASS),

@@ -106,7 +106,7 @@ class BundleReader:
     async def _add_objects(self, one: Collected) -> None:
         namespace = self._namespace if one.resource.namespaced else ""
         found = await self._client.list(Selection(one.resource, namespace, one.selector))
-        objects = [select_fields(raw, one.fields) for raw in found]
+        objects = [select_fields(raw, one.fields) for raw in found if one.keeps(raw)]
         self._add_json(one.file, f"{len(objects)} {one.resource.plural}", objects)
 
     async def _add_named(self, settings: Settings | None) -> None:

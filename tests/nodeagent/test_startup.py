@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import pytest
 
@@ -77,8 +78,10 @@ async def test_the_cluster_is_known_by_the_uid_of_kube_system() -> None:
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize(("status", "starts"), [(403, True), (500, False)])
-async def test_an_agent_starts_where_it_may_not_read_the_cluster(status: int, *, starts: bool) -> None:
+@pytest.mark.parametrize(("status", "starts"), [(403, True), (429, True), (500, True), ("lost", False)])
+async def test_an_agent_starts_where_the_cluster_answers_but_cannot_be_read(
+    status: Literal[403, 429, 500, "lost"], *, starts: bool
+) -> None:
     kube = FakeKube()
     kube.fail_next("GET", "/namespaces/kube-system", status, times=100)
     client = KubeClient(kube, Retry(LoopClock()))

@@ -149,7 +149,7 @@ class QueueView:
         managed = [entry for entry in self._entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
         self._metrics.pending_by_reason(
-            Counter((entry.kind, _known_reason(entry)) for entry in managed if entry.reason)
+            Counter((entry.kind, _known_reason(entry)) for entry in managed if entry.reason and not entry.phase.final)
         )
         head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)
         self._metrics.queue_positions({(entry.kind, entry.name): position for position, entry in head})

@@ -145,6 +145,12 @@ class TestWaiting:
         assert "6 Completed" in done.out
         assert done.err.startswith("waiting until no transfer is left\nhealthy: 2 of 2 agents ready; transfers: 3 New")
 
+    def test_a_transfer_that_cannot_be_read_may_be_left(self, scene: StatusScene, shell: Shell) -> None:
+        scene.kube.put(transfer("DataUpload", "odd", "Odd"))
+        done = shell.run("status", "--wait-idle")
+        assert (done.code, done.out) == (1, "")
+        assert "so it is not known whether any is left: DataUpload velero/odd: " in done.err
+
     def test_a_timeout_names_what_is_left(self, shell: Shell) -> None:
         done = shell.run("status", "--wait-idle", "--timeout", "1ms")
         assert (done.code, done.out) == (1, "")

@@ -68,6 +68,16 @@ async def test_it_has_objects_configuration_logs_and_pages(scene: StatusScene) -
     assert manifest["missing"] == bundle.missing
 
 
+async def test_workloads_of_others_and_their_events_are_left_out(scene: StatusScene) -> None:
+    scene.put("DaemonSet", "other", "apps/v1")
+    for name, involved in {"ours": {"kind": "DataUpload"}, "theirs": {"kind": "Deployment"}, "odd": None}.items():
+        scene.put("Event", name, "v1", **({"involvedObject": involved} if involved else {}))
+    bundle = await _read(scene)
+    daemon_sets, events = (json.loads(_content(bundle, f"objects/{kind}.json")) for kind in ("daemonsets", "events"))
+    assert {one["metadata"]["name"] for one in daemon_sets} == {"node-agent"}
+    assert {one["metadata"]["name"] for one in events} == {"ours"}
+
+
 async def test_no_secret_of_the_corpus_is_in_any_file(scene: StatusScene) -> None:
     shown = "".join(one.content.decode() for one in (await _read(scene)).files)
     assert {name for name, (_, secret) in CORPUS.items() if secret in shown} <= _ELSEWHERE

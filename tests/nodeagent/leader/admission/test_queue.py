@@ -126,6 +126,7 @@ async def test_pending_transfers_are_counted_by_reasons_that_this_project_define
         entry("d", reason="SomethingOfADriver", phase=Phase.ACCEPTED),
         entry("e"),
         entry("f", reason="Queued", managed=False),
+        entry("g", reason="Queued", phase=Phase.FAILED),
     ]
     view = QueueView(metrics, LoopClock(), ["DataUpload"], entries=lambda: entries, order=lambda queue: queue)
     task = asyncio.create_task(view.run(), name="view")
