@@ -125,9 +125,13 @@ def worst(findings: list[Finding]) -> Health:
 
 def _not_read(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     for one in snapshot.unread:
-        # The page repeats what the custom resources show; without it positions are computed, which a note says.
-        if one.part is not UnreadPart.PAGE:
-            yield Finding(health=Health.UNKNOWN, rule=Rule.NOT_READ, message=f"{one.part} not read: {one.why}")
+        message = f"{one.part} not read: {one.why}"
+        if one.part is UnreadPart.PAGE:
+            # Without a leader nothing is admitted, and another rule says so.
+            if not snapshot.agents or any(_no_leader(snapshot)):
+                continue
+            message = f"whether admission fails is not known: {message}"
+        yield Finding(health=Health.UNKNOWN, rule=Rule.NOT_READ, message=message)
 
 
 def _no_agents(snapshot: ClusterSnapshot) -> Iterator[Finding]:

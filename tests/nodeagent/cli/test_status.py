@@ -66,11 +66,12 @@ def test_programs_get_a_document(scene: StatusScene, shell: Shell) -> None:
     assert yaml.safe_load(shell.run("status", "-o", "yaml").out) == found
 
 
-def test_without_the_permission_to_ask_the_leader_a_note_says_so(scene: StatusScene, shell: Shell) -> None:
+def test_without_the_permission_to_ask_the_leader_its_errors_are_not_known(scene: StatusScene, shell: Shell) -> None:
     scene.hush()
     done = shell.run("status")
     assert done.code == 0
-    assert done.out.startswith("HEALTHY: ")
+    assert done.out.startswith("UNKNOWN: ")
+    assert "unknown: whether admission fails is not known: " in done.out
     assert re.search(r"(?m)^Queue: +3 queued, computed here", done.out)
     assert re.fullmatch(r"note: the leader did not answer, so positions .* get /status of Pod .*403.*\n", done.err)
 
