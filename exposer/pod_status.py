@@ -22,6 +22,7 @@ from exposer.model import Pending
 from exposer.placement import describe_nodes
 
 __all__ = [
+    "LOST_CONTAINER",
     "PodEnd",
     "attempt_of",
     "diagnose_pod",
@@ -33,6 +34,12 @@ __all__ = [
     "parse_pod_end",
     "signal_of",
 ]
+
+LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""The kubelet, or the container runtime, restarted and did not find the container.
+
+Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
+"""
 
 _PERMANENT: Final = frozenset({"ErrImageNeverPull", "InvalidImageName"})
 """Reasons of a waiting container that only a different pod manifest can fix."""

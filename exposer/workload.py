@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import Pending, WorkloadRef
 from exposer.node_paths import node_path
+from exposer.pod_status import LOST_CONTAINER
 
 __all__ = [
     "ONTO_ANY_NODE",
@@ -115,6 +116,9 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
     what = f"init container {_RESTORE_WAIT} of workload pod {ref}"
     if terminated := state.get("terminated"):
         code = terminated.get("exitCode", 0)
+        if terminated.get("reason") in LOST_CONTAINER and pod["spec"].get("restartPolicy") != "Never":
+            # The node was restarted: the kubelet starts the container again, and it waits again.
+            return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} has ended (exit code {code}), and starts again")
         raise ExposeError(f"{what} has terminated (exit code {code}): the pod no longer waits for its data")
     waiting = state.get("waiting") or {}
     if (reason := waiting.get("reason", "")) in _NOT_STARTING:

@@ -19,10 +19,18 @@ from core.logs import bind
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
-from exposer.pod_status import PodEnd, attempt_of, explain_exit, memory_limit, mover_status, parse_pod_end, signal_of
+from exposer.pod_status import (
+    LOST_CONTAINER,
+    PodEnd,
+    attempt_of,
+    explain_exit,
+    memory_limit,
+    mover_status,
+    parse_pod_end,
+    signal_of,
+)
 
 __all__ = [
-    "LOST_CONTAINER",
     "MoverLogs",
     "PodState",
     "add_log_end",
@@ -58,13 +66,6 @@ class PodState(Enum):
     """Its process ended by itself."""
     LOST = auto()
     """The cluster ended it: evicted, preempted, rejected by the kubelet, deleted, or its node was lost."""
-
-
-LOST_CONTAINER: Final = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""The kubelet, or the container runtime, restarted and did not find the container.
-
-Source: Kubernetes v1.34, pkg/kubelet/kubelet_pods.go; containerd v2, internal/cri/server/restart.go.
-"""
 
 
 _NOT_STARTED: Final = "StartError"

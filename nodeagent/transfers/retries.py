@@ -14,8 +14,8 @@ from core.models.attempts import Attempts, InterruptionCause, RetryRules
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL
 from core.models.units import format_duration
-from exposer.pod_status import PodEnd, explain_exit, mover_status, parse_pod_end, signal_of
-from nodeagent.transfers.mover_pod import LOST_CONTAINER, disruption_of, explain_loss, rejection_reason
+from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_status, parse_pod_end, signal_of
+from nodeagent.transfers.mover_pod import disruption_of, explain_loss, rejection_reason
 
 __all__ = [
     "FENCE_SECONDS",

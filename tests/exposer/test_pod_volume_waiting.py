@@ -56,3 +56,15 @@ async def test_a_pod_that_does_not_wait_for_its_data_is_rejected(
         scene.spec["initContainers"] = containers
     scene.put_pod(status)
     assert message in await scene.rejection()
+
+
+async def test_a_pod_whose_node_was_restarted_will_wait_again() -> None:
+    scene = Scene("podvolumerestore")
+    scene.put_pod(init_status({"terminated": {"exitCode": 255, "reason": "Unknown"}}))
+    found = await scene.exposer.locate(scene.request, scene.world.client)
+    assert isinstance(found, Pending)
+    assert found.reason == "WorkloadNotWaiting"
+    assert found.message.endswith("has ended (exit code 255), and starts again")
+    scene.spec["restartPolicy"] = "Never"
+    scene.put_pod(init_status({"terminated": {"exitCode": 255, "reason": "Unknown"}}))
+    assert "has terminated (exit code 255)" in await scene.rejection()

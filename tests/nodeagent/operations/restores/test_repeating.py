@@ -1,6 +1,7 @@
 """Repeating a restore: what it may still fill is continued, and nothing is written to a volume that may be in use."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ async def test_another_snapshot_under_the_same_name_is_an_error_before_anything_
         ({"classes": {"other": "late"}}, r"has other \(there are: fast\)"),
     ],
 )
-async def test_a_mapping_of_no_volume_is_an_error(mappings: dict[str, dict[str, str]], message: str) -> None:
+async def test_a_mapping_of_no_volume_is_an_error(mappings: dict[str, Any], message: str) -> None:
     scene = RestoreScene()
     with pytest.raises(RestoreError, match=message):
         await plan_restore(scene.tools, scene.request(**mappings), [saved(DATA)])
