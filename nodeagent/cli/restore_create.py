@@ -1,11 +1,13 @@
 """The command `nodeagent restore create`: volumes from a bucket into new PVCs."""
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from core.clock import SystemClock
 from core.errors import ConfigError
@@ -76,7 +78,7 @@ _BY_POD: Final = "restore-wait"
 
 @dataclass
 class _Run:
-    """One run of the command; `started` is set once something of the restore exists."""
+    """One run of the command; `started` is set once something of the restore exists, `again` repeats it."""
 
     request: RestoreRequest
     source: Source
@@ -84,6 +86,7 @@ class _Run:
     form: OutputFormat
     wait: bool
     by_pod: bool
+    again: str
     printer: Printer = field(default_factory=Printer)
     started: bool = False
 
@@ -125,7 +128,13 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
             f'"{request.name}" is no name of a restore: lowercase letters, digits, "-" and "." are allowed'
         )
     run = _Run(
-        request, source, given["from_storage_location"], form, wait=given["wait"], by_pod=given["method"] == _BY_POD
+        request,
+        source,
+        given["from_storage_location"],
+        form,
+        wait=given["wait"],
+        by_pod=given["method"] == _BY_POD,
+        again=_repetition(request.name),
     )
     try:
         asyncio.run(_create(run, access))
@@ -136,6 +145,23 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
             )
             run.printer.note("the restore goes on: {} shows it, {} ends it".format(*commands))
         raise
+
+
+def _repetition(name: str) -> str:
+    """Return the command that continues this restore, which may have a name that the user did not give."""
+    context = click.get_current_context()
+    words = ["nodeagent", "restore", "create", name]
+    for option in context.command.params:
+        key = option.name or ""
+        if not isinstance(option, click.Option) or context.get_parameter_source(key) is not ParameterSource.COMMANDLINE:
+            continue
+        value, flag = context.params[key], max(option.opts, key=len)
+        if option.is_flag:
+            words.append(flag)
+            continue
+        for one in value if option.multiple else (value,):
+            words += [flag, str(one)]
+    return shlex.join(words)
 
 
 def _parse_source(given: dict[str, Any]) -> Source:
@@ -184,7 +210,10 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
             planned = await plan_restore(tools, request, volumes)
             await check_restore(tools, planned)
         run.started = True
-        await start_restore(tools, planned)
+        try:
+            await start_restore(tools, planned)
+        except RestoreError as e:
+            raise RestoreError(f"{e}; to continue: {run.again}") from e
         restore = await _follow(run, cluster, access)
         if run.wait:
             await delete_waiting_pods(tools, planned)

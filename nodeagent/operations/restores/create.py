@@ -214,20 +214,23 @@ async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) 
     try:
         await run_shielded(lambda: _create_all(tools, planned), name="create the restore", deadline=deadline)
     except TimeoutError as e:
-        raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes: repeat the command") from e
+        raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes") from e
 
 
 async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
     for started, one in enumerate(planned):
+        left = ""
         try:
             await _ensure_namespace(tools, one.target.namespace)
             await _ensure_claim(tools.client, one)
+            left = ", but its PVC exists"
+            if one.by_pod:
+                command = f"kubectl -n {one.target.namespace} delete pod/{one.name} pvc/{one.target.name}"
+                left += f" and its pod may: delete both first ({command})"
             await _ensure_transfer(tools.client, one)
         except AgentError as e:
-            state = f"{started} of {len(planned)} volumes were started: repeat the command, or cancel the restore"
-            raise RestoreError(
-                f"PVC {one.target} is not restored: {e}; {state if started else 'none was started'}"
-            ) from e
+            state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
+            raise RestoreError(f"PVC {one.target} is not restored: {e}; {state}{left}") from e
 
 
 async def delete_waiting_pods(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:

@@ -116,6 +116,23 @@ def test_a_restore_of_a_backup_in_the_cluster(shell: _Shell) -> None:
     assert shell.scene.claims.keys() == {"app/data", "db/files"}
 
 
+def test_a_partial_creation_says_what_exists_and_how_to_continue(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(*_: object) -> None:
+        """Find nothing, so that the rejection is that of the creation."""
+
+    monkeypatch.setattr(restore_create, "check_restore", check)
+    shell.scene.kube.fail_next("POST", "/datadownloads", 403, message="is forbidden")
+    words = ("--from-backup", "night", "--pvc", "app/data", "--pvc", "db/files", "-o", "json")
+    done = shell.run("restore", "create", *words)
+    given = "--from-backup night --pvc app/data --pvc db/files --output json"
+    assert "none was started, but its PVC exists" in done.err
+    assert f"to continue: nodeagent restore create night-20261121120000 {given}" in done.err
+    again = shell.run("restore", "create", "night-20261121120000", *words)
+    assert (again.code, len(shell.scene.downloads)) == (0, 2), again.err
+
+
 def test_shown_commands_lead_to_the_same_cluster(shell: _Shell) -> None:
     flags = ("--kubecontext", "blue")
     created = shell.run("restore", "create", "back", "--from-backup", "night", *flags)
