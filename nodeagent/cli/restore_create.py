@@ -52,7 +52,8 @@ examples:
         one volume, with another storage class
   nodeagent restore create --from-backup night-1 --from-storage-location default --wait
         by what the bucket holds: no BackupRepository and no transfer of the backup is needed
-  nodeagent restore create --from-snapshot 74b385d6f9a60c1f8e2b7d5a3c4e9f10 --from-storage-location default --size 10Gi
+  nodeagent restore create --from-snapshot 74b385d6f9a60c1f8e2b7d5a3c4e9f10 \\
+          --from-storage-location default --size 10Gi
         one snapshot of Velero, whose tags do not have the size of the PVC
 
 New PVCs have the size, class, modes and labels of the old ones. Until a volume is restored, its PVC selects
