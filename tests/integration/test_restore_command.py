@@ -152,7 +152,7 @@ def test_a_claim_that_exists_is_named_and_stays_as_it_is(cluster: _Cluster, caps
     [
         pytest.param(DATA_UPLOADS, "list", 'cannot list resource "datauploads"', id="backups"),
         pytest.param(PERSISTENT_VOLUME_CLAIMS, "create", 'cannot get resource "persistentvolumeclaims"', id="claims"),
-        pytest.param(DATA_DOWNLOADS, "create", 'cannot create resource "datadownloads"', id="transfers"),
+        pytest.param(DATA_DOWNLOADS, "create", 'cannot get resource "datadownloads"', id="transfers"),
         pytest.param(NAMESPACES, "create", 'cannot create resource "persistentvolumeclaims"', id="namespaces"),
     ],
 )
