@@ -6,6 +6,7 @@ Source: kopia 0.23.1, cli/cli_progress.go, cli/cli_restore_progress.go, internal
 """
 
 import asyncio
+import math
 import re
 import socket
 from collections.abc import Hashable
@@ -68,10 +69,18 @@ class _Readings:
 
 
 def parse_size(text: str) -> int:
-    """Return the size that kopia writes as `91.1 MB`, with three or four digits."""
+    """Return the size that kopia writes as `91.1 MB`, rounded to one decimal place."""
     number, unit = text.split(" ")
-    base = 1024.0 if "i" in unit else 1000.0
-    return round(float(number) * base ** (_UNITS.find(unit[0]) + 1))
+    return round(float(number) * _unit_bytes(unit))
+
+
+def _unit_bytes(unit: str) -> float:
+    return (1024.0 if "i" in unit else 1000.0) ** (_UNITS.find(unit[0]) + 1)
+
+
+def _least_size(text: str) -> int:
+    """Return the smallest size that kopia writes like this."""
+    return max(0, parse_size(text) - round(_unit_bytes(text.split(" ")[1]) / 20))
 
 
 def sum_counters(text: str) -> dict[str, float]:
@@ -102,6 +111,7 @@ class Meter:
         self.hashed_bytes = 0
         self.cached_bytes = 0
         self._done_bytes = 0
+        self._estimated_bytes: int | None = None
         self._snapshot_started: datetime | None = None
         self._snapshot_known = asyncio.Event()
         self._last = _Readings()
@@ -113,8 +123,11 @@ class Meter:
 
     @property
     def arguments(self) -> list[str]:
-        """kopia's flags for the progress and metrics that the meter reads."""
-        return ["--progress", "--progress-update-interval=500ms", self.counter_argument]
+        """kopia's flags for the progress and metrics that the meter reads.
+
+        kopia estimates nothing during the first second: until then, only its lines limit what is done.
+        """
+        return ["--progress", "--progress-update-interval=200ms", self.counter_argument]
 
     @property
     def counter_argument(self) -> str:
@@ -152,8 +165,8 @@ class Meter:
             self.hashed_bytes = parse_size(upload[2])
             self.cached_bytes = parse_size(upload[4])
             self._counted = upload.groups()[:5]
-            if upload[6] and self._direction is Direction.BACKUP:
-                self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
+            if self._direction is Direction.BACKUP:
+                self._estimate(upload)
             return line[upload.end() :]
         if line.startswith(_START_LINE):
             self.snapshot_started = self._clock.now()
@@ -169,10 +182,8 @@ class Meter:
     async def read(self) -> ProgressMessage:
         """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = self._last.processed + self.cached_bytes
-        if self.total_bytes:
-            done = min(done, self.total_bytes)
-        self._done_bytes = max(self._done_bytes, done)
+        done = min(self._last.processed + self.cached_bytes, self._most_bytes())
+        self._done_bytes = max(self._done_bytes, int(done))
         return self._message()
 
     async def refresh(self) -> None:
@@ -188,6 +199,25 @@ class Meter:
         """Return the last reading: all of `total_bytes`, which is exact at the end."""
         self.total_bytes = self._done_bytes = total_bytes
         return self._message()
+
+    def _estimate(self, upload: re.Match[str]) -> None:
+        """Take the estimated total, if the volume's size is not known exactly; and what is done at least."""
+        if self.total_bytes and self._estimated_bytes is None:
+            return
+        if upload[6]:
+            self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
+            self._estimated_bytes = _least_size(upload[6])
+        else:
+            self._estimated_bytes = _least_size(upload[2]) + _least_size(upload[4])
+
+    def _most_bytes(self) -> float:
+        """Return how many bytes can be done: kopia's counters have directories and indexes too, beside the files.
+
+        So what is done never exceeds the snapshot's size, however kopia rounds the sizes that it prints.
+        """
+        if self._direction is Direction.RESTORE or (self.total_bytes and self._estimated_bytes is None):
+            return self.total_bytes or math.inf
+        return self._estimated_bytes or 0
 
     def _message(self) -> ProgressMessage:
         now = self._clock.monotonic()
