@@ -116,8 +116,9 @@ async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop)
     """Unpin the incomplete snapshot that kopia left after a signal; nothing is done if it left a complete one.
 
     The incomplete one refers to the files that were read completely, so that maintenance keeps their data. kopia
-    prints it before it writes the last indexes: only exit code 0 says that it was saved.
-    Source: kopia 0.23.1, cli/app.go (repositoryWriterAction).
+    prints it before it writes the last indexes: exit code 0 says that it was saved, or that it is found afterwards.
+    For kopia does not wait for a checkpoint that it is writing when it closes the repository, and crashes then.
+    Source: kopia 0.23.1, cli/app.go (repositoryWriterAction), snapshot/upload/upload.go (periodicallyCheckpoint).
 
     Raises:
         CanceledError: there is no complete snapshot; says whether a checkpoint was saved.
@@ -133,6 +134,6 @@ async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop)
         await unpin_snapshot(kopia, str(document["id"]))
     except KopiaError as e:
         _logger.warning("%s", e)
-    if not answer.succeeded:
-        raise unsaved
+        if not answer.succeeded:
+            raise unsaved from e
     raise stop.error("kopia saved a checkpoint, so the next backup of the volume does not send again what was sent")

@@ -143,14 +143,17 @@ async def test_a_kopia_that_left_no_snapshot_has_saved_none() -> None:
     kopia.call.assert_not_awaited()
 
 
-async def test_an_incomplete_snapshot_counts_as_saved_only_if_kopia_has_succeeded() -> None:
-    """It is unpinned all the same, if it is there."""
+@pytest.mark.parametrize(
+    ("found", "ending"),
+    [(False, "kopia saved no checkpoint: kopia exited with code 2"), (True, "kopia saved a checkpoint, .*")],
+)
+async def test_the_snapshot_of_a_kopia_that_failed_counts_as_saved_only_if_it_is_found(
+    found: bool, ending: str
+) -> None:
     kopia = AsyncMock()
-    kopia.call.return_value = _answer(None)
-    with pytest.raises(
-        CanceledError, match="; kopia saved no checkpoint: kopia exited with code 1: data path is canceled"
-    ):
-        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}, 1), await _stopped())
+    kopia.call.return_value = _answer(None, 0 if found else 1)
+    with pytest.raises(CanceledError, match=f"^{_STOPPED}; {ending}: data path is canceled$"):
+        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}, 2), await _stopped())
     assert kopia.call.await_args.args[1:] == ("snapshot", "pin", "k1", "--remove=velero-pin")
 
 
