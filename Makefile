@@ -31,7 +31,7 @@ help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # -- demonstration ----------------------------------------------------------------------------------------------------
-.PHONY: demo cluster
+.PHONY: demo screenshots cluster
 demo: setup ## back up and restore a volume in a real cluster (root)
 	$(step)
 	@$(venv)/python -m tests.testbed demo
@@ -39,6 +39,10 @@ demo: setup ## back up and restore a volume in a real cluster (root)
 cluster: setup ## open a shell in a running cluster, with kubectl and examples/ (root)
 	$(step)
 	@$(venv)/python -m tests.testbed shell
+
+screenshots: venv ## draw the pictures of the documentation
+	$(step)
+	@UPDATE_GOLDEN=1 $(pytest) tests/docs/test_screenshots.py
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test

@@ -42,13 +42,6 @@ def test_every_make_target_that_is_named_exists(page: Path) -> None:
     assert set(_MAKE.findall(page.read_text(encoding="utf-8"))) - targets == set()
 
 
-def test_the_readme_shows_the_status_as_the_command_prints_it() -> None:
-    printed = (_ROOT / "tests" / "golden" / "cli" / "status.txt").read_text(encoding="utf-8")
-    assert f"```\n{printed.partition(chr(10) + 'Repositories')[0].rstrip()}\n```" in (_ROOT / "README.md").read_text(
-        encoding="utf-8"
-    )
-
-
 def test_the_readme_lists_every_page() -> None:
     text = (_ROOT / "README.md").read_text(encoding="utf-8")
     listed = {path for path, _ in _LINK.findall(text[text.index("\n## Documentation") :])}

@@ -1,0 +1,45 @@
+"""The pictures in the documentation show what the commands print now: `make screenshots` draws them."""
+
+import io
+import os
+import re
+from pathlib import Path
+
+import pytest
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
+
+from nodeagent.cli.output import Printer
+from nodeagent.cli.status_pages import print_status
+from nodeagent.operations.status.view import build_view
+from tests.nodeagent.support.status_scene import StatusScene
+
+_IMAGES = Path(__file__).parents[2] / "docs" / "images"
+_COLUMNS = 132
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _picture(text: str, title: str) -> str:
+    """Return an SVG of what a terminal shows after this text with its control sequences; it loads no fonts."""
+    console = Console(file=io.StringIO(), record=True, width=_COLUMNS, legacy_windows=False)
+    console.print(Text.from_ansi(text.rstrip()))
+    template = re.sub(r"(?s) *@font-face {{.*?}}\n", "", CONSOLE_SVG_FORMAT)
+    return console.export_svg(title=title, code_format=template, unique_id="terminal")
+
+
+async def test_the_picture_of_the_status_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TERM", "xterm-256color"), ("COLUMNS", str(_COLUMNS)), ("LINES", "60")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    scene, terminal = StatusScene(), _Terminal()
+    scene.put_transfers()
+    print_status(Printer(terminal), build_view(await scene.reader.read()), wide=False)
+    drawn, path = _picture(terminal.getvalue(), "nodeagent status -w"), _IMAGES / "status.svg"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(drawn, encoding="utf-8")
+    assert path.read_text(encoding="utf-8") == drawn
