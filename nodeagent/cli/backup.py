@@ -7,15 +7,14 @@ from typing import Final
 import click
 
 from core.clock import SystemClock
-from core.errors import AgentError
 from nodeagent.cli.backup_create import create
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
-from nodeagent.cli.options import UserGroup, access_of, command_for, output_option, workload_options
+from nodeagent.cli.options import UserGroup, command_for, complete_names, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.stored import get_stored
 from nodeagent.operations.backups.follow import cancel_backup, find_backups
 from nodeagent.operations.backups.view import BackupList, read_backups
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["backup"]
@@ -79,14 +78,10 @@ backup.add_command(create)
 def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
     """Return the names of backups for the shell; none, if the cluster does not answer."""
 
-    async def read() -> list[str]:
-        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
-            return (await read_backups(cluster.client, cluster.namespace)).names
+    async def read(cluster: Connection) -> list[str]:
+        return (await read_backups(cluster.client, cluster.namespace)).names
 
-    try:
-        return [name for name in dict.fromkeys(asyncio.run(read())) if name.startswith(incomplete)]
-    except AgentError:
-        return []
+    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
 
 
 @backup.command("get", epilog=_GET_EXAMPLES)
@@ -110,15 +105,14 @@ async def _run_get(names: tuple[str, ...], namespace: str, form: OutputFormat, a
     if namespace:
         kept = [one for one in found.backups if any(volume.namespace == namespace for volume in one.volumes)]
         found = BackupList(backups=kept, notes=found.notes)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    if found.backups:
-        print_list(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
-    else:
-        printer.note(f"there is no backup in namespace {access.namespace}")
-    for note in found.notes:
-        printer.note(note)
+
+    def print_page() -> None:
+        if found.backups:
+            print_list(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
+        else:
+            printer.note(f"there is no backup in namespace {access.namespace}")
+
+    printer.answer(found, form, print_page, found.notes)
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
@@ -135,12 +129,8 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
     async with connect(access) as cluster:
         found = await find_backups(cluster.client, cluster.namespace, (name,))
     one, *others = sorted(found.backups, key=lambda backup: backup.origin)
-    if form.for_programs:
-        printer.document(one.to_wire(), form)
-        return
-    print_backup(printer, one, SystemClock().now())
-    for note in (*found.notes, *(f"{other.origin} has another backup of this name" for other in others)):
-        printer.note(note)
+    notes = (*found.notes, *(f"{other.origin} has another backup of this name" for other in others))
+    printer.answer(one, form, lambda: print_backup(printer, one, SystemClock().now()), notes)
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)

@@ -16,8 +16,9 @@ from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, pr
 from nodeagent.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.backups.create import check_backup, start_backup
-from nodeagent.operations.backups.follow import explain_failure, wait_for_backup
+from nodeagent.operations.backups.follow import wait_for_backup
 from nodeagent.operations.backups.methods import BackupError, Method
+from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.objects import BackupRequest
 from nodeagent.operations.backups.plan import BackupTools, Choice, ClaimName, plan_backup
 from nodeagent.operations.backups.view import Backup, read_backups
@@ -162,7 +163,7 @@ async def _create(run: _Run) -> None:
         await start_backup(tools, volumes)
         backup = await _follow(run, cluster, tools)
         _print(run, backup, created=bool(volumes))
-    if run.wait and (failure := explain_failure(backup)):
+    if run.wait and (failure := explain_end(backup)):
         raise BackupError(f"backup {backup.name} is {backup.phase}: {failure}")
 
 

@@ -7,17 +7,15 @@ from typing import Final
 
 import click
 
-from core.errors import AgentError
-from core.kube.client import Selection
 from core.models.attempts import AttemptStage
 from core.models.base import format_time
 from core.models.phases import Phase
-from nodeagent.cli.options import UserCommand, access_of, cluster_options, output_option
+from nodeagent.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes
 from nodeagent.operations.status.describe import TransferDetails, TransferReader
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["describe"]
 
@@ -55,15 +53,10 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
     if not slash:
         return [f"{one.short}/" for one in TRANSFER_KINDS if one.short.startswith(kind.lower())]
 
-    async def read() -> list[str]:
-        async with connect(access_of(context)) as cluster:
-            found = await cluster.client.list(Selection(kind_named(kind).resource, cluster.namespace))
-            return [raw["metadata"]["name"] for raw in found]
+    async def read(cluster: Connection) -> list[str]:
+        return await list_names(cluster, kind_named(kind).resource)
 
-    try:
-        return [f"{kind}/{name}" for name in asyncio.run(read()) if name.startswith(begun)]
-    except AgentError:
-        return []
+    return [f"{kind}/{name}" for name in complete_names(context, begun, read)]
 
 
 @click.command("describe", cls=UserCommand, epilog=_EXAMPLES)
@@ -80,12 +73,7 @@ async def _run(target: Target, form: OutputFormat, access: ClusterAccess) -> Non
     async with connect(access) as cluster:
         found = await TransferReader(cluster.client, cluster.namespace).describe(target)
         now = cluster.time.now()
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    _print(printer, found, now)
-    for note in found.notes:
-        printer.note(note)
+    printer.answer(found, form, lambda: _print(printer, found, now), found.notes)
 
 
 def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:

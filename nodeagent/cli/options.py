@@ -1,18 +1,22 @@
 """Options and the help that all commands for users have in common."""
 
+import asyncio
 import functools
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
 import click
 
+from core.errors import AgentError
+from core.kube.client import Selection
+from core.kube.resources import Resource
 from core.models.units import parse_duration
 from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP, NAMESPACE_DEFAULT
 from nodeagent.cli.output import OutputFormat
-from nodeagent.runtime.connection import ClusterAccess
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = [
@@ -22,7 +26,9 @@ __all__ = [
     "access_of",
     "cluster_options",
     "command_for",
+    "complete_names",
     "installation_options",
+    "list_names",
     "output_option",
     "workload_options",
 ]
@@ -112,6 +118,27 @@ def access_of(context: click.Context, default: str = "") -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
     given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
     return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or default)
+
+
+def complete_names(
+    context: click.Context, begun: str, read: Callable[[Connection], Awaitable[Iterable[str]]], default: str = ""
+) -> list[str]:
+    """Return the names that `read` finds and that begin so, for the shell; none, if the cluster does not answer."""
+
+    async def find() -> list[str]:
+        async with connect(access_of(context, default)) as cluster:
+            return list(await read(cluster))
+
+    try:
+        return [name for name in dict.fromkeys(asyncio.run(find())) if name.startswith(begun)]
+    except AgentError:
+        return []
+
+
+async def list_names(cluster: Connection, resource: Resource) -> list[str]:
+    """Return the names of the objects of this kind in the namespace of the agents."""
+    found = await cluster.client.list(Selection(resource, cluster.namespace))
+    return [raw["metadata"]["name"] for raw in found]
 
 
 def command_for(access: ClusterAccess, command: str) -> str:

@@ -8,7 +8,7 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final, NamedTuple, TextIO
@@ -21,7 +21,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from core.models.base import JsonDict
+from core.models.base import JsonDict, WireModel
 from nodeagent.cli.text import one_line, printable
 
 __all__ = ["BAD", "GOOD", "HEADING", "WARN", "Cell", "LiveRow", "NoteHandler", "OutputFormat", "Printer", "Styled"]
@@ -77,6 +77,17 @@ class Printer:
         self._out = _console(out or sys.stdout)
         self._err = _console(err or sys.stderr)
         self._status: Status | None = None
+
+    def answer(
+        self, answer: WireModel, form: OutputFormat, print_page: Callable[[], None], notes: Iterable[str] = ()
+    ) -> None:
+        """Print the answer as a document for programs; for people as a page, with notes about it."""
+        if form.for_programs:
+            self.document(answer.to_wire(), form)
+            return
+        print_page()
+        for note in notes:
+            self.note(note)
 
     def document(self, document: JsonDict, form: OutputFormat) -> None:
         """Print one document, in ASCII: everything else in it is escaped."""

@@ -8,10 +8,8 @@ from typing import Final
 import click
 
 from core.clock import SystemClock
-from core.errors import AgentError
-from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES
-from nodeagent.cli.options import DurationType, UserGroup, access_of, cluster_options, output_option
+from nodeagent.cli.options import DurationType, UserGroup, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.repo_pages import print_details, print_list, print_report
 from nodeagent.cli.serve import parse_serve
@@ -98,16 +96,7 @@ def repo() -> None:
 
 def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
     """Return the names of repositories for the shell; none, if the cluster does not answer."""
-
-    async def read() -> list[str]:
-        async with connect(access_of(context)) as cluster:
-            found = await cluster.client.list(Selection(BACKUP_REPOSITORIES, cluster.namespace))
-            return [raw["metadata"]["name"] for raw in found]
-
-    try:
-        return [name for name in asyncio.run(read()) if name.startswith(incomplete)]
-    except AgentError:
-        return []
+    return complete_names(context, incomplete, lambda cluster: list_names(cluster, BACKUP_REPOSITORIES))
 
 
 @repo.command("get", epilog=_GET_EXAMPLES)
@@ -123,15 +112,14 @@ async def _run_get(names: Sequence[str], form: OutputFormat, access: ClusterAcce
     clock, printer = SystemClock(), Printer()
     async with connect(access) as cluster:
         found = await _reader(cluster, clock).summarize(names)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    if found.repositories:
-        print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE)
-    else:
-        printer.note(f"there is no BackupRepository in namespace {cluster.namespace}")
-    for note in found.notes:
-        printer.note(note)
+
+    def print_page() -> None:
+        if found.repositories:
+            print_list(printer, found, clock.now(), wide=form is OutputFormat.WIDE)
+        else:
+            printer.note(f"there is no BackupRepository in namespace {cluster.namespace}")
+
+    printer.answer(found, form, print_page, found.notes)
 
 
 @repo.command("describe", epilog=_DESCRIBE_EXAMPLES)
@@ -147,12 +135,7 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
     clock, printer = SystemClock(), Printer()
     async with connect(access) as cluster:
         found = await _reader(cluster, clock).describe(name)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    print_details(printer, found, clock.now())
-    for note in found.notes:
-        printer.note(note)
+    printer.answer(found, form, lambda: print_details(printer, found, clock.now()), found.notes)
 
 
 def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
@@ -207,9 +190,4 @@ async def _run_report(name: str, timeout: timedelta, form: OutputFormat, access:
                 on_note=printer.note,
             )
             found = await report_snapshots(tools, name, timeout=timeout)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    print_report(printer, found, wide=form is OutputFormat.WIDE)
-    for note in found.notes:
-        printer.note(note)
+    printer.answer(found, form, lambda: print_report(printer, found, wide=form is OutputFormat.WIDE), found.notes)

@@ -7,13 +7,12 @@ from typing import Final
 import click
 
 from core.clock import SystemClock
-from core.errors import AgentError
-from nodeagent.cli.options import UserGroup, access_of, command_for, output_option, workload_options
+from nodeagent.cli.options import UserGroup, command_for, complete_names, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_create import create
 from nodeagent.cli.restore_pages import print_restore, print_restored_volumes, print_restores
 from nodeagent.operations.restores.view import cancel_restore, find_restores
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["restore"]
@@ -71,14 +70,10 @@ restore.add_command(create)
 def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
     """Return the names of restores for the shell; none, if the cluster does not answer."""
 
-    async def read() -> list[str]:
-        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
-            return [one.name for one in (await find_restores(cluster.client, cluster.namespace)).restores]
+    async def read(cluster: Connection) -> list[str]:
+        return [one.name for one in (await find_restores(cluster.client, cluster.namespace)).restores]
 
-    try:
-        return [name for name in asyncio.run(read()) if name.startswith(incomplete)]
-    except AgentError:
-        return []
+    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
 
 
 @restore.command("get", epilog=_GET_EXAMPLES)
@@ -94,15 +89,14 @@ async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAc
     printer = Printer()
     async with connect(access) as cluster:
         found = await find_restores(cluster.client, cluster.namespace, names)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    if found.restores:
-        print_restores(printer, found, SystemClock().now())
-    else:
-        printer.note(f"there is no restore in namespace {access.namespace}")
-    for note in found.notes:
-        printer.note(note)
+
+    def print_page() -> None:
+        if found.restores:
+            print_restores(printer, found, SystemClock().now())
+        else:
+            printer.note(f"there is no restore in namespace {access.namespace}")
+
+    printer.answer(found, form, print_page, found.notes)
 
 
 @restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
@@ -119,12 +113,7 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
     async with connect(access) as cluster:
         found = await find_restores(cluster.client, cluster.namespace, (name,))
     (one,) = found.restores
-    if form.for_programs:
-        printer.document(one.to_wire(), form)
-        return
-    print_restore(printer, one, SystemClock().now())
-    for note in found.notes:
-        printer.note(note)
+    printer.answer(one, form, lambda: print_restore(printer, one, SystemClock().now()), found.notes)
 
 
 @restore.command("cancel", epilog=_CANCEL_EXAMPLES)

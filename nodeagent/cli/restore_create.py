@@ -20,6 +20,7 @@ from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_restored_volumes
 from nodeagent.cli.stored import read_stored
 from nodeagent.cli.text import format_bytes
+from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.view import read_backups
 from nodeagent.operations.restores.create import (
     RestoreTools,
@@ -36,7 +37,7 @@ from nodeagent.operations.restores.sources import (
     choose_from_backups,
     choose_stored,
 )
-from nodeagent.operations.restores.view import Restore, explain_restore, find_restores, wait_for_restore
+from nodeagent.operations.restores.view import Restore, find_restores, wait_for_restore
 from nodeagent.operations.volume_check_plan import find_image
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
@@ -218,7 +219,7 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
         restore = await _follow(run, cluster, access)
         if run.wait:
             await delete_waiting_pods(tools, planned)
-    if run.wait and (failure := explain_restore(restore)):
+    if run.wait and (failure := explain_end(restore)):
         raise RestoreError(f"restore {restore.name} is {restore.phase}: {failure}")
 
 

@@ -6,11 +6,10 @@ from datetime import timedelta
 from typing import Final
 
 from core.clock import SystemClock
-from core.kube.errors import NotFoundError
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_stored
 from nodeagent.cli.serve import parse_serve
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import missing
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.restores.stored import StoredList, list_stored
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -49,25 +48,20 @@ async def _get(location: str, names: Sequence[str], namespace: str, form: Output
         found = await read_stored(cluster, printer, location, (namespace,) if namespace else ())
     if names:
         found = _of_names(found, names)
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    if found.snapshots:
-        print_stored(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
-    else:
-        printer.note(f"there is no snapshot in BackupStorageLocation {location}")
-    for note in found.notes:
-        printer.note(note)
+
+    def print_page() -> None:
+        if found.snapshots:
+            print_stored(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
+        else:
+            printer.note(f"there is no snapshot in BackupStorageLocation {location}")
+
+    printer.answer(found, form, print_page, found.notes)
 
 
 def _of_names(found: StoredList, names: Sequence[str]) -> StoredList:
     known = {name for one in found.snapshots for name in (one.backup, one.backup_uid) if name}
     for name in names:
         if name not in known:
-            hint = guess(name, known)
-            text = f"there is no backup {name} in BackupStorageLocation {found.location}" + (
-                f" ({hint})" if hint else ""
-            )
-            raise NotFoundError(text, status=404, reason="NotFound")
+            raise missing(f"there is no backup {name} in BackupStorageLocation {found.location}", name, known)
     kept = [one for one in found.snapshots if {one.backup, one.backup_uid} & set(names)]
     return StoredList(location=found.location, snapshots=kept, notes=found.notes)

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from core.kube.errors import NotFoundError
 from core.models.base import JsonDict
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.selectors import Section
@@ -28,8 +29,10 @@ __all__ = [
     "build_schema",
     "close_name",
     "guess",
+    "hinted",
     "known_paths",
     "load_json",
+    "missing",
     "nested_section",
     "show_key",
     "sort_keys",
@@ -203,6 +206,17 @@ def ask(meant: str) -> str:
 def guess(name: str, candidates: Iterable[str]) -> str:
     """Return the hint which of the candidates may be meant by `name`."""
     return ask(close_name(name, candidates))
+
+
+def hinted(text: str, name: str, candidates: Iterable[str]) -> str:
+    """Return `text`, which says that there is no `name`, with the hint which of the candidates may be meant."""
+    hint = guess(name, candidates)
+    return f"{text} ({hint})" if hint else text
+
+
+def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
+    """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
+    return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
 
 
 def close_name(name: str, candidates: Iterable[str]) -> str:

@@ -14,7 +14,6 @@ from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
 from core.models.base import JsonDict
 from core.models.names import MAINTENANCE_CONTAINER
@@ -27,7 +26,7 @@ from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_expose_settings
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.source import read_config
 from nodeagent.leader.maintenance.jobs import MaintenanceJob, read_pod
@@ -103,9 +102,8 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
     raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
         others = await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace))
-        hint = guess(name, [one["metadata"]["name"] for one in others])
-        text = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist" + (f" ({hint})" if hint else "")
-        raise NotFoundError(text, status=404, reason="NotFound")
+        text = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist"
+        raise missing(text, name, [one["metadata"]["name"] for one in others])
     return BackupStorageLocation.parse(raw)
 
 

@@ -21,7 +21,7 @@ from core.models.base import JsonDict
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from exposer.pod_status import diagnose_pod
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.leader.maintenance.facts import view_of
 from nodeagent.leader.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
@@ -274,9 +274,7 @@ async def read_repository(client: KubeClient, namespace: str, name: str) -> Back
 
 
 def _missing(namespace: str, name: str, known: Iterable[str]) -> NotFoundError:
-    hint = guess(name, known)
-    text = f"{BACKUP_REPOSITORIES.kind} {namespace}/{name} does not exist" + (f" ({hint})" if hint else "")
-    return NotFoundError(text, status=404, reason="NotFound")
+    return missing(f"{BACKUP_REPOSITORIES.kind} {namespace}/{name} does not exist", name, known)
 
 
 def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings: MaintenanceSettings) -> JsonDict:

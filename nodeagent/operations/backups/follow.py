@@ -1,23 +1,17 @@
 """What happens to a backup after its creation: waiting for its end, finding it by its name, canceling it."""
 
 from collections.abc import Callable
-from typing import Final
 
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
-from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
-from core.models.phases import Phase
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import missing
 from nodeagent.operations.backups.methods import BackupError
+from nodeagent.operations.backups.moving import cancel_transfers, wait_for_end
 from nodeagent.operations.backups.plan import BackupTools
-from nodeagent.operations.backups.progress import ProgressMeter, VolumeProgress
+from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.backups.view import Backup, BackupList, BackupOrigin, BackupVolume, read_backups
 
-__all__ = ["cancel_backup", "explain_failure", "find_backups", "find_own_backup", "wait_for_backup"]
-
-_POLL_SECONDS: Final = 1.0
-
-_RESOURCES: Final = {resource.kind: resource for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
+__all__ = ["cancel_backup", "find_backups", "find_own_backup", "read_own_backup", "wait_for_backup"]
 
 
 async def wait_for_backup(
@@ -29,23 +23,7 @@ async def wait_for_backup(
         NotFoundError: it has no transfer any more.
         KubeError: the transfers cannot be listed.
     """
-    meter = ProgressMeter()
-    while True:
-        backup = await _read_own(tools.client, namespace, name)
-        show(meter.read(backup, tools.clock.monotonic()))
-        if all(one.phase.final for one in backup.volumes):
-            return backup
-        await tools.clock.sleep(_POLL_SECONDS)
-
-
-def explain_failure(backup: Backup) -> str:
-    """Return which volume is not in the backup, which has ended, and why; empty: it has all."""
-    lost = [one for one in backup.volumes if one.phase is not Phase.COMPLETED]
-    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-    if lost:
-        first = lost[0]
-        return f"PVC {first.namespace}/{first.claim} is {first.phase}: {first.message or 'no message'}{more}"
-    return f"{backup.missing} of {backup.expected} volumes have no transfer: it was deleted" if backup.missing else ""
+    return await wait_for_end(tools.clock, lambda: read_own_backup(tools.client, namespace, name), show)
 
 
 async def find_backups(client: KubeClient, namespace: str, names: tuple[str, ...] = ()) -> BackupList:
@@ -87,20 +65,16 @@ async def cancel_backup(client: KubeClient, namespace: str, name: str) -> list[B
         BackupError: it is Velero's.
         KubeError: the API server rejected a request.
     """
-    backup = await find_own_backup(client, namespace, name)
-    canceled = []
-    for volume in backup.volumes:
-        if volume.phase.final:
-            continue
-        try:
-            await client.patch(_RESOURCES[volume.kind], namespace, volume.transfer, {"spec": {"cancel": True}})
-        except NotFoundError:
-            continue
-        canceled.append(volume)
-    return canceled
+    return await cancel_transfers(client, namespace, (await find_own_backup(client, namespace, name)).volumes)
 
 
-async def _read_own(client: KubeClient, namespace: str, name: str) -> Backup:
+async def read_own_backup(client: KubeClient, namespace: str, name: str) -> Backup:
+    """Return the same by its label: the other transfers are not listed.
+
+    Raises:
+        NotFoundError: it has no transfer.
+        KubeError: the transfers cannot be listed.
+    """
     found = await read_backups(client, namespace, name)
     if not found.backups:
         raise _missing(namespace, name, found)
@@ -108,6 +82,4 @@ async def _read_own(client: KubeClient, namespace: str, name: str) -> Backup:
 
 
 def _missing(namespace: str, name: str, known: BackupList) -> NotFoundError:
-    hint = guess(name, known.names)
-    text = f"there is no backup {name} in namespace {namespace}" + (f" ({hint})" if hint else "")
-    return NotFoundError(text, status=404, reason="NotFound")
+    return missing(f"there is no backup {name} in namespace {namespace}", name, known.names)

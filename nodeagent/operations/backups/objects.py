@@ -22,10 +22,12 @@ from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
 from nodeagent.operations.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
 
-__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "transfer_name"]
+__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "is_reserved", "transfer_name"]
 
 OPERATION_TIMEOUT: Final = "10m0s"
 """Source: Velero v1.18, the server's default of `csiSnapshotTimeout`."""
+
+_RESERVED: Final = ("nodeagent.io/", "velero.io/")
 
 _NAME_CHARACTERS: Final = 54
 _HASH_DIGITS: Final = 8
@@ -42,6 +44,11 @@ class BackupRequest:
     ttl: timedelta | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_reserved(key: str) -> bool:
+    """Return whether a label or an annotation of that key is Velero's or ours: neither set by users nor copied."""
+    return f"{key.partition('/')[0]}/".endswith(_RESERVED)
 
 
 def transfer_name(backup: str, namespace: str, claim: str) -> str:

@@ -14,15 +14,12 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, OBJECT_NAME
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import hinted
 from nodeagent.operations.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
-from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume
+from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, is_reserved
 from nodeagent.operations.backups.view import Backup, read_backups
 
 __all__ = ["BackupTools", "Choice", "ClaimName", "plan_backup"]
-
-_RESERVED: Final = ("nodeagent.io/", "velero.io/")
-"""How keys begin that a user may not set."""
 
 _DEFAULT_LOCATION: Final = "default"
 
@@ -96,7 +93,7 @@ def _check_request(request: BackupRequest) -> None:
         )
     for flag, given in (("--labels", request.labels), ("--annotations", request.annotations)):
         for key in given:
-            if any(f"{key.partition('/')[0]}/".endswith(reserved) for reserved in _RESERVED):
+            if is_reserved(key):
                 raise ConfigError(f"{flag}: {key} is reserved")
 
 
@@ -139,8 +136,7 @@ async def _find_location(tools: BackupTools, request: BackupRequest) -> str:
     name = request.location or names[0]
     place = f"BackupStorageLocation {namespace}/{name}"
     if name not in found:
-        hint = guess(name, found)
-        raise BackupError(f"{place} does not exist" + (f" ({hint})" if hint else ""))
+        raise BackupError(hinted(f"{place} does not exist", name, found))
     location = BackupStorageLocation.parse(found[name])
     if location.read_only:
         raise BackupError(f"{place} is read-only: --storage-location names another")
@@ -167,19 +163,21 @@ async def _read_claims(client: KubeClient, choice: Choice) -> dict[ClaimName, Js
     for name in sorted(set(choice.claims)):
         claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
         if claim is None:
-            raise BackupError(f"PVC {name} does not exist{await _hint(client, name)}")
+            raise BackupError(
+                hinted(f"PVC {name} does not exist", name.name, await _list_names(client, name.namespace))
+            )
         found[name] = claim
     return found
 
 
-async def _hint(client: KubeClient, name: ClaimName) -> str:
-    """Return which PVC of the namespace may be meant; empty: none, or they may not be listed."""
+async def _list_names(client: KubeClient, namespace: str) -> list[str]:
+    """Return the names of the PVCs in the namespace; none, if they may not be listed."""
     try:
-        others = await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace))
+        return [
+            one["metadata"]["name"] for one in await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, namespace))
+        ]
     except KubeError:
-        return ""
-    hint = guess(name.name, [one["metadata"]["name"] for one in others])
-    return f" ({hint})" if hint else ""
+        return []
 
 
 def _check_existing(

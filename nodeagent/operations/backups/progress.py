@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Protocol
 
 from core.models.phases import Phase
@@ -22,6 +22,8 @@ class MovingVolume(Protocol):
     @property
     def claim(self) -> str: ...  # noqa: D102
     @property
+    def kind(self) -> str: ...  # noqa: D102
+    @property
     def transfer(self) -> str: ...  # noqa: D102
     @property
     def phase(self) -> Phase: ...  # noqa: D102
@@ -35,11 +37,23 @@ class MovingVolume(Protocol):
     def bytes_done(self) -> int: ...  # noqa: D102
     @property
     def total_bytes(self) -> int: ...  # noqa: D102
+    @property
+    def created(self) -> datetime | None: ...  # noqa: D102
+    @property
+    def completed(self) -> datetime | None: ...  # noqa: D102
 
 
 class Moving(Protocol):
     """A backup or a restore."""
 
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def created(self) -> datetime | None: ...  # noqa: D102
+    @property
+    def expected(self) -> int | None: ...  # noqa: D102
+    @property
+    def missing(self) -> int: ...  # noqa: D102
     @property
     def volumes(self) -> Sequence[MovingVolume]: ...  # noqa: D102
 

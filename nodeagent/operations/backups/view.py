@@ -7,10 +7,9 @@ from typing import Final
 
 from msgspec import field
 
-from core.errors import ContractError
-from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.client import KubeClient, select_labels
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
-from core.models.base import JsonDict, WireModel
+from core.models.base import WireModel
 from core.models.names import (
     BACKUP_ANNOTATION,
     BACKUP_LABEL,
@@ -23,8 +22,16 @@ from core.models.names import (
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.saved_claim import SavedClaim
 from core.models.transfers import DataUpload, PodVolumeBackup
-from core.models.units import parse_count, parse_duration
+from core.models.units import parse_duration
 from nodeagent.operations.backups.methods import Method
+from nodeagent.operations.backups.moving import (
+    Found,
+    count_completed,
+    group_transfers,
+    list_transfers,
+    sort_newest_first,
+    sum_up,
+)
 
 __all__ = ["Backup", "BackupList", "BackupOrigin", "BackupPhase", "BackupVolume", "gather", "phase_of", "read_backups"]
 
@@ -107,8 +114,7 @@ class Backup(WireModel):
     @property
     def counted(self) -> str:
         """How many of its volumes are completed, such as `2/3`."""
-        completed = sum(one.phase is Phase.COMPLETED for one in self.volumes)
-        return f"{completed}/{len(self.volumes) + self.missing}"
+        return count_completed(self)
 
 
 class BackupList(WireModel):
@@ -133,30 +139,18 @@ async def read_backups(client: KubeClient, namespace: str, own_name: str = "") -
         KubeError: the transfers cannot be listed.
     """
     selector = select_labels({BACKUP_LABEL: label_value(own_name)}) if own_name else ""
-    found: list[tuple[Resource, JsonDict]] = []
-    for resource in _KINDS:
-        listed = await client.list(Selection(resource, namespace, label_selector=selector))
-        found += [(resource, raw) for raw in listed]
-    gathered = gather(found)
+    gathered = gather(await list_transfers(client, _KINDS, namespace, selector))
     if own_name:
         kept = [one for one in gathered.backups if one.name == own_name and one.origin is BackupOrigin.NODEAGENT]
         return BackupList(backups=kept, notes=gathered.notes)
     return gathered
 
 
-def gather(found: Iterable[tuple[Resource, JsonDict]]) -> BackupList:
+def gather(found: Iterable[Found]) -> BackupList:
     """Return the backups of these transfers, each with its kind; those of no backup are left out."""
-    notes, by_backup = [], dict[tuple[BackupOrigin, str], list[_Transfer]]()
-    for resource, raw in found:
-        try:
-            transfer = _KINDS[resource].parse(raw)
-        except ContractError as e:
-            notes.append(str(e))
-            continue
-        if key := _backup_of(transfer):
-            by_backup.setdefault(key, []).append(transfer)
+    by_backup, notes = group_transfers(_KINDS, found, _backup_of)
     backups = [_build(origin, name, transfers) for (origin, name), transfers in by_backup.items()]
-    backups.sort(key=lambda one: (-(one.created.timestamp() if one.created else 0.0), one.name))
+    sort_newest_first(backups)
     return BackupList(backups=backups, notes=notes)
 
 
@@ -171,33 +165,19 @@ def _backup_of(transfer: _Transfer) -> tuple[BackupOrigin, str] | None:
 
 def _build(origin: BackupOrigin, name: str, transfers: Sequence[_Transfer]) -> Backup:
     volumes = sorted((_volume(one) for one in transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
-    expected = _expected(transfers) if origin is BackupOrigin.NODEAGENT else None
-    missing = max(0, (expected or 0) - len(volumes))
-    created = min((one.created for one in volumes if one.created), default=None)
-    ended = all(one.phase.final for one in volumes)
+    totals = sum_up(volumes, transfers, BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else "")
     ttl = transfers[0].metadata.annotations.get(BACKUP_TTL_ANNOTATION, "")
     canceling = any(one.cancel_requested and not one.phase.final for one in transfers)
     return Backup(
         name=name,
         origin=origin,
-        phase=phase_of([one.phase for one in volumes], missing=missing, canceling=canceling),
+        phase=phase_of([one.phase for one in volumes], missing=totals["missing"], canceling=canceling),
         locations=sorted({one.location for one in volumes}),
-        created=created,
-        completed=max((one.completed for one in volumes if one.completed), default=None) if ended else None,
-        expires=_expires(created, ttl),
+        expires=_expires(totals["created"], ttl),
         ttl=ttl,
-        expected=expected,
-        missing=missing,
-        bytes_done=sum(one.bytes_done for one in volumes),
-        total_bytes=sum(one.total_bytes for one in volumes),
         volumes=volumes,
+        **totals,
     )
-
-
-def _expected(transfers: Sequence[_Transfer]) -> int | None:
-    """Return how many volumes the transfers say their backup has; None: none of them has a number."""
-    counts = (parse_count(one.metadata.annotations.get(BACKUP_VOLUMES_ANNOTATION, "")) for one in transfers)
-    return max((count for count in counts if count is not None), default=None)
 
 
 def _expires(created: datetime | None, ttl: str) -> datetime | None:

@@ -20,13 +20,12 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
     label_value,
 )
-from nodeagent.operations.backups.objects import OPERATION_TIMEOUT, transfer_name
+from nodeagent.operations.backups.objects import OPERATION_TIMEOUT, is_reserved, transfer_name
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume
 
 __all__ = ["PlannedRestore", "RestoreRequest"]
 
-_RESERVED: Final = ("velero.io/", "nodeagent.io/")
 _DEFAULT_MODES: Final = ("ReadWriteOnce",)
 _VOLUME: Final = "data"
 
@@ -102,7 +101,7 @@ class PlannedRestore:
             raise RestoreError(
                 f"PVC {self.volume.name}: its backup does not say its size: set --size, and --storage-class"
             )
-        labels = {key: value for key, value in claim.labels.items() if not _is_reserved(key)}
+        labels = {key: value for key, value in claim.labels.items() if not is_reserved(key)}
         spec: JsonDict = {
             "accessModes": list(claim.access_modes or _DEFAULT_MODES),
             "resources": {"requests": {"storage": size}},
@@ -189,7 +188,3 @@ class PlannedRestore:
             "labels": {RESTORE_LABEL: label_value(self.request.name)},
             "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
         }
-
-
-def _is_reserved(key: str) -> bool:
-    return f"{key.partition('/')[0]}/".endswith(_RESERVED)

@@ -7,7 +7,7 @@ from core.contract import StoredSnapshot
 from core.errors import AgentError
 from core.models.phases import Phase
 from core.models.saved_claim import SavedClaim
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import guess, hinted
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, BackupVolume
 from nodeagent.operations.restores.stored import StoredList
@@ -111,8 +111,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     place = f"BackupStorageLocation {stored.location}"
     if not found:
         known = {one.id if source.snapshot else one.backup for one in stored.snapshots} - {""}
-        hint = guess(source.snapshot or source.backup, known)
-        raise RestoreError(f"there is no {source} in {place}" + (f" ({hint})" if hint else ""))
+        raise RestoreError(hinted(f"there is no {source} in {place}", source.snapshot or source.backup, known))
     clusters = sorted({one.cluster for one in found})
     if len(clusters) > 1:
         text = ", ".join(one or "none" for one in clusters)
@@ -189,8 +188,7 @@ def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
     """
     for name in source.claims:
         if name not in known:
-            hint = guess(str(name), map(str, known))
-            raise RestoreError(f"{source} has no PVC {name}" + (f" ({hint})" if hint else ""))
+            raise RestoreError(hinted(f"{source} has no PVC {name}", str(name), map(str, known)))
     chosen = sorted(name for name in known if source.has(name))
     if not chosen:
         raise RestoreError(

@@ -1,17 +1,15 @@
 """Restores as people see them: the transfers of one name, put together; waiting for one, and canceling it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
 from msgspec import field
 
 from core.clock import Clock
-from core.errors import ContractError
-from core.kube.client import KubeClient, Selection, select_labels
-from core.kube.errors import NotFoundError
+from core.kube.client import KubeClient, select_labels
 from core.kube.resources import DATA_DOWNLOADS, POD_VOLUME_RESTORES, Resource
-from core.models.base import JsonDict, WireModel
+from core.models.base import WireModel
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -21,9 +19,18 @@ from core.models.names import (
 )
 from core.models.phases import Phase
 from core.models.transfers import DataDownload, PodVolumeRestore
-from core.models.units import parse_count
-from nodeagent.config.keys import guess
-from nodeagent.operations.backups.progress import ProgressMeter, VolumeProgress
+from nodeagent.config.keys import missing
+from nodeagent.operations.backups.moving import (
+    Found,
+    cancel_transfers,
+    count_completed,
+    group_transfers,
+    list_transfers,
+    sort_newest_first,
+    sum_up,
+    wait_for_end,
+)
+from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.backups.view import BackupPhase, phase_of
 
 __all__ = [
@@ -31,20 +38,17 @@ __all__ = [
     "RestoreList",
     "RestoreVolume",
     "cancel_restore",
-    "explain_restore",
     "find_restores",
     "gather_restores",
+    "read_restore",
     "wait_for_restore",
 ]
-
-_POLL_SECONDS: Final = 1.0
 
 _Transfer = DataDownload | PodVolumeRestore
 _KINDS: Final[Mapping[Resource, type[DataDownload] | type[PodVolumeRestore]]] = {
     DATA_DOWNLOADS: DataDownload,
     POD_VOLUME_RESTORES: PodVolumeRestore,
 }
-_RESOURCES: Final = {resource.kind: resource for resource in _KINDS}
 
 
 class RestoreVolume(WireModel):
@@ -86,8 +90,7 @@ class Restore(WireModel):
     @property
     def counted(self) -> str:
         """How many of its volumes are restored, such as `2/3`."""
-        completed = sum(one.phase is Phase.COMPLETED for one in self.volumes)
-        return f"{completed}/{len(self.volumes) + self.missing}"
+        return count_completed(self)
 
 
 class RestoreList(WireModel):
@@ -104,59 +107,33 @@ async def find_restores(client: KubeClient, namespace: str, names: Sequence[str]
         NotFoundError: there is none of such a name; the message has the one that may be meant.
         KubeError: the transfers cannot be listed.
     """
-    found = gather_restores(await _list(client, namespace, RESTORE_LABEL))
+    found = gather_restores(await list_transfers(client, _KINDS, namespace, RESTORE_LABEL))
     known = [one.name for one in found.restores]
     for name in names:
         if name not in known:
-            hint = guess(name, known)
-            text = f"there is no restore {name} in namespace {namespace}" + (f" ({hint})" if hint else "")
-            raise NotFoundError(text, status=404, reason="NotFound")
+            raise missing(f"there is no restore {name} in namespace {namespace}", name, known)
     if not names:
         return found
     return RestoreList(restores=[one for one in found.restores if one.name in names], notes=found.notes)
 
 
-async def _list(client: KubeClient, namespace: str, selector: str) -> list[tuple[Resource, JsonDict]]:
-    found: list[tuple[Resource, JsonDict]] = []
-    for resource in _KINDS:
-        listed = await client.list(Selection(resource, namespace, label_selector=selector))
-        found += [(resource, raw) for raw in listed]
-    return found
-
-
-def gather_restores(found: Sequence[tuple[Resource, JsonDict]]) -> RestoreList:
+def gather_restores(found: Iterable[Found]) -> RestoreList:
     """Return the restores of these transfers, each with its kind; those of no restore of ours are left out."""
-    notes, by_name = [], dict[str, list[_Transfer]]()
-    for resource, raw in found:
-        try:
-            transfer = _KINDS[resource].parse(raw)
-        except ContractError as e:
-            notes.append(str(e))
-            continue
-        if name := transfer.metadata.annotations.get(RESTORE_ANNOTATION):
-            by_name.setdefault(name, []).append(transfer)
+    by_name, notes = group_transfers(_KINDS, found, lambda one: one.metadata.annotations.get(RESTORE_ANNOTATION))
     restores = [_build(name, transfers) for name, transfers in by_name.items()]
-    restores.sort(key=lambda one: (-(one.created.timestamp() if one.created else 0.0), one.name))
+    sort_newest_first(restores)
     return RestoreList(restores=restores, notes=notes)
 
 
 def _build(name: str, transfers: Sequence[_Transfer]) -> Restore:
     volumes = sorted((_volume(one) for one in transfers), key=lambda one: (one.namespace, one.claim))
-    counts = [parse_count(one.metadata.annotations.get(RESTORE_VOLUMES_ANNOTATION, "")) for one in transfers]
-    expected = max((count for count in counts if count is not None), default=None)
-    missing = max(0, (expected or 0) - len(volumes))
+    totals = sum_up(volumes, transfers, RESTORE_VOLUMES_ANNOTATION)
     canceling = any(one.cancel_requested and not one.phase.final for one in transfers)
-    ended = all(one.phase.final for one in volumes)
     return Restore(
         name=name,
-        phase=phase_of([one.phase for one in volumes], missing=missing, canceling=canceling),
-        created=min((one.created for one in volumes if one.created), default=None),
-        completed=max((one.completed for one in volumes if one.completed), default=None) if ended else None,
-        expected=expected,
-        missing=missing,
-        bytes_done=sum(one.bytes_done for one in volumes),
-        total_bytes=sum(one.total_bytes for one in volumes),
+        phase=phase_of([one.phase for one in volumes], missing=totals["missing"], canceling=canceling),
         volumes=volumes,
+        **totals,
     )
 
 
@@ -201,28 +178,22 @@ async def wait_for_restore(
         NotFoundError: it has no transfer any more.
         KubeError: the transfers cannot be listed.
     """
-    meter, (namespace, name) = ProgressMeter(), place
+    return await wait_for_end(clock, lambda: read_restore(client, *place), show)
+
+
+async def read_restore(client: KubeClient, namespace: str, name: str) -> Restore:
+    """Return the restore of that name by its label: the other transfers are not listed.
+
+    Raises:
+        NotFoundError: it has no transfer.
+        KubeError: the transfers cannot be listed.
+    """
     selector = select_labels({RESTORE_LABEL: label_value(name)})
-    while True:
-        found = gather_restores(await _list(client, namespace, selector))
-        named = [one for one in found.restores if one.name == name]
-        if not named:
-            text = f"restore {name} has no transfer in namespace {namespace} any more: they were deleted"
-            raise NotFoundError(text, status=404, reason="NotFound")
-        show(meter.read(named[0], clock.monotonic()))
-        if all(one.phase.final for one in named[0].volumes):
-            return named[0]
-        await clock.sleep(_POLL_SECONDS)
-
-
-def explain_restore(restore: Restore) -> str:
-    """Return which volume is not restored, and why; empty: all are. The restore has ended."""
-    lost = [one for one in restore.volumes if one.phase is not Phase.COMPLETED]
-    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-    if lost:
-        first = lost[0]
-        return f"PVC {first.namespace}/{first.claim} is {first.phase}: {first.message or 'no message'}{more}"
-    return f"{restore.missing} of {restore.expected} volumes have no transfer" if restore.missing else ""
+    found = gather_restores(await list_transfers(client, _KINDS, namespace, selector))
+    named = [one for one in found.restores if one.name == name]
+    if not named:
+        raise missing(f"restore {name} has no transfer in namespace {namespace} any more: they were deleted", name, ())
+    return named[0]
 
 
 async def cancel_restore(client: KubeClient, namespace: str, name: str) -> list[RestoreVolume]:
@@ -233,13 +204,4 @@ async def cancel_restore(client: KubeClient, namespace: str, name: str) -> list[
         KubeError: the API server rejected a request.
     """
     (restore,) = (await find_restores(client, namespace, (name,))).restores
-    canceled = []
-    for volume in restore.volumes:
-        if volume.phase.final:
-            continue
-        try:
-            await client.patch(_RESOURCES[volume.kind], namespace, volume.transfer, {"spec": {"cancel": True}})
-        except NotFoundError:
-            continue
-        canceled.append(volume)
-    return canceled
+    return await cancel_transfers(client, namespace, restore.volumes)

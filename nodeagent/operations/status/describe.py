@@ -19,7 +19,7 @@ from core.models.names import OUTCOME_ANNOTATION, OWNER_UID_LABEL
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import missing
 from nodeagent.operations.events import EventLine, read_events
 from nodeagent.operations.status.advice import advise
 from nodeagent.operations.status.kinds import Target
@@ -116,9 +116,8 @@ class TransferReader:
     async def _missing(self, target: Target) -> NotFoundError:
         kind, name = target
         found = await self._client.list(Selection(kind.resource, self._namespace))
-        hint = guess(name, [one["metadata"]["name"] for one in found])
-        text = f"{kind.name} {self._namespace}/{name} does not exist" + (f" ({hint})" if hint else "")
-        return NotFoundError(text, status=404, reason="NotFound")
+        text = f"{kind.name} {self._namespace}/{name} does not exist"
+        return missing(text, name, [one["metadata"]["name"] for one in found])
 
     async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise` and a note, if that fails."""

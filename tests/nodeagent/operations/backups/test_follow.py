@@ -10,12 +10,12 @@ from core.models.names import VELERO_BACKUP_LABEL
 from nodeagent.operations.backups.create import start_backup
 from nodeagent.operations.backups.follow import (
     cancel_backup,
-    explain_failure,
     find_backups,
     find_own_backup,
     wait_for_backup,
 )
 from nodeagent.operations.backups.methods import BackupError
+from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.plan import Choice, ClaimName, plan_backup
 from tests.nodeagent.support.backup_scene import BackupScene
 
@@ -38,7 +38,7 @@ async def test_a_wait_shows_each_reading_and_ends_with_the_last_transfer() -> No
         scene.tools, "velero", "night", lambda rows: shown.append([str(row.volume.phase) for row in rows])
     )
     assert shown == [["New", "New"], ["InProgress", "New"], ["Completed", "New"], ["Completed", "Failed"]]
-    assert explain_failure(backup) == "PVC app/files is Failed: disk\nfull"
+    assert explain_end(backup) == "PVC app/files is Failed: disk\nfull"
 
 
 async def test_there_is_nothing_to_wait_for_without_transfers() -> None:
@@ -51,12 +51,12 @@ async def test_a_failure_counts_the_other_volumes_and_names_what_is_missing() ->
     scene.move("data", "Failed")
     scene.move("files", "Canceled")
     backup = await find_own_backup(scene.client, "velero", "night")
-    assert explain_failure(backup) == "PVC app/data is Failed: no message, and 1 more"
+    assert explain_end(backup) == "PVC app/data is Failed: no message, and 1 more"
     scene.move("data", "Completed")
     (files,) = scene.objects(POD_VOLUME_BACKUPS)
     await scene.client.delete(POD_VOLUME_BACKUPS, "velero", files)
     backup = await find_own_backup(scene.client, "velero", "night")
-    assert explain_failure(backup) == "1 of 2 volumes have no transfer: it was deleted"
+    assert explain_end(backup) == "1 of 2 volumes have no transfer: it was deleted"
 
 
 async def test_a_cancel_reaches_the_transfers_that_have_not_ended() -> None:

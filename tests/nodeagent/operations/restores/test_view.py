@@ -6,13 +6,13 @@ import pytest
 
 from core.kube.errors import NotFoundError
 from core.kube.resources import DATA_DOWNLOADS
+from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.backups.view import BackupPhase
 from nodeagent.operations.restores.create import plan_restore, start_restore
 from nodeagent.operations.restores.view import (
     Restore,
     cancel_restore,
-    explain_restore,
     find_restores,
     wait_for_restore,
 )
@@ -50,7 +50,7 @@ async def test_a_transfer_that_is_missing_is_counted() -> None:
     await scene.client.delete(DATA_DOWNLOADS, "velero", gone["metadata"]["name"])
     found = await _read(scene)
     assert (found.phase, found.counted, found.missing) == (BackupPhase.INCOMPLETE, "1/2", 1)
-    assert explain_restore(found) == "1 of 2 volumes have no transfer"
+    assert explain_end(found) == "1 of 2 volumes have no transfer: it was deleted"
 
 
 async def test_waiting_ends_with_the_last_transfer_and_shows_all_on_the_way() -> None:
@@ -64,7 +64,7 @@ async def test_waiting_ends_with_the_last_transfer_and_shows_all_on_the_way() ->
     scene.move("files", "Failed", message="the bucket is gone")
     found = await waiting
     assert found.phase is BackupPhase.PARTIALLY_FAILED
-    assert explain_restore(found) == "PVC db/files is Failed: the bucket is gone"
+    assert explain_end(found) == "PVC db/files is Failed: the bucket is gone"
     assert [str(one.volume.phase) for one in shown[0]] == ["New", "New"]
 
 
