@@ -313,7 +313,7 @@ class StoredSnapshot(WireModel, omit_defaults=True):
     `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
     backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
     by the source, where `described` is false and the claim has its names only. `backup_uid` is that of a Velero Backup.
-    Whoever may write to the bucket chooses all of it.
+    Any writer to the bucket chooses all of it.
     """
 
     id: str
@@ -362,7 +362,7 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     `reason` says why nothing ran (mode `none`); `held`: because another cluster maintains the repository. `next_quick`
     and `next_full` are kopia's next due times, by the clock of the pod; `foreign_at` is when the newest maintenance
     began that this cluster did not start.
-    `incomplete_full`: the last full maintenance did not finish, whoever ran it.
+    `incomplete_full`: the last full maintenance did not finish, in whichever cluster it ran.
     `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
     Sizes in bytes; `peak_bytes` is the highest resident memory of kopia and of the data mover, `freed_bytes` what the
     bucket shrank by.

@@ -51,7 +51,7 @@ _REPORT_DEADLINE_SECONDS: Final = 3600
 """Reading the metadata of tens of thousands of snapshots and thousands of backups takes minutes."""
 
 _REPORT_KEPT_SECONDS: Final = 3600
-"""For whoever reads the log."""
+"""For readers of the log."""
 
 _TEMPORARY_GIB: Final = 2
 """Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""

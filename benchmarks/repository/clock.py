@@ -1,4 +1,4 @@
-"""Simulated time: a clock that is moved on, the server that tells it to kopia's test build, and that build.
+"""Simulated time: a clock that is moved on, the server that gives it to kopia's test build, and that build.
 
 Knows how kopia reads a simulated clock. Does not know what is done with it.
 Source: kopia 0.23.1, internal/clock/now_testing.go.

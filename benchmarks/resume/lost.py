@@ -144,7 +144,7 @@ class _Node:
         """Let the node be back once the next attempt writes; return for how long, how often and how much it wrote.
 
         Raises:
-            BenchmarkError: nobody was seen to write.
+            BenchmarkError: no process was seen to write.
         """
         self.processes |= self.first.processes
         before = most = self._written_bytes()

@@ -20,7 +20,7 @@ from core.contract import BackupResult, DataPathReason, parse_progress, parse_re
 __all__ = ["RestoreFigures", "back_up", "measure_restores"]
 
 _OLD_NS: Final = 1_600_000_000 * 10**9
-"""A file that is restored within a minute after its last change cannot be told from one that is being written."""
+"""A file that is restored within a minute after its last change looks like one that is being written."""
 
 _KILLED_WITHIN: Final = 0.7
 """Of the time of an uninterrupted restore; one that ends before it is killed would show nothing."""

@@ -50,10 +50,10 @@ class Writers:
 
 @contextmanager
 def watch_writers(folder: Path) -> Iterator[Writers]:
-    """Yield what tells who changes the file system of a folder, until the end of the block.
+    """Yield what knows which processes change the file system of a folder, until the end of the block.
 
     Raises:
-        BenchmarkError: the kernel does not tell this process.
+        BenchmarkError: the kernel does not say it to this process.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = libc.fanotify_init(_FLAGS, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """What a backup keeps of a PVC beside its data, so that a restore can make the PVC as it was.
 
-It is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Whoever may
-write to the bucket chooses what a tag says, so it is checked like any input.
+It is in the annotation `nodeagent.io/claim` of a transfer, and in the tag of the same name of its snapshot. Any writer
+to the bucket chooses what a tag says, so it is checked like any input.
 """
 
 from collections.abc import Mapping

@@ -219,7 +219,7 @@ class _Run:
                 f"{status.unique_id}, and {recorded} is recorded"
             )
         if info.owner != IDENTITY:
-            owner = info.owner or "nobody"
+            owner = info.owner or "no identity"
             raise MaintenanceError(f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {owner}, not to {IDENTITY}")
 
     def _interval_differs(self, info: MaintenanceInfo) -> bool:

@@ -1,4 +1,4 @@
-"""What a completed backup of a PVC saved, as its custom resource tells."""
+"""What a completed backup of a PVC saved, according to its custom resource."""
 
 import re
 import sys

@@ -1,6 +1,6 @@
 """When a repository is maintained next, and why not before: as the leader says, or as its resource shows.
 
-Pure: what a user is told about a decision that `nodeagent.leader.maintenance.rules` makes.
+Pure: what a user sees of a decision that `nodeagent.leader.maintenance.rules` makes.
 """
 
 import dataclasses

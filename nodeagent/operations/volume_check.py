@@ -251,7 +251,7 @@ class _Run:
     async def _get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
         found = await self.tools.client.read(resource, namespace, name)
         if found is None:
-            raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted by somebody")
+            raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile")
         return found
 
     async def _create(self, resource: Resource, manifest: JsonDict) -> None:

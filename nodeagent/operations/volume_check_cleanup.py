@@ -47,7 +47,7 @@ class CheckCleanup:
     bound: set[str] = field(default_factory=set)
 
     async def find_retained(self) -> list[str]:
-        """Return what stays of `bound` by the policy Retain, or may, if nobody may look.
+        """Return what stays of `bound` by the policy Retain, or may, if that may not be read.
 
         Raises:
             KubeError: the API server rejected a request.

@@ -38,7 +38,7 @@ _REJECTED_SECONDS: Final = 60.0
 _UNANSWERED_SECONDS: Final = 300.0
 """How long the API server may not answer, as while the only one is upgraded.
 
-Nobody could act on an agent that is not ready during an outage for all; and all agents would still be not ready for
+No person could act on an agent that is not ready during an outage for all; and all agents would still be not ready for
 the moment after it, in which their watches are opened again.
 """
 

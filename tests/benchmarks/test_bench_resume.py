@@ -144,7 +144,7 @@ async def test_a_mover_is_killed_with_all_of_its_processes(tmp_path: Path) -> No
 
 
 class _Seen(Writers):
-    """Tells of changes as they were listed, and says when there are no more."""
+    """Reports changes as they were listed, and says when there are no more."""
 
     def __init__(self, *changes: Mapping[int, int]) -> None:
         self._changes = list(changes)

@@ -56,7 +56,7 @@ _RESOURCES = {
 }
 _NODE, _TAINTED = "bed-1", "bed-2"
 """Where the test bed creates volumes, and the node that is tainted while the causes last."""
-_NOBODY = "nobody"
+_NO_MOVER = "no-mover"
 """The data mover of a transfer until its broken mover pod exists: no agent handles it."""
 _REPORT_SECONDS = 120
 _HEAL_SECONDS = 150
@@ -156,7 +156,7 @@ def _build_transfer(volume: Volume, name: str, case: Case) -> Json:
         storage_class = called(space, ELSEWHERE) if case.storage_class == ELSEWHERE else case.storage_class or "bed"
         transfer["spec"]["csiSnapshot"]["storageClass"] = storage_class
         if case.pod is not None:
-            transfer["spec"]["datamover"] = _NOBODY
+            transfer["spec"]["datamover"] = _NO_MOVER
         return transfer
     if case.kind == "DataDownload":
         transfer = volume.download(transfer_name, snapshot_id="0", location=location)

@@ -57,7 +57,7 @@ def test_a_repository_is_maintained_by_a_job_and_its_failure_is_named(upkeep: Up
         info = kopia.json("maintenance", "info")
         assert info["full"]["interval"] == 6 * 3600 * 10**9
         assert info["schedule"]["runs"]["cleanup-logs"][0]["success"]
-        kopia.run("maintenance", "set", "--owner=somebody@else")
+        kopia.run("maintenance", "set", "--owner=another@host")
 
     (shown,) = _ask(upkeep, "get")["repositories"]
     assert (shown["name"], shown["phase"], shown["lastMaintenance"]) == (
@@ -75,5 +75,5 @@ def test_a_repository_is_maintained_by_a_job_and_its_failure_is_named(upkeep: Up
     # A change wakes the repository: it was maintained, and nothing has happened since.
     own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/maintenance-")
     failed = upkeep.wait_for_entry("Failed")
-    assert failed["message"] == "not the owner: maintenance belongs to somebody@else, not to default@default"
+    assert failed["message"] == "not the owner: maintenance belongs to another@host, not to default@default"
     assert "completeTimestamp" not in failed

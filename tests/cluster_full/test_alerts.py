@@ -116,7 +116,7 @@ def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Promet
     upkeep = monitored.upkeep
     with open_kopia(upkeep.own.bed, upkeep.own.space) as kopia:
         kopia.connect()
-        kopia.run("maintenance", "set", "--owner=somebody@else")
+        kopia.run("maintenance", "set", "--owner=another@host")
     upkeep.own.kubectl("annotate", "backuprepository", upkeep.name, "nodeagent.io/maintenance-")
     upkeep.wait_for_entry("Failed")
     # There is a value of a day before then.

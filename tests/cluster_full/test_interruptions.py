@@ -35,7 +35,7 @@ _LOST_SECONDS = 240
 """The node controller alone takes 50 s to set a lost node to not Ready."""
 
 _FENCED_SECONDS = 420
-"""A restore whose container nobody reports as ended waits for 3 minutes besides."""
+"""A restore whose container is not reported as ended waits for 3 minutes besides."""
 
 _numbers = itertools.count(1)
 

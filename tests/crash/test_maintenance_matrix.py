@@ -39,7 +39,7 @@ def _counts(request: Request) -> bool:
 
 
 async def _check_end(world: MaintenanceWorld, where: str) -> None:
-    """Check that the repository was maintained by one Job at a time, and that the status tells the last one's end."""
+    """Check that the repository was maintained by one Job at a time, and that the status has the last one's end."""
     history = await world.history()
     created = history[-1]["startTimestamp"]
     (job,) = [job for job in await world.jobs() if job["metadata"]["creationTimestamp"] == created]

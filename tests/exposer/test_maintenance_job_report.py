@@ -1,4 +1,4 @@
-"""The Jobs of a snapshot report and of a list of snapshots: maintenance Jobs that nobody takes for one."""
+"""The Jobs of a snapshot report and of a list of snapshots: built as maintenance Jobs, and never taken for one."""
 
 from dataclasses import replace
 

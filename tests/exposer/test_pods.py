@@ -256,8 +256,8 @@ def test_only_a_mover_that_makes_snapshots_is_told_the_cluster() -> None:
         "pod-volume-backup": pod_volume_pod(mover=mover),
         "pod-volume-restore": pod_volume_pod("podvolumerestore", mover=mover),
     }
-    told = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
-    assert told == {"data-upload", "pod-volume-backup"}
+    informed = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
+    assert informed == {"data-upload", "pod-volume-backup"}
 
 
 def test_settings_without_effect_build_the_same_pod() -> None:

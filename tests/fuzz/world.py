@@ -128,7 +128,7 @@ def _pods(transfers: dict[str, JsonDict]) -> list[JsonDict]:
         waiting,
         moving,
         mover_pod(transfers["ended"], **_ended(BACKUP_DONE)),
-        agent_pod("node-c", name="leaked", labels={OWNER_UID_LABEL: "nobody"}),
+        agent_pod("node-c", name="leaked", labels={OWNER_UID_LABEL: "no-owner"}),
         _event("waiting.1", waiting, **_WARNING),
         _event("moving.1", transfers["moving"], reason="Data-Path-Progress", message='{"totalBytes":9,"doneBytes":3}'),
         _event("moving.2", transfers["moving"], reason="Data-Path-Waiting", message="waiting for the storage"),
@@ -141,8 +141,8 @@ def _surroundings() -> list[JsonDict]:
     repository: JsonDict = json.loads(_RECORDED.read_text())[0]["object"]
     volume = {"claimRef": {"namespace": NAMESPACE, "name": "bound", "uid": "uid-of-claim"}, "csi": {"driver": "d"}}
     content = {"deletionPolicy": "Delete", "driver": "d", "source": {"snapshotHandle": "h"}}
-    leaked = {"name": "leaked", "labels": {OWNER_UID_LABEL: "nobody"}}
-    copied = {OWNER_UID_LABEL: "nobody", COPY_LABEL: "nobody"}
+    leaked = {"name": "leaked", "labels": {OWNER_UID_LABEL: "no-owner"}}
+    copied = {OWNER_UID_LABEL: "no-owner", COPY_LABEL: "no-owner"}
     reference = {"volumeSnapshotRef": {"namespace": NAMESPACE, "name": "x"}}
     return [
         {

@@ -103,7 +103,7 @@ class Installer:
             found[f"{one['kind']} {one['metadata']['name']}"] = stored["metadata"]["resourceVersion"] if stored else ""
         return found
 
-    def change(self, resource: Resource, name: str, patch: JsonDict, *, manager: str = "somebody") -> JsonDict:
+    def change(self, resource: Resource, name: str, patch: JsonDict, *, manager: str = "another-manager") -> JsonDict:
         """Patch an object as another manager."""
         path = resource.path(self.namespace if resource.namespaced else "", name) + f"?fieldManager={manager}"
         stored: JsonDict = self.server.api.request(

@@ -104,7 +104,7 @@ def test_missing_permissions_are_named_and_nothing_is_applied(installer: Install
     assert installer.get(SERVICE_ACCOUNTS, "node-agent") is None
 
 
-def test_a_field_that_somebody_set_is_taken_over_and_named(installer: Installer) -> None:
+def test_a_field_of_another_manager_is_taken_over_and_named(installer: Installer) -> None:
     assert installer.run(*ALONE).code == 0
     container = {"name": "node-agent", "image": "mine", "command": ["x"]}
     spec = {"template": {"spec": {"containers": [container]}}}
@@ -143,7 +143,7 @@ def test_what_users_add_stays(installer: Installer) -> None:
     assert (installer.get(NAMESPACES, installer.namespace) or {})["metadata"]["labels"]["team"] == "a"
 
 
-def test_a_label_of_the_namespace_that_somebody_set_is_named(installer: Installer) -> None:
+def test_a_label_of_the_namespace_of_another_manager_is_named(installer: Installer) -> None:
     label = "pod-security.kubernetes.io/enforce"
     body = {"metadata": {"name": installer.namespace, "labels": {label: "restricted", "own": "x"}}}
     installer.server.api.request("POST", NAMESPACES.path() + "?fieldManager=admin", body=body)

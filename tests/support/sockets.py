@@ -1,4 +1,4 @@
-"""The TCP connections of this process, as the kernel has them: whoever opened them, and through which library."""
+"""The TCP connections of this process, as the kernel has them: opened by any part of it, through any library."""
 
 import os
 import socket

@@ -147,7 +147,7 @@ class MaintenanceController:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""
         metrics, name, record = self._tools.metrics, repository.name, record_of(repository)
         if hold is Hold.SERVER:
-            # Nobody tells the agents what the server's maintenance comes to.
+            # The result of the server's maintenance is not known to the agents.
             metrics.remove_maintenance(name)
             return
         metrics.maintenance_known(name)

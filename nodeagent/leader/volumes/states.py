@@ -17,7 +17,7 @@ ClaimKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How often a PVC is to be backed up, and its backups are to be verified; None: nobody said."""
+    """How often a PVC is to be backed up, and its backups are to be verified; None: not set."""
 
     backup: timedelta | None = None
     verification: timedelta | None = None

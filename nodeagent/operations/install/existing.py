@@ -21,7 +21,7 @@ _NEVER_MERGED: Final = frozenset(
         kube.SECURITY_CONTEXT_CONSTRAINTS,
     }
 )
-"""Merged with ours, a DaemonSet would be neither, and whoever has the permissions of a role would have others."""
+"""Merged with ours, a DaemonSet would be neither, and the accounts of a role would have other permissions."""
 
 
 async def fit_to_existing(
@@ -32,7 +32,7 @@ async def fit_to_existing(
     What others have created does not get our label, by which `nodeagent uninstall` recognizes what it removes.
 
     Raises:
-        ConfigError: an object of somebody else, or of a release of Helm, cannot be merged with ours.
+        ConfigError: an object of another installer, or of a release of Helm, cannot be merged with ours.
         KubeError: an object cannot be read.
     """
     fitted, others = [], []

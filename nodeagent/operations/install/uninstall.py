@@ -167,7 +167,7 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
 
 
 async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
-    """Return what agents create and have in common, whoever installed them; they would create it again."""
+    """Return what agents create and have in common, of any installer; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
     found = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in ((kube.LEASES, DISPATCHER_LEASE), (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP)):

@@ -167,7 +167,7 @@ async def _last_warning(tools: WaitTools, meta: JsonDict) -> str:
 
 
 async def _explain_location(tools: WaitTools, stored: JsonDict, *, changed: bool) -> str:
-    """Return why the location is not reachable; empty: it is, or nobody validates it.
+    """Return why the location is not reachable; empty: it is, or it is not validated.
 
     After a change, only a validation counts that came after it.
     """

@@ -192,7 +192,7 @@ async def _try(client: KubeClient, resource: Resource, manifest: JsonDict) -> No
 async def _is_missing(client: KubeClient, namespace: str) -> bool:
     """Return whether there is no such namespace; False if that is not known.
 
-    Whoever may not read it may still create PVCs in it, and learns then whether it exists.
+    A user who may not read it may still create PVCs in it, and learns then whether it exists.
     """
     try:
         return await client.read(NAMESPACES, "", namespace) is None

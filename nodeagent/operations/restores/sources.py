@@ -137,7 +137,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
 def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
     """Return the PVC of a snapshot, which is of the namespace of its repository.
 
-    Whoever may write to one repository could name a PVC of another namespace otherwise.
+    A writer to one repository could name a PVC of another namespace otherwise.
     """
     if one.claim is None or one.claim.namespace != one.volume_namespace:
         raise RestoreError(

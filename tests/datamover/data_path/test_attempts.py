@@ -123,7 +123,7 @@ def _complete(name: str, attempt: str | None) -> dict[str, Any]:
 
 
 async def test_a_complete_snapshot_of_an_earlier_attempt_is_continued_and_is_not_the_latest() -> None:
-    """Nobody has seen it: its node was lost."""
+    """It has been seen by no agent: its node was lost."""
     found = await inherit(_Lister([_COMPLETE, _complete("first", "1")]), _TARGET, _ATTEMPT)
     assert found.latest is not None
     assert (found.latest.snapshot_id, found.continued, found.warning) == ("z", True, "")

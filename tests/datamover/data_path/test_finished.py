@@ -188,7 +188,7 @@ def test_the_root_keeps_its_times_when_the_list_is_removed(target: Path) -> None
 def test_the_list_is_removed_where_the_times_of_the_root_cannot_be_set(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a file server that takes root for nobody."""
+    """As on a file server that maps root to an account without rights."""
     denied = Mock(side_effect=PermissionError(errno.EPERM, "Operation not permitted"))
     monkeypatch.setattr(os, "utime", denied)
     remove_list(target / _NAME)

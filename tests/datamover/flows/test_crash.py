@@ -1,4 +1,4 @@
-"""A kopia that is ended by a signal of somebody else: the transfer fails in a way that another attempt may avoid."""
+"""A kopia that is ended by a signal of another process: the transfer fails in a way that another attempt may avoid."""
 
 import asyncio
 import os

@@ -113,7 +113,7 @@ def test_a_snapshot_of_an_overtaken_attempt_is_unreferenced(referred: JsonDict) 
 
 @pytest.mark.parametrize(("uid", "attempt"), [("u", "2"), ("v", "1")], ids=["winner", "other transfer"])
 def test_other_snapshots_of_transfers_are_judged_by_their_backup(uid: str, attempt: str) -> None:
-    """Also one that has got another ID, because somebody pinned it."""
+    """Also one that has got another ID, because it was pinned."""
     tags = {**_UPLOAD, "tag:nodeagent.io/transfer-uid": uid, "tag:nodeagent.io/attempt": attempt}
     read = {"completed": {"u": _WINNER}, "backup_uids": frozenset({_UID})}
     assert _judge(_snapshot(tags=tags), **read).verdict is SnapshotVerdict.REFERENCED

@@ -132,7 +132,7 @@ def test_a_region_that_leads_to_another_host_is_rejected(region: str, text: str)
     ],
 )
 def test_what_kopia_cannot_use_is_rejected_without_quoting_secrets(lines: str, message: str) -> None:
-    """Keys without their role would be wrong, and a program is run for nobody who may write a Secret."""
+    """Keys without their role would be wrong, and a program is never run for a writer of a Secret."""
     others = (
         f"[empty]\nregion=eu-west-1\n[half]\naws_access_key_id=K\n[chain]\n{_ROLE}"
         "[irsa]\nrole_arn=arn\nweb_identity_token_file=/token\n[run]\ncredential_process=/bin/keys TOPSECRET\n"

@@ -147,7 +147,7 @@ def test_a_file_below_the_mounted_credentials_is_used_with_a_warning(
 def test_a_file_that_is_not_below_the_mounted_credentials_is_ignored_with_a_warning(
     mounted: Path, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
-    """Whoever writes a location would choose among all files of the data mover."""
+    """The writer of a location would choose among all files of the data mover."""
     path = named.format(folder=mounted.parent, mounted=mounted)
     environment = {"AWS_SHARED_CREDENTIALS_FILE": f"{mounted}/own"}
     assert _keys({"credentialsFile": path}, environment, None, mounted) == AwsKeys("FILES", "FILESKEY")

@@ -299,7 +299,7 @@ async def test_a_result_counts_that_an_announcement_came_too_late_for(kind: str)
 
 
 async def test_a_restore_whose_workload_runs_already_is_not_written_again() -> None:
-    """An earlier attempt wrote its done file, and nobody saw its result."""
+    """An earlier attempt wrote its done file, and its result was lost."""
     async with interrupted_world("PodVolumeRestore", ended(137)) as world:
         await world.until(lambda: attempts_of(world, "PodVolumeRestore").stage is AttemptStage.WAITING)
         workload = next(pod for pod in world.kube.objects(PODS) if not pod["metadata"].get("ownerReferences"))

@@ -1,4 +1,4 @@
-"""What a user is told about backup repositories, with and without the leader, and with few permissions."""
+"""What a user sees of backup repositories, with and without the leader, and with few permissions."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""The snapshot report by command: its Job, what the user is told meanwhile, its result, and its deletion."""
+"""The snapshot report by command: its Job, what the user sees meanwhile, its result, and its deletion."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -50,7 +50,7 @@ def _ended(code: int = 0, message: str = _SUM) -> JsonDict:
 
 @dataclass
 class _World(HandClock):
-    """A cluster whose kubelets, drivers and agents do their work while somebody sleeps; `answers` replace results."""
+    """A cluster whose kubelets, drivers and agents do their work during a sleep; `answers` replace results."""
 
     answers: dict[str, JsonDict] = field(default_factory=dict)
     steps: list[CheckStep] = field(default_factory=list)

@@ -18,7 +18,7 @@ __all__ = ["BackupScene", "SteppingClock"]
 
 @dataclass
 class SteppingClock(HandClock):
-    """Takes the next of the steps whenever somebody sleeps."""
+    """Takes the next of the steps during each sleep."""
 
     steps: list[Callable[[], None]] = field(default_factory=list)
 

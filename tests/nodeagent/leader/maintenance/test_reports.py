@@ -1,4 +1,4 @@
-"""What the leader tells of maintenance: metrics, Events, and what it remembers of a failure."""
+"""What the leader reports of maintenance: metrics, Events, and what it remembers of a failure."""
 
 import asyncio
 import json

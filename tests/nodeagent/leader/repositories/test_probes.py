@@ -57,7 +57,7 @@ async def test_many_transfers_share_one_probe_every_half_minute_that_writes_noth
         await until_answer(scene, seconds=40)
         assert len(scene.validated_at) == 5
         await asyncio.sleep(200)
-    # Nobody asks any more.
+    # No caller waits any more.
     assert len(scene.validated_at) == 5
     assert (scene.status, scene.metric) == ({}, None)
 
@@ -147,7 +147,7 @@ async def test_an_answer_is_announced_and_a_new_term_probes_what_is_still_wanted
     assert requested == ["s3"]
     probes.end("s3", Verdict())
     assert answered == [True]
-    # A validation that nobody asked for is none of its business.
+    # A validation without a request is none of its business.
     probes.end("s3", SILENT)
     assert probes.answers("s3")
     await asyncio.sleep(20)

@@ -90,7 +90,7 @@ async def test_a_lost_answer_creates_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("resource", [VOLUME_SNAPSHOTS, DATA_UPLOADS], ids=lambda one: one.kind)
-async def test_an_object_of_somebody_else_is_not_taken_for_ours(resource: object) -> None:
+async def test_an_object_of_another_origin_is_not_taken_for_ours(resource: object) -> None:
     scene = BackupScene()
     volumes = await _plan(scene)
     manifest = volumes[0].build_snapshot() if resource is VOLUME_SNAPSHOTS else volumes[0].build_transfer()

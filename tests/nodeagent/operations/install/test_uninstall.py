@@ -22,7 +22,7 @@ _SPEC: JsonDict = {"selector": {}, "template": {"spec": {"containers": []}}}
 
 @dataclass
 class _World(HandClock):
-    """A cluster in which `while_asleep` happens whenever somebody sleeps."""
+    """A cluster in which `while_asleep` happens during each sleep."""
 
     while_asleep: Callable[[], None] = lambda: None
     removed: list[str] = field(default_factory=list)

@@ -21,7 +21,7 @@ _KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 
 
 class _Clock(HandClock):
-    """Time passes only while somebody sleeps."""
+    """Time passes only during a sleep."""
 
     async def sleep(self, seconds: float) -> None:
         self.seconds += seconds
