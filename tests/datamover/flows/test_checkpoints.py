@@ -38,8 +38,12 @@ async def _break_off(
 ) -> None:
     """Back up until there is a checkpoint, then end the backup."""
     request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, checkpoint_interval=_OFTEN)
-    running = asyncio.create_task(back_up(movers, request, backup_data_path()))
+    data_path = backup_data_path()
+    running = asyncio.create_task(back_up(movers, request, data_path))
     async with kopia_frozen_after_a_checkpoint(repository, plain_kopia) as pid:
+        async with asyncio.timeout(30):
+            # kopia may be so much faster than the mover reads its output.
+            await data_path.meter.wait_snapshot_started()
         assert not running.done()
         if cancel:
             running.cancel()
