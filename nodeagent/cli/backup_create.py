@@ -16,12 +16,12 @@ from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, pr
 from nodeagent.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.backups.create import check_backup, start_backup
-from nodeagent.operations.backups.follow import wait_for_backup
+from nodeagent.operations.backups.follow import read_own_backup, wait_for_backup
 from nodeagent.operations.backups.methods import BackupError, Method
 from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.objects import BackupRequest
 from nodeagent.operations.backups.plan import BackupTools, Choice, ClaimName, plan_backup
-from nodeagent.operations.backups.view import Backup, read_backups
+from nodeagent.operations.backups.view import Backup
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["create", "parse_claim"]
@@ -173,8 +173,7 @@ async def _follow(run: _Run, cluster: Connection, tools: BackupTools) -> Backup:
     if run.wait:
         with run.printer.live() as show:
             return await wait_for_backup(tools, cluster.namespace, name, lambda rows: show(live_rows(rows)))
-    (backup,) = (await read_backups(cluster.client, cluster.namespace, name)).backups
-    return backup
+    return await read_own_backup(cluster.client, cluster.namespace, name)
 
 
 def _print(run: _Run, backup: Backup, *, created: bool) -> None:

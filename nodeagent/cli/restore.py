@@ -12,6 +12,7 @@ from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_create import create
 from nodeagent.cli.restore_pages import print_restore, print_restored_volumes, print_restores
 from nodeagent.operations.restores.view import cancel_restore, find_restores
+from nodeagent.operations.restores.waiting_pods import RestoreTools
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
@@ -127,7 +128,9 @@ def _cancel(name: str, access: ClusterAccess) -> None:
 async def _run_cancel(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        canceled = await cancel_restore(cluster.client, cluster.namespace, name)
+        tools = RestoreTools(cluster.client, SystemClock(), printer.note)
+        with printer.progress(f"canceling {name}"):
+            canceled = await cancel_restore(tools, cluster.namespace, name)
     if not canceled:
         printer.note(f"restore {name} has ended already: nothing to cancel")
         return

@@ -4,13 +4,14 @@ import asyncio
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
 from core.clock import SystemClock
-from core.errors import ConfigError
+from core.errors import AgentError, ConfigError
 from core.models.names import OBJECT_NAME
 from core.models.units import parse_quantity
 from nodeagent.cli.backup_create import parse_claim
@@ -21,11 +22,9 @@ from nodeagent.cli.restore_pages import print_restored_volumes
 from nodeagent.cli.stored import read_stored
 from nodeagent.cli.text import format_bytes
 from nodeagent.operations.backups.moving import explain_end
-from nodeagent.operations.backups.view import read_backups
+from nodeagent.operations.backups.view import BackupList, read_backups, read_named
 from nodeagent.operations.restores.create import (
-    RestoreTools,
     check_restore,
-    delete_waiting_pods,
     plan_restore,
     start_restore,
 )
@@ -37,7 +36,8 @@ from nodeagent.operations.restores.sources import (
     choose_from_backups,
     choose_stored,
 )
-from nodeagent.operations.restores.view import Restore, find_restores, wait_for_restore
+from nodeagent.operations.restores.view import Restore, read_restore, wait_for_restore
+from nodeagent.operations.restores.waiting_pods import RestoreTools, delete_waiting_pods
 from nodeagent.operations.volume_check_plan import find_image
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
@@ -64,7 +64,8 @@ the name of the restore. --wait shows each volume; Ctrl-C ends the waiting, and 
 
 Volumes of a class with late binding (WaitForFirstConsumer) are restored once a pod uses their PVC. With
 --method restore-wait, that is a pod of the agents' image in the namespace of the PVC, which ends then; --wait
-deletes it. It runs as root with one capability, which the Pod Security Standard baseline allows.
+deletes it, and so does restore cancel. It runs as root with one capability, which the Pod Security Standard
+baseline allows.
 
 exit codes:
   0  created; with --wait: every volume is restored
@@ -145,7 +146,8 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
             commands = (
                 command_for(access, f"nodeagent restore {verb} {request.name}") for verb in ("describe", "cancel")
             )
-            run.printer.note("the restore goes on: {} shows it, {} ends it".format(*commands))
+            pods = " and deletes its pods, also once it has ended" if run.by_pod else ""
+            run.printer.note("the restore goes on: {} shows it, {} ends it".format(*commands) + pods)
         raise
 
 
@@ -216,9 +218,15 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
             await start_restore(tools, planned)
         except RestoreError as e:
             raise RestoreError(f"{e}; to continue: {run.again}") from e
-        restore = await _follow(run, cluster, access)
+        pods = [one.pod for one in planned if one.by_pod]
+        try:
+            restore = await _follow(run, cluster, access)
+        except AgentError:
+            # The restore may go on: only those that wait for nothing are deleted.
+            await delete_waiting_pods(tools, cluster.namespace, pods if run.wait else (), timedelta())
+            raise
         if run.wait:
-            await delete_waiting_pods(tools, planned)
+            await delete_waiting_pods(tools, cluster.namespace, pods)
     if run.wait and (failure := explain_end(restore)):
         raise RestoreError(f"restore {restore.name} is {restore.phase}: {failure}")
 
@@ -226,8 +234,9 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
 async def _find_volumes(run: _Run, cluster: Connection) -> Sequence[SavedVolume]:
     source, printer = run.source, run.printer
     if not run.location:
-        backups = await read_backups(cluster.client, cluster.namespace)
-        return choose_from_backups(backups.backups, source)
+        named = await read_named(cluster.client, cluster.namespace, source.backup) if source.backup else BackupList()
+        found = named if named.backups else await read_backups(cluster.client, cluster.namespace)
+        return choose_from_backups(found.backups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
     stored = await read_stored(cluster, printer, run.location, sorted(namespaces))
     for note in stored.notes:
@@ -244,7 +253,7 @@ async def _follow(run: _Run, cluster: Connection, access: ClusterAccess) -> Rest
                 cluster.client, SystemClock(), (cluster.namespace, name), lambda rows: show(live_rows(rows))
             )
     else:
-        (restore,) = (await find_restores(cluster.client, cluster.namespace, (name,))).restores
+        restore = await read_restore(cluster.client, cluster.namespace, name)
     if run.form.for_programs:
         printer.document(restore.to_wire(), run.form)
     elif run.wait:
@@ -253,5 +262,6 @@ async def _follow(run: _Run, cluster: Connection, access: ClusterAccess) -> Rest
     else:
         print_restored_volumes(printer, restore.volumes)
         command = command_for(access, f"nodeagent restore describe {name}")
-        printer.note(f"the restore was started: {command} shows it")
+        pods = f", {command_for(access, f'nodeagent restore cancel {name}')} deletes its pods once it has ended"
+        printer.note(f"the restore was started: {command} shows it{pods if run.by_pod else ''}")
     return restore

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from core.errors import ConfigError
+from core.errors import AgentError, ConfigError
 from core.kube.errors import UnauthorizedError, UnreachableError
 from nodeagent.cli.output import NoteHandler
 
@@ -59,6 +59,15 @@ def _root() -> None:
     """Commands for users."""
 
 
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Return whether the error, or one that it was raised from, is that the cluster cannot be reached."""
+    while error is not None:
+        if isinstance(error, (UnreachableError, UnauthorizedError)):
+            return True
+        error = error.__cause__
+    return False
+
+
 def run_user_command(words: Sequence[str]) -> int:
     """Run a command for users and return its exit code.
 
@@ -77,7 +86,9 @@ def run_user_command(words: Sequence[str]) -> int:
         raise ConfigError(f"{e.format_message().removesuffix('.')} (see {path} --help)") from e
     except click.Abort as e:
         raise KeyboardInterrupt from e
-    except (UnreachableError, UnauthorizedError) as e:
+    except AgentError as e:
+        if not _is_unreachable(e):
+            raise
         raise ConfigError(f"the cluster cannot be reached: {e}") from e
     finally:
         root.removeHandler(handler)

@@ -161,9 +161,17 @@ RESTORE_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_DOWNLOADS, ("patch",), "restore cancel"),
     Permission(_OWN, kube.POD_VOLUME_RESTORES, ("patch",), "restore cancel"),
     Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create"), "restore create: the transfers"),
-    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("get", "create"), "--method restore-wait: the transfers"),
     Permission(
-        Scope.CLUSTER, kube.PODS, ("get", "create", "delete"), "--method restore-wait: the pods that mount the PVCs"
+        _OWN,
+        kube.POD_VOLUME_RESTORES,
+        ("get", "create"),
+        "--method restore-wait, and restore cancel then: the transfers",
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.PODS,
+        ("get", "create", "delete"),
+        "--method restore-wait, and restore cancel then: the pods that mount the PVCs",
     ),
     Permission(_OWN, kube.DATA_UPLOADS, ("list",), "restore create: the volumes of a backup"),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "restore create: the volumes of a backup"),

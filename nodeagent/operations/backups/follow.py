@@ -3,13 +3,12 @@
 from collections.abc import Callable
 
 from core.kube.client import KubeClient
-from core.kube.errors import NotFoundError
 from nodeagent.config.keys import missing
 from nodeagent.operations.backups.methods import BackupError
-from nodeagent.operations.backups.moving import cancel_transfers, wait_for_end
+from nodeagent.operations.backups.moving import cancel_transfers, sort_newest_first, wait_for_end
 from nodeagent.operations.backups.plan import BackupTools
 from nodeagent.operations.backups.progress import VolumeProgress
-from nodeagent.operations.backups.view import Backup, BackupList, BackupOrigin, BackupVolume, read_backups
+from nodeagent.operations.backups.view import Backup, BackupList, BackupOrigin, BackupVolume, read_backups, read_named
 
 __all__ = ["cancel_backup", "find_backups", "find_own_backup", "read_own_backup", "wait_for_backup"]
 
@@ -17,7 +16,7 @@ __all__ = ["cancel_backup", "find_backups", "find_own_backup", "read_own_backup"
 async def wait_for_backup(
     tools: BackupTools, namespace: str, name: str, show: Callable[[list[VolumeProgress]], None]
 ) -> Backup:
-    """Return the backup of ours once all its transfers are final; `show` gets the progress every second.
+    """Return the backup of ours once all its transfers are final; `show` gets the progress every few seconds.
 
     Raises:
         NotFoundError: it has no transfer any more.
@@ -33,13 +32,18 @@ async def find_backups(client: KubeClient, namespace: str, names: tuple[str, ...
         NotFoundError: there is none of such a name; the message has the one that may be meant.
         KubeError: the transfers cannot be listed.
     """
-    found = await read_backups(client, namespace)
-    for name in names:
-        if name not in found.names:
-            raise _missing(namespace, name, found)
     if not names:
-        return found
-    return BackupList(backups=[one for one in found.backups if one.name in names], notes=found.notes)
+        return await read_backups(client, namespace)
+    backups, notes = list[Backup](), list[str]()
+    for name in dict.fromkeys(names):
+        found = await read_named(client, namespace, name)
+        if not found.backups:
+            known = (await read_backups(client, namespace)).names
+            raise missing(f"there is no backup {name} in namespace {namespace}", name, known)
+        backups += found.backups
+        notes += found.notes
+    sort_newest_first(backups)
+    return BackupList(backups=backups, notes=list(dict.fromkeys(notes)))
 
 
 async def find_own_backup(client: KubeClient, namespace: str, name: str) -> Backup:
@@ -77,9 +81,5 @@ async def read_own_backup(client: KubeClient, namespace: str, name: str) -> Back
     """
     found = await read_backups(client, namespace, name)
     if not found.backups:
-        raise _missing(namespace, name, found)
+        raise missing(f"backup {name} has no transfer in namespace {namespace} any more: they were deleted", name, ())
     return found.backups[0]
-
-
-def _missing(namespace: str, name: str, known: BackupList) -> NotFoundError:
-    return missing(f"there is no backup {name} in namespace {namespace}", name, known.names)

@@ -29,7 +29,10 @@ __all__ = [
     "wait_for_end",
 ]
 
-_POLL_SECONDS: Final = 1.0
+_SHORTEST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+_PAUSE_SHARE: Final = 0.1
+"""Of the time that has passed, between two lists of the transfers: a short wait ends promptly, a long one asks less."""
 
 _RESOURCES: Final = {kind.name: kind.resource for kind in TRANSFER_KINDS}
 
@@ -123,14 +126,15 @@ def explain_end(whole: Moving) -> str:
 async def wait_for_end(
     clock: Clock, read: Callable[[], Awaitable[_Whole]], show: Callable[[list[VolumeProgress]], None]
 ) -> _Whole:
-    """Return what `read` returns once all its transfers are final; `show` gets the progress every second."""
-    meter = ProgressMeter()
+    """Return what `read` returns once all its transfers are final; `show` gets the progress every few seconds."""
+    meter, began = ProgressMeter(), clock.monotonic()
     while True:
         whole = await read()
         show(meter.read(whole, clock.monotonic()))
         if all(one.phase.final for one in whole.volumes):
             return whole
-        await clock.sleep(_POLL_SECONDS)
+        pause = (clock.monotonic() - began) * _PAUSE_SHARE
+        await clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause)))
 
 
 async def cancel_transfers(client: KubeClient, namespace: str, volumes: Iterable[_Volume]) -> list[_Volume]:

@@ -33,7 +33,17 @@ from nodeagent.operations.backups.moving import (
     sum_up,
 )
 
-__all__ = ["Backup", "BackupList", "BackupOrigin", "BackupPhase", "BackupVolume", "gather", "phase_of", "read_backups"]
+__all__ = [
+    "Backup",
+    "BackupList",
+    "BackupOrigin",
+    "BackupPhase",
+    "BackupVolume",
+    "gather",
+    "phase_of",
+    "read_backups",
+    "read_named",
+]
 
 _KINDS: Final[Mapping[Resource, type[DataUpload] | type[PodVolumeBackup]]] = {
     DATA_UPLOADS: DataUpload,
@@ -138,12 +148,28 @@ async def read_backups(client: KubeClient, namespace: str, own_name: str = "") -
     Raises:
         KubeError: the transfers cannot be listed.
     """
-    selector = select_labels({BACKUP_LABEL: label_value(own_name)}) if own_name else ""
-    gathered = gather(await list_transfers(client, _KINDS, namespace, selector))
-    if own_name:
-        kept = [one for one in gathered.backups if one.name == own_name and one.origin is BackupOrigin.NODEAGENT]
-        return BackupList(backups=kept, notes=gathered.notes)
-    return gathered
+    if not own_name:
+        return gather(await list_transfers(client, _KINDS, namespace))
+    found = await _read_labeled(client, namespace, own_name, (BACKUP_LABEL,))
+    return BackupList(backups=[one for one in found.backups if one.origin is BackupOrigin.NODEAGENT], notes=found.notes)
+
+
+async def read_named(client: KubeClient, namespace: str, name: str) -> BackupList:
+    """Return the backups of that name, ours and Velero's; the transfers of others are not listed.
+
+    Raises:
+        KubeError: the transfers cannot be listed.
+    """
+    return await _read_labeled(client, namespace, name, (BACKUP_LABEL, VELERO_BACKUP_LABEL))
+
+
+async def _read_labeled(client: KubeClient, namespace: str, name: str, labels: Sequence[str]) -> BackupList:
+    found: dict[tuple[str, str], Found] = {}
+    for label in labels:
+        listed = await list_transfers(client, _KINDS, namespace, select_labels({label: label_value(name)}))
+        found |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in listed}
+    gathered = gather(found.values())
+    return BackupList(backups=[one for one in gathered.backups if one.name == name], notes=gathered.notes)
 
 
 def gather(found: Iterable[Found]) -> BackupList:

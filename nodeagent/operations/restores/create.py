@@ -3,42 +3,30 @@
 A repetition creates none twice. Acts with the user's permissions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from core.aio import run_shielded
-from core.clock import Clock, Deadline
+from core.clock import Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
 from core.models.names import RESTORE_ANNOTATION
-from core.models.phases import FINAL_PHASES, Phase
+from core.models.phases import FINAL_PHASES
 from nodeagent.config.keys import guess
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume
+from nodeagent.operations.restores.waiting_pods import RestoreTools, delete_waiting_pods
 
-__all__ = ["RestoreTools", "check_restore", "delete_waiting_pods", "plan_restore", "start_restore"]
+__all__ = ["check_restore", "plan_restore", "start_restore"]
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
-_POD_END_TIMEOUT: Final = timedelta(minutes=1)
-_POLL_SECONDS: Final = 1.0
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 _LATE: Final = "WaitForFirstConsumer"
-
-
-@dataclass(frozen=True)
-class RestoreTools:
-    """What a command works with; `on_note` gets what the user should know beside the answer."""
-
-    client: KubeClient
-    clock: Clock
-    on_note: Callable[[str], None]
 
 
 async def plan_restore(
@@ -225,42 +213,14 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
             await _ensure_claim(tools.client, one)
             left = ", but its PVC exists"
             if one.by_pod:
-                command = f"kubectl -n {one.target.namespace} delete pod/{one.name} pvc/{one.target.name}"
-                left += f" and its pod may: delete both first ({command})"
+                command = f"kubectl -n {one.target.namespace} delete pvc {one.target.name}"
+                left += f": if it is bound, delete it first ({command})"
             await _ensure_transfer(tools.client, one)
         except AgentError as e:
+            if one.by_pod:
+                await delete_waiting_pods(tools, one.request.namespace, [one.pod])
             state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
             raise RestoreError(f"PVC {one.target} is not restored: {e}; {state}{left}") from e
-
-
-async def delete_waiting_pods(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
-    """Delete the pods that waited for data, which has arrived or will not.
-
-    One whose data has arrived still removes the done file, and ends: it gets a minute for that.
-    """
-    deadline = Deadline.after(tools.clock, _POD_END_TIMEOUT)
-    for one in planned:
-        if not one.by_pod:
-            continue
-        namespace = one.target.namespace
-        try:
-            await _wait_for_end(tools, one, deadline)
-            await tools.client.delete(PODS, namespace, one.name)
-        except KubeError as e:
-            command = f"kubectl -n {namespace} delete pod {one.name}"
-            tools.on_note(f"Pod {namespace}/{one.name} could not be deleted ({command}): {e}")
-
-
-async def _wait_for_end(tools: RestoreTools, one: PlannedRestore, deadline: Deadline) -> None:
-    """Return once the pod has ended, if its transfer has completed, or at the deadline."""
-    transfer = await tools.client.read(one.resource, one.request.namespace, one.name)
-    if transfer is None or (transfer.get("status") or {}).get("phase") != Phase.COMPLETED:
-        return
-    while not deadline.expired:
-        pod = await tools.client.read(PODS, one.target.namespace, one.name)
-        if pod is None or (pod.get("status") or {}).get("phase") in _ENDED:
-            return
-        await tools.clock.sleep(_POLL_SECONDS)
 
 
 async def _ensure_namespace(tools: RestoreTools, name: str) -> None:

@@ -23,6 +23,7 @@ from core.models.names import (
 from nodeagent.operations.backups.objects import OPERATION_TIMEOUT, is_reserved, transfer_name
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume
+from nodeagent.operations.restores.waiting_pods import WaitingPod
 
 __all__ = ["PlannedRestore", "RestoreRequest"]
 
@@ -81,6 +82,11 @@ class PlannedRestore:
     def by_pod(self) -> bool:
         """Whether a pod mounts the PVC, and waits for its data."""
         return bool(self.request.wait_image)
+
+    @property
+    def pod(self) -> WaitingPod:
+        """The pod that waits for its data, if one does."""
+        return WaitingPod(self.target.namespace, self.name)
 
     @property
     def resource(self) -> Resource:

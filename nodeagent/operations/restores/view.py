@@ -9,7 +9,7 @@ from msgspec import field
 from core.clock import Clock
 from core.kube.client import KubeClient, select_labels
 from core.kube.resources import DATA_DOWNLOADS, POD_VOLUME_RESTORES, Resource
-from core.models.base import WireModel
+from core.models.base import JsonDict, WireModel
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -32,6 +32,7 @@ from nodeagent.operations.backups.moving import (
 )
 from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.backups.view import BackupPhase, phase_of
+from nodeagent.operations.restores.waiting_pods import RestoreTools, WaitingPod, delete_waiting_pods
 
 __all__ = [
     "Restore",
@@ -107,14 +108,21 @@ async def find_restores(client: KubeClient, namespace: str, names: Sequence[str]
         NotFoundError: there is none of such a name; the message has the one that may be meant.
         KubeError: the transfers cannot be listed.
     """
-    found = gather_restores(await list_transfers(client, _KINDS, namespace, RESTORE_LABEL))
-    known = [one.name for one in found.restores]
-    for name in names:
-        if name not in known:
-            raise missing(f"there is no restore {name} in namespace {namespace}", name, known)
     if not names:
-        return found
-    return RestoreList(restores=[one for one in found.restores if one.name in names], notes=found.notes)
+        return gather_restores(await list_transfers(client, _KINDS, namespace, RESTORE_LABEL))
+    found: list[Found] = []
+    for name in sorted(set(names)):
+        listed = await list_transfers(client, _KINDS, namespace, select_labels({RESTORE_LABEL: label_value(name)}))
+        of_name = [(resource, raw) for resource, raw in listed if _name_of(raw) == name]
+        if not of_name:
+            known = [one.name for one in (await find_restores(client, namespace)).restores]
+            raise missing(f"there is no restore {name} in namespace {namespace}", name, known)
+        found += of_name
+    return gather_restores(found)
+
+
+def _name_of(raw: JsonDict) -> str:
+    return str((raw["metadata"].get("annotations") or {}).get(RESTORE_ANNOTATION, ""))
 
 
 def gather_restores(found: Iterable[Found]) -> RestoreList:
@@ -166,7 +174,7 @@ def _volume(transfer: _Transfer) -> RestoreVolume:
 async def wait_for_restore(
     client: KubeClient, clock: Clock, place: tuple[str, str], show: Callable[[list[VolumeProgress]], None]
 ) -> Restore:
-    """Return the restore once all its transfers are final; `show` gets the progress every second.
+    """Return the restore once all its transfers are final; `show` gets the progress every few seconds.
 
     Args:
         client: with the user's permissions.
@@ -196,12 +204,20 @@ async def read_restore(client: KubeClient, namespace: str, name: str) -> Restore
     return named[0]
 
 
-async def cancel_restore(client: KubeClient, namespace: str, name: str) -> list[RestoreVolume]:
+async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list[RestoreVolume]:
     """Request the cancellation of all transfers of the restore that have not ended, and return these.
+
+    The pods that waited for data are deleted once their transfers have ended, which is waited for.
 
     Raises:
         NotFoundError: there is no restore of that name.
         KubeError: the API server rejected a request.
     """
-    (restore,) = (await find_restores(client, namespace, (name,))).restores
-    return await cancel_transfers(client, namespace, restore.volumes)
+    (restore,) = (await find_restores(tools.client, namespace, (name,))).restores
+    canceled = await cancel_transfers(tools.client, namespace, restore.volumes)
+    await delete_waiting_pods(
+        tools,
+        namespace,
+        [WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == POD_VOLUME_RESTORES.kind],
+    )
+    return canceled

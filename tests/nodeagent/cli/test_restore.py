@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from core.kube.resources import DAEMON_SETS
+from core.kube.errors import UnreachableError
+from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
 from nodeagent.cli import restore, restore_create, stored
 from nodeagent.cli.main import main
@@ -156,10 +157,54 @@ def test_a_restore_into_pods_that_wait_names_both(shell: _Shell) -> None:
     words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
     (volume,) = shell.document("restore", *words)["volumes"]
     assert (volume["kind"], volume["namespace"], volume["claim"]) == ("PodVolumeRestore", "app", "data")
-    done = shell.run("restore", "cancel", "back")
-    assert (done.code, f"PodVolumeRestore/{volume['transfer']}" in done.out) == (0, True)
     (pod,) = shell.scene.pods
     assert pod["spec"]["initContainers"][0]["image"] == "mover:1"
+
+
+def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
+    started = shell.run("restore", *words)
+    assert "nodeagent restore cancel back deletes its pods once it has ended" in started.err
+
+    async def end(*_: object) -> None:
+        (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
+        shell.scene.kube.put(transfer | {"status": {"phase": "Canceled"}})
+
+    monkeypatch.setattr(HandClock, "sleep", end)
+    done = shell.run("restore", "cancel", "back")
+    assert (done.code, "PodVolumeRestore/back-" in done.out, shell.scene.pods) == (0, True, [])
+
+
+def test_a_restore_whose_transfers_vanish_is_an_error_and_no_pod_stays(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+
+    async def vanish(*_: object) -> None:
+        (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
+        await shell.scene.client.delete(POD_VOLUME_RESTORES, "velero", transfer["metadata"]["name"])
+
+    monkeypatch.setattr(HandClock, "sleep", vanish)
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait", "--wait")
+    done = shell.run("restore", *words)
+    assert (done.code, shell.scene.pods) == (1, [])
+    assert "error: restore back has no transfer in namespace velero any more: they were deleted" in done.err
+
+
+def test_a_cluster_that_is_lost_while_creating_is_exit_code_2(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: object) -> None:
+        raise UnreachableError("no answer", status=0)
+
+    async def lose(*_: object) -> None:
+        monkeypatch.setattr(shell.scene.kube, "request", refuse)
+
+    monkeypatch.setattr(restore_create, "check_restore", lose)
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert done.code == 2, done.err
+    assert "error: the cluster cannot be reached: PVC app/data is not restored: " in done.err
 
 
 def test_only_the_repositories_of_the_named_claims_are_listed(shell: _Shell) -> None:

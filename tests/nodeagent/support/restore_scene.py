@@ -10,9 +10,9 @@ from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, 
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.saved_claim import SavedClaim
-from nodeagent.operations.restores.create import RestoreTools
 from nodeagent.operations.restores.objects import RestoreRequest
 from nodeagent.operations.restores.sources import SavedVolume
+from nodeagent.operations.restores.waiting_pods import RestoreTools
 from tests.nodeagent.support.user_scene import UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -42,7 +42,7 @@ async def test_a_wait_shows_each_reading_and_ends_with_the_last_transfer() -> No
 
 
 async def test_there_is_nothing_to_wait_for_without_transfers() -> None:
-    with pytest.raises(NotFoundError, match=r"^there is no backup night in namespace velero$"):
+    with pytest.raises(NotFoundError, match=r"^backup night has no transfer in namespace velero any more"):
         await wait_for_backup(BackupScene().tools, "velero", "night", lambda _: None)
 
 

@@ -1,12 +1,11 @@
 """Creating a restore: everything is checked first, existing PVCs are never touched, and a repetition is harmless."""
 
-import asyncio
 
 import pytest
 
 from core.kube.resources import POD_VOLUME_RESTORES
 from core.models.saved_claim import SavedClaim
-from nodeagent.operations.restores.create import check_restore, delete_waiting_pods, plan_restore, start_restore
+from nodeagent.operations.restores.create import check_restore, plan_restore, start_restore
 from nodeagent.operations.restores.objects import RestoreRequest
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume
 from tests.nodeagent.support.restore_scene import DATA, FILES, RestoreScene, saved
@@ -41,7 +40,7 @@ async def test_a_repetition_changes_nothing() -> None:
     assert (scene.claims, scene.downloads) == before
 
 
-async def test_a_pod_waits_for_the_data_and_is_deleted_afterward() -> None:
+async def test_a_pod_waits_for_the_data() -> None:
     scene = RestoreScene()
     request = scene.request(wait_image="agents:1", classes={"fast": "late"})
     planned = await plan_restore(scene.tools, request, [saved(DATA, "s1")])
@@ -58,31 +57,6 @@ async def test_a_pod_waits_for_the_data_and_is_deleted_afterward() -> None:
     }
     assert "selector" not in scene.claims["app/data"]["spec"]
     assert (scene.downloads, scene.notes) == ([], [])
-    await delete_waiting_pods(scene.tools, planned)
-    assert scene.pods == []
-
-
-async def test_a_pod_whose_data_has_arrived_ends_before_it_is_deleted() -> None:
-    scene = RestoreScene()
-    planned = await plan_restore(scene.tools, scene.request(wait_image="agents:1"), [saved(DATA, "s1")])
-    await start_restore(scene.tools, planned)
-    (transfer,) = scene.kube.objects(POD_VOLUME_RESTORES)
-    scene.kube.put(transfer | {"status": {"phase": "Completed"}})
-    deleting = asyncio.create_task(delete_waiting_pods(scene.tools, planned), name="delete")
-    await asyncio.sleep(5)
-    (pod,) = scene.pods
-    scene.kube.put(pod | {"status": {"phase": "Succeeded"}})
-    await deleting
-    assert scene.pods == []
-
-
-async def test_a_pod_that_cannot_be_deleted_is_named_with_the_command() -> None:
-    scene = RestoreScene()
-    planned = await plan_restore(scene.tools, scene.request(wait_image="agents:1"), [saved(DATA, "s1")])
-    await start_restore(scene.tools, planned)
-    scene.kube.fail_next("DELETE", "/pods/", 403, message="is forbidden")
-    await delete_waiting_pods(scene.tools, planned)
-    assert f"kubectl -n app delete pod {planned[0].name}" in scene.notes[-1]
 
 
 async def test_a_claim_that_exists_is_an_error_and_nothing_is_created() -> None:
@@ -159,7 +133,7 @@ async def test_what_could_not_be_created_is_found_before_anything_is(path: str) 
     assert (scene.claims, scene.downloads) == ({}, [])
 
 
-async def test_whoever_may_not_read_namespaces_may_restore_into_one() -> None:
+async def test_a_user_who_may_not_read_namespaces_may_restore_into_one() -> None:
     scene = RestoreScene()
     planned = await plan_restore(scene.tools, scene.request(), [saved(DATA)])
     scene.kube.fail_next("GET", "/namespaces/app", 403, message="namespaces is forbidden")

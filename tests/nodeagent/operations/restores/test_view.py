@@ -71,7 +71,7 @@ async def test_waiting_ends_with_the_last_transfer_and_shows_all_on_the_way() ->
 async def test_a_cancel_requests_the_end_of_what_has_not_ended_and_writes_no_status() -> None:
     scene = await _started()
     scene.move("data", "Completed")
-    canceled = await cancel_restore(scene.client, "velero", "back")
+    canceled = await cancel_restore(scene.tools, "velero", "back")
     assert [one.claim for one in canceled] == ["files"]
     assert {one["spec"]["targetVolume"]["pvc"]: one["spec"].get("cancel", False) for one in scene.downloads} == {
         "data": False,
