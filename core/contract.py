@@ -43,15 +43,18 @@ __all__ = [
     "SnapshotTotal",
     "SnapshotVerdict",
     "StoredSnapshot",
+    "StoredTotal",
     "UnreadRepository",
     "VolumeMode",
     "VolumePath",
     "format_reported",
     "format_stored",
+    "format_total",
     "parse_progress",
     "parse_reported",
     "parse_result",
     "parse_stored",
+    "parse_total",
     "shorten_message",
 ]
 
@@ -350,6 +353,22 @@ class SnapshotListing(WireModel, omit_defaults=True):
     unread_count: Int64 = 0
 
 
+class StoredTotal(WireModel):
+    """How many snapshots of a repository were listed, as the end of the output says it; `volume_namespace`: its folder.
+
+    The kubelet keeps only the end of a long log, so the reader counts.
+    """
+
+    volume_namespace: str
+    snapshots: Int64
+
+
+class _TotalLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    total: StoredTotal = field(name="nodeagent.io/stored-total")
+
+
 class _StoredLine(WireModel):
     """A line of the mover's output, which no line of a log is taken for."""
 
@@ -449,6 +468,19 @@ def parse_stored(line: str) -> StoredSnapshot | None:
     """Return the snapshot in a line of a mover's output or log; None: the line has none."""
     try:
         return _StoredLine.from_json(line).snapshot
+    except ContractError:
+        return None
+
+
+def format_total(total: StoredTotal) -> str:
+    """Return the line for a mover's output."""
+    return _format(_TotalLine(total=total))
+
+
+def parse_total(line: str) -> StoredTotal | None:
+    """Return the total in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _TotalLine.from_json(line).total
     except ContractError:
         return None
 

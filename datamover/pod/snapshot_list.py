@@ -1,7 +1,7 @@
 """The snapshots in a storage location, in a pod: of all repositories in it, also where the cluster knows none of them.
 
 Reads the location and changes nothing; a repository that cannot be opened is named, and the others are listed. Each
-snapshot is a line of the output.
+snapshot is a line of the output, whose end says how many there are of each repository.
 Source: Velero v1.18, pkg/repository/config/config.go (a repository is in the folder `kopia/<namespace>`),
 pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Final
 
-from core.contract import SnapshotListing, StoredSnapshot, UnreadRepository, format_stored
+from core.contract import SnapshotListing, StoredSnapshot, StoredTotal, UnreadRepository, format_stored, format_total
 from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
 from core.models.base import format_time
 from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
@@ -82,12 +82,11 @@ class _Lister:
         return [name for name in found if OBJECT_NAME.fullmatch(name)]
 
     async def run(self, volume_namespaces: Sequence[str]) -> SnapshotListing:
-        repositories = snapshots = 0
+        totals: list[StoredTotal] = []
         unread: list[UnreadRepository] = []
         for name in volume_namespaces:
             try:
-                snapshots += await self._list(name)
-                repositories += 1
+                totals.append(StoredTotal(volume_namespace=name, snapshots=await self._list(name)))
             except NotInitializedError:
                 _logger.info("there is no repository in the folder %s", name)
             except StorageOutageError:
@@ -95,11 +94,15 @@ class _Lister:
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
                 unread.append(UnreadRepository(volume_namespace=name, message=_shorten(e, self._context.redactor)))
+        self._output.writelines(f"{format_total(one)}\n" for one in totals)
         self._output.flush()
-        if unread and not repositories:
+        if unread and not totals:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
         return SnapshotListing(
-            repositories=repositories, snapshots=snapshots, unread=unread[:_SHOWN_UNREAD], unread_count=len(unread)
+            repositories=len(totals),
+            snapshots=sum(one.snapshots for one in totals),
+            unread=unread[:_SHOWN_UNREAD],
+            unread_count=len(unread),
         )
 
     async def _list(self, volume_namespace: str) -> int:

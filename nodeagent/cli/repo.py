@@ -70,8 +70,8 @@ examples:
         run them in this shell; then kopia, KopiaUI, kopia mount and kopia diff read the repository
 
 The lines have no secret: kubectl reads password and keys from their Secrets when they are run, into
-variables of the shell. kopia is connected read-only, with the identity of the data movers. It works for
-S3 with keys, and for directories.
+variables of the shell. kopia is connected read-only, with the identity of the data movers, and by a
+configuration file of its own: $KOPIA_CONFIG_PATH. It works for S3 with keys, and for directories.
 """
 
 _REPORT_EXAMPLES: Final = """\

@@ -1,7 +1,8 @@
 """The shell lines that connect a person's kopia to a backup repository, read-only. Pure.
 
 Password and keys are in none of the lines: kubectl reads them from their Secrets when the lines are run, into variables
-of that shell. kopia gets them from there, so they are in no argument and not in its configuration.
+of that shell. kopia gets them from there, so they are in no argument and not in its configuration, which is a file of
+its own: a connection that the person has stays as it is.
 Source: kopia 0.23.1, cli/command_repository_connect.go, cli/storage_s3.go, cli/storage_filesystem.go; Velero v1.18,
 pkg/repository/config/config.go (the folder of a repository).
 """
@@ -63,7 +64,9 @@ def build_connect_lines(
     secrets, spec = _Secrets(repository.metadata.namespace, kubectl_flags), location.spec
     inner = posixpath.join(spec.object_storage.prefix.strip("/"), "kopia", repository.spec.volume_namespace)
     password = secrets.read(SecretKey(name=REPO_CREDENTIALS_SECRET, key=REPO_CREDENTIALS_KEY))
-    lines = [f'export KOPIA_PASSWORD="$({password})"']
+    meta = repository.metadata
+    file = shlex.quote(f"nodeagent-{meta.namespace}-{meta.name}.config")
+    lines = [f'export KOPIA_CONFIG_PATH="$HOME"/.config/kopia/{file}', f'export KOPIA_PASSWORD="$({password})"']
     provider = spec.provider.removeprefix("velero.io/")
     if provider == "fs":
         path = posixpath.join(spec.config.get("fspath", ""), inner)

@@ -1,11 +1,13 @@
 """What a storage location holds, by its snapshots alone: a Job lists them, also in a cluster that knows no backup."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Final
 
 from msgspec import field
 
-from core.contract import SnapshotListing, StoredSnapshot, parse_result, parse_stored
+from core.contract import SnapshotListing, StoredSnapshot, parse_result, parse_stored, parse_total
 from core.models.base import WireModel
 from core.models.storage import RepositoryKey
 from exposer.maintenance_job import build_list_job
@@ -13,6 +15,8 @@ from exposer.model import Owner
 from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 
 __all__ = ["StoredList", "list_stored"]
+
+_SHOWN_CUT: Final = 10
 
 
 class StoredList(WireModel):
@@ -54,11 +58,21 @@ def _read(location: str, answer: JobAnswer) -> StoredList:
     if (more := totals.unread_count - len(totals.unread)) > 0:
         notes.append(f"{more} more repositories could not be listed")
     if len(found) < totals.snapshots:
-        text = f"the log of the pod has only {len(found)} of {totals.snapshots} snapshots"
+        text = f"the log of the pod has only {len(found)} of {totals.snapshots} snapshots{_name_cut(found, answer.log)}"
         notes.append(f"{text}: list one namespace at a time (-n)")
     found.sort(key=lambda one: one.start, reverse=True)
     found.sort(key=_group)
     return StoredList(location=location, snapshots=found, notes=notes)
+
+
+def _name_cut(found: Sequence[StoredSnapshot], log: str) -> str:
+    """Return of which namespaces snapshots are missing; empty: the log does not say how many there were."""
+    kept = Counter(one.volume_namespace for one in found)
+    totals = [one for line in log.splitlines() if (one := parse_total(line)) is not None]
+    cut = [one for one in totals if kept[one.volume_namespace] < one.snapshots]
+    shown = [f"{one.volume_namespace} ({kept[one.volume_namespace]} of {one.snapshots})" for one in cut[:_SHOWN_CUT]]
+    more = f" and {len(cut) - len(shown)} more namespaces" if len(cut) > len(shown) else ""
+    return f", and not all of {', '.join(shown)}{more}" if shown else ""
 
 
 def _group(one: StoredSnapshot) -> tuple[str, str, str, str]:

@@ -43,10 +43,12 @@ def test_the_lines_connect_read_only_and_leave_no_secret_behind(
     assert done.returncode == 0, done.stderr
     (snapshot,) = json.loads(done.stdout)
     assert snapshot["source"]["path"] == str(tmp_path / "data")
-    config = (tmp_path / "by-hand.config").read_text()
+    folder = tmp_path / ".config" / "kopia"
+    config = (folder / "nodeagent-velero-default.config").read_text()
     assert s3.secret_key not in config
     assert json.loads(config)["readonly"] is True
-    assert not list(tmp_path.glob("by-hand.config.kopia-password"))
+    assert not list(folder.glob("*.kopia-password"))
+    assert (folder / "repository.config").read_text() == "mine"
 
 
 def _lines(s3: S3Server) -> list[str]:
@@ -68,8 +70,9 @@ def _lines(s3: S3Server) -> list[str]:
 
 def _run(folder: Path, kopia_program: Path, s3: S3Server, script: str) -> "subprocess.CompletedProcess[str]":
     programs, secrets = folder / "bin", folder / "secrets"
-    for directory in (programs, secrets):
-        directory.mkdir()
+    for directory in (programs, secrets, folder / ".config" / "kopia"):
+        directory.mkdir(parents=True)
+    (folder / ".config" / "kopia" / "repository.config").write_text("mine")
     (programs / "kubectl").write_text(_KUBECTL)
     (programs / "kubectl").chmod(0o755)
     (programs / "kopia").symlink_to(kopia_program)
@@ -79,6 +82,5 @@ def _run(folder: Path, kopia_program: Path, s3: S3Server, script: str) -> "subpr
         "PATH": f"{programs}:{os.environ['PATH']}",
         "HOME": str(folder),
         "SECRETS": str(secrets),
-        "KOPIA_CONFIG_PATH": str(folder / "by-hand.config"),
     }
     return subprocess.run(["sh", "-euc", script], env=environment, capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from core.contract import SnapshotListing, StoredSnapshot, parse_result, parse_stored
+from core.contract import SnapshotListing, StoredSnapshot, StoredTotal, parse_result, parse_stored, parse_total
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.saved_claim import SavedClaim
 from datamover.arguments import ListOptions, LogOptions
@@ -165,7 +165,9 @@ async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: p
     bed.snapshot("db", f"{_UPLOAD}/db/data")
     listing = await bed.listing("app", "missing")
     assert (listing.repositories, listing.snapshots) == (1, 1)
-    assert _listed(capsys).keys() == {wanted}
+    lines = capsys.readouterr().out.splitlines()
+    assert [one.id for line in lines if (one := parse_stored(line))] == [wanted]
+    assert parse_total(lines[-1]) == StoredTotal(volume_namespace="app", snapshots=1)
     assert not (bed.root / "kopia" / "missing").exists()
 
 

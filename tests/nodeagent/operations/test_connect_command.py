@@ -49,7 +49,7 @@ def test_the_lines_for_a_bucket() -> None:
 def test_a_bucket_of_amazon_with_inherited_credentials() -> None:
     lines = _lines(config={"region": "cn-north-1"})
     assert {"--endpoint=s3.cn-north-1.amazonaws.com.cn", "--prefix=p/kopia/app/"} <= set(_words(lines))
-    assert "kubectl get secret cloud-credentials -n velero" in lines[1]
+    assert "kubectl get secret cloud-credentials -n velero" in lines[2]
     assert "--endpoint=s3.amazonaws.com" in _words(_lines(config={"region": "us-east-2"}))
 
 
@@ -68,7 +68,7 @@ def test_kubectl_reads_each_secret_in_the_cluster_of_the_command() -> None:
 
 def test_a_directory_needs_the_password_alone() -> None:
     lines = _lines("velero.io/fs", {"fspath": "/mnt/x"})
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert _words(lines)[:5] == ["kopia", "repository", "connect", "filesystem", "--path=/mnt/x/p/kopia/app"]
 
 
@@ -83,6 +83,11 @@ def test_a_directory_needs_the_password_alone() -> None:
 )
 def test_tls_is_as_in_the_location(config: JsonDict, storage: JsonDict, flag: str) -> None:
     assert flag in _lines(config=config, storage=storage)[-1]
+
+
+def test_the_connection_has_a_configuration_file_of_its_own() -> None:
+    (line,) = [one for one in _lines() if "KOPIA_CONFIG_PATH" in one]
+    assert line == 'export KOPIA_CONFIG_PATH="$HOME"/.config/kopia/nodeagent-velero-app-default-kopia.config'
 
 
 def test_what_a_location_says_is_never_run_by_the_shell() -> None:

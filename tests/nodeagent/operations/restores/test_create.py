@@ -1,6 +1,5 @@
 """Creating a restore: everything is checked first, existing PVCs are never touched, and a repetition is harmless."""
 
-
 import pytest
 
 from core.kube.resources import POD_VOLUME_RESTORES

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from core.contract import SnapshotListing, UnreadRepository, format_stored
+from core.contract import SnapshotListing, StoredTotal, UnreadRepository, format_stored, format_total
 from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS
 from core.models.base import JsonDict
@@ -93,6 +93,19 @@ async def test_what_could_not_be_listed_is_noted() -> None:
         "3 more repositories could not be listed",
         "the log of the pod has only 1 of 9 snapshots: list one namespace at a time (-n)",
     ]
+
+
+async def test_the_namespaces_whose_snapshots_the_log_lost_are_named() -> None:
+    listing = _Listing()
+    async with listing.running() as task:
+        ends = [StoredTotal(volume_namespace=name, snapshots=count) for name, count in (("app", 3), ("db", 1))]
+        lines = (format_stored(stored(DATA)), format_stored(stored(FILES)), *map(format_total, ends))
+        listing.end(0, SnapshotListing(repositories=2, snapshots=4).to_json(), *lines)
+        found = await task
+    text = (
+        "the log of the pod has only 2 of 4 snapshots, and not all of app (1 of 3): list one namespace at a time (-n)"
+    )
+    assert found.notes == [text]
 
 
 async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
