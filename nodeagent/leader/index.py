@@ -45,8 +45,8 @@ class Entry:
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
     its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
-    ended the one before, None in the first. `bound`: only its own node can carry it out. `copy` is what a completed
-    backup of a PVC saved.
+    ended the one before, None in the first. `bound`: only its own node can carry it out. `copy` is what a backup
+    of a PVC that has ended saved.
     """
 
     kind: str

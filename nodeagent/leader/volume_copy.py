@@ -1,4 +1,4 @@
-"""What a completed backup of a PVC saved, according to its custom resource."""
+"""What a backup of a PVC that has ended saved, according to its custom resource."""
 
 import re
 import sys
@@ -19,7 +19,7 @@ _SCHEDULED: Final = re.compile(r"(?P<schedule>.+)-[0-9]{14}")
 
 @dataclass(frozen=True, slots=True)
 class VolumeCopy:
-    """One complete backup of a PVC.
+    """One backup of a PVC that has ended; it saved nothing unless it is `complete`.
 
     `created` is when its transfer was created, by the API server's clock: the data is not newer. `schedule` is the
     name of the Schedule or CronJob that asked for it; empty: none is known.
@@ -30,12 +30,13 @@ class VolumeCopy:
     bytes: int
     schedule: str
     verification: Verification | None
+    complete: bool = True
 
 
 def read_copy(cr: Transfer) -> VolumeCopy | None:
-    """Return what `cr` saved of a PVC; None: nothing that is complete."""
+    """Return what `cr` saved of a PVC; None: it has not ended, or is about no PVC."""
     created = cr.metadata.creation_timestamp
-    if cr.phase is not Phase.COMPLETED or not cr.source_claim or created is None:
+    if not cr.phase.final or not cr.source_claim or created is None:
         return None
     return VolumeCopy(
         claim=sys.intern(cr.source_claim),
@@ -43,6 +44,7 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
         bytes=cr.status.progress.total_bytes,
         schedule=sys.intern(_schedule_of(cr)),
         verification=read_verification(cr.metadata.annotations),
+        complete=cr.phase is Phase.COMPLETED,
     )
 
 

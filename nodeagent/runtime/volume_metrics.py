@@ -3,6 +3,7 @@
 They outlive every transfer and pod, so that no label names one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,7 +47,7 @@ _GAUGES: Final = {
     "backup_interval": ("backup_interval_seconds", "How often a PVC is to be backed up, where that is known"),
     "backup_due_at": (
         "backup_due_timestamp_seconds",
-        "When a PVC is to have its next backup: one interval after the last one, or after its creation",
+        "When a PVC is to have its next backup: one interval after the last complete one, or after its creation",
     ),
     "verified_at": (
         "last_verification_timestamp_seconds",
@@ -59,7 +60,7 @@ _GAUGES: Final = {
     ),
     "verification_due_at": (
         "verification_due_timestamp_seconds",
-        "When a backup of a PVC is to be verified next: one interval after the last time, or after its creation",
+        "When a backup of a PVC is to be verified next: one interval after the last time, or after its first backup",
     ),
 }
 """Name and text of each gauge, by the field that it shows."""
@@ -81,8 +82,8 @@ class VolumeMetrics:
         self._shown: Sequence[VolumeState] = ()
 
     def show(self, states: Sequence[VolumeState]) -> None:
-        """Show these volumes and no others; of too many, those with an interval, then those with the newest backup."""
-        chosen = sorted(states, key=_rank, reverse=True)[:MAX_VOLUMES]
+        """Show these volumes and no others; of too many, those due first, then those with the newest backup."""
+        chosen = sorted(states, key=_rank)[:MAX_VOLUMES]
         if chosen == self._shown:
             return
         self._shown = chosen
@@ -98,5 +99,7 @@ class VolumeMetrics:
             self._omitted.labels(self._node).set(len(states) - len(chosen))
 
 
-def _rank(state: VolumeState) -> tuple[bool, float, str, str]:
-    return (state.backup_interval is not None, state.backup_at or 0.0, state.namespace, state.claim)
+def _rank(state: VolumeState) -> tuple[float, float, str, str]:
+    """Return what sorts the volumes that alerts are about, and may soon be about, before all others."""
+    due_at = [at for at in (state.backup_due_at, state.verification_due_at) if at is not None]
+    return (min(due_at, default=math.inf), -(state.backup_at or 0.0), state.namespace, state.claim)

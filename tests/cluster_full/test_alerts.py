@@ -1,4 +1,4 @@
-"""Each alert but one fires, by a real Prometheus, for what it is about: durations are divided by FACTOR."""
+"""Each alert but two fires, by a real Prometheus, for what it is about: durations are divided by FACTOR."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _OF_VOLUMES = ("NodeAgentVerificationFailed", "NodeAgentVerificationOverdue", "N
 _OF_WAITING = ("NodeAgentTransferStalled", "NodeAgentQueueStuck")
 _OF_FAILURES = "NodeAgentTransfersFailing"
 _OF_REPOSITORIES = ("NodeAgentRepositoryNotReady", "NodeAgentMaintenanceFailing", "NodeAgentIndexBlobsGrowing")
-_NOT_HERE = "NodeAgentAPIThrottled"
-"""promtool alone tests it: a priority level of no shares still serves one request at a time, and an idle agent sends
-no two."""
+_NOT_HERE = ("NodeAgentAPIThrottled", "NodeAgentVolumesOmitted")
+"""promtool alone tests them: a priority level of no shares still serves one request at a time, and an idle agent sends
+no two; and the test cluster has no 2,000 volumes."""
 
 _OF_AGENTS = (
     "NodeAgentConfigurationRejected",
@@ -137,5 +137,5 @@ def test_alerts_about_agents_fire(monitored: Monitored, prometheus: Prometheus) 
 
 
 def test_each_other_alert_is_fired_by_one_of_these() -> None:
-    fired = (_NOT_HERE, *_OF_VOLUMES, *_OF_WAITING, _OF_FAILURES, *_OF_REPOSITORIES, *_OF_AGENTS)
+    fired = (*_NOT_HERE, *_OF_VOLUMES, *_OF_WAITING, _OF_FAILURES, *_OF_REPOSITORIES, *_OF_AGENTS)
     assert sorted(fired) == sorted(rule["alert"] for rule in read_rules())

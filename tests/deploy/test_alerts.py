@@ -81,7 +81,7 @@ def test_each_alert_has_texts_and_a_section_in_the_runbook() -> None:
     sections = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^##|\Z)", page))
     assert sections.keys() == _alerts().keys()
     for name, rule in _alerts().items():
-        assert rule["labels"]["severity"] in {"critical", "warning"}, name
+        assert rule["labels"]["severity"] in {"critical", "warning", "info"}, name
         assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}, name
         assert rule["annotations"]["runbook_url"] == f"docs/alerts.md#{name.lower()}", name
         for part in ("**Meaning:**", "**Check:**", "**Action:**"):

@@ -48,66 +48,87 @@ class Plans:
 
 
 @dataclass(slots=True)
-class _Found:
-    """Of the backups of one PVC: the newest one, the last verification, and the Schedules that created some."""
+class Remembered:
+    """What outlives the transfers of a PVC, which expire with their backups."""
 
-    newest: VolumeCopy
+    began: datetime | None = None
     verification: Verification | None = None
-    schedules: set[str] = field(default_factory=set)
 
     def add(self, copy: VolumeCopy) -> None:
-        if copy.created >= self.newest.created:
-            self.newest = copy
+        """Take over what this complete backup adds."""
+        self.began = min(self.began or copy.created, copy.created)
         last, found = self.verification, copy.verification
         if found is not None and (last is None or found.at >= last.at):
             self.verification = found
+
+
+@dataclass(slots=True)
+class _Found:
+    """Of the backups of one PVC: the newest complete one, the first and last of all, and their Schedules."""
+
+    first: datetime
+    last: datetime
+    newest: VolumeCopy | None = None
+    schedules: set[str] = field(default_factory=set)
+
+    def add(self, copy: VolumeCopy) -> None:
+        self.first, self.last = min(self.first, copy.created), max(self.last, copy.created)
+        if copy.complete and (self.newest is None or copy.created >= self.newest.created):
+            self.newest = copy
         self.schedules.add(copy.schedule)
 
 
-def build_states(entries: Iterable[Entry], plans: Plans) -> list[VolumeState]:
+def build_states(
+    entries: Iterable[Entry], plans: Plans, memory: dict[ClaimKey, Remembered] | None = None
+) -> list[VolumeState]:
     """Return the state of each PVC that has a completed backup or is to have one, unless it is known to be deleted.
 
-    The shortest interval of the Schedules and CronJobs that created its backups counts first, then that of the PVC.
+    The shortest interval of the Schedules and CronJobs that created its backups counts first, also if none of these
+    completed, then that of the PVC. `memory` is what earlier calls have left, and is brought up to date.
     """
+    memory = {} if memory is None else memory
     found: dict[ClaimKey, _Found] = {}
     for entry in entries:
-        if entry.copy is not None and entry.managed:
-            found.setdefault((entry.queue, entry.copy.claim), _Found(entry.copy)).add(entry.copy)
+        if (copy := entry.copy) is not None and entry.managed:
+            key = (entry.queue, copy.claim)
+            found.setdefault(key, _Found(copy.created, copy.created)).add(copy)
+            if copy.complete:
+                memory.setdefault(key, Remembered()).add(copy)
     claims = plans.claims or {}
     kept = {
         key: backups
         for key, backups in found.items()
         # A PVC that is younger than the list is not in it.
-        if plans.claims is None or key in claims or backups.newest.created >= plans.read_at
+        if plans.claims is None or key in claims or backups.last >= plans.read_at
     }
     planned = [key for key, claim in claims.items() if claim.plan.backup and key not in kept]
-    return [_build_state(key, kept.get(key), claims.get(key), plans) for key in (*kept, *planned)]
+    for key in memory.keys() - kept.keys() - claims.keys():
+        del memory[key]
+    states = (_build_state(key, kept.get(key), memory.get(key, Remembered()), plans) for key in (*kept, *planned))
+    return [state for state in states if state.backup_at is not None or state.backup_interval is not None]
 
 
-def _build_state(key: ClaimKey, found: _Found | None, claim: Claim | None, plans: Plans) -> VolumeState:
+def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, plans: Plans) -> VolumeState:
+    claim = (plans.claims or {}).get(key)
     plan = claim.plan if claim is not None else Plan()
-    created = claim.created if claim is not None else None
-    namespace, name = key
-    if found is None:
-        return VolumeState(
-            namespace, name, backup_interval=_interval(plan.backup), backup_due_at=_due(created, plan.backup)
-        )
-    newest = found.newest
-    plan = _shortest([plans.schedules[name] for name in found.schedules if name in plans.schedules]) | plan
-    verification = found.verification
-    # Until there is a verification, the first one is due one interval after the PVC or its backup was created.
+    newest, schedules = (found.newest, found.schedules) if found is not None else (None, set[str]())
+    plan = _shortest([plans.schedules[name] for name in schedules if name in plans.schedules]) | plan
+    # Until there is a complete backup, the first one is due one interval after the PVC was created; if that is not
+    # known, after the first attempt.
+    created = claim.created if claim is not None else found.first if found is not None else None
+    verification = remembered.verification
+    # Until there is a verification, the first one is due one interval after the first backup.
     verified_at = verification.at if verification is not None else None
     return VolumeState(
-        namespace,
-        name,
-        backup_at=newest.created.timestamp(),
-        bytes=newest.bytes,
+        *key,
+        backup_at=newest.created.timestamp() if newest is not None else None,
+        bytes=newest.bytes if newest is not None else None,
         backup_interval=_interval(plan.backup),
-        backup_due_at=_due(newest.created, plan.backup),
+        backup_due_at=_due(newest.created if newest is not None else created, plan.backup),
         verified_at=verified_at.timestamp() if verified_at is not None else None,
         verified_ok=verification.passed if verification is not None else None,
-        verification_interval=_interval(plan.verification),
-        verification_due_at=_due(verified_at or created or newest.created, plan.verification),
+        verification_interval=_interval(plan.verification) if remembered.began else None,
+        verification_due_at=_due(verified_at or remembered.began, plan.verification),
     )
 
 

@@ -8,7 +8,7 @@ from core.aio import wait_for_event
 from core.clock import Clock
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
-from nodeagent.leader.volumes.states import Plans, build_states
+from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, build_states
 from nodeagent.runtime.metrics import Metrics
 
 __all__ = ["VolumeView"]
@@ -38,9 +38,10 @@ class VolumeView:
         self._plans = plans
         self._entries = entries
         self._changed = asyncio.Event()
+        self._memory: dict[ClaimKey, Remembered] = {}
 
     def observe(self, entry: Entry) -> None:
-        """Request an update if the changed `entry` is a completed backup."""
+        """Request an update if the changed `entry` is a backup that has ended."""
         if entry.copy is not None:
             self._changed.set()
 
@@ -59,6 +60,6 @@ class VolumeView:
         """Show the volumes, then wait for a change or until `seconds` have passed."""
         self._changed.clear()
         entries = self._entries()
-        self._metrics.volumes(build_states(entries, plans))
+        self._metrics.volumes(build_states(entries, plans, self._memory))
         if await wait_for_event(self._changed, seconds):
             await self._clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)

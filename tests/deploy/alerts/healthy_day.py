@@ -125,6 +125,7 @@ def _leader(node: str, here: str) -> dict[str, str]:
         found[f'nodeagent_queue_length{{state="New", kind="{kind}", {here}}}'] = _of_leader(
             node, lambda minute: 40 if minute % 1440 in _NIGHT else minute % 6 == 0
         )
+    found[f"nodeagent_volumes_omitted{{{here}}}"] = _of_leader(node, lambda _: 0)
     repository = f'repository_name="app-default-kopia", {here}'
     found[f"nodeagent_repository_ready{{{repository}}}"] = _of_leader(node, lambda _: 1)
     found[f"nodeagent_repository_index_blobs{{{repository}}}"] = _of_leader(node, lambda minute: minute // 2 % 800)

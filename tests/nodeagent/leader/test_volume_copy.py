@@ -38,8 +38,13 @@ def test_a_pod_volume_backup_saved_a_pvc_if_it_names_one() -> None:
     assert read_copy(unnamed) is None
 
 
-@pytest.mark.parametrize("phase", ["", "InProgress", "Failed", "Canceled"])
-def test_what_is_not_complete_saved_nothing(phase: str) -> None:
+@pytest.mark.parametrize("phase", ["Failed", "Canceled"])
+def test_what_ended_otherwise_is_not_complete(phase: str) -> None:
+    assert not copy_of(data_upload(status={"phase": phase})).complete
+
+
+@pytest.mark.parametrize("phase", ["", "InProgress"])
+def test_what_has_not_ended_saved_nothing(phase: str) -> None:
     assert read_copy(DataUpload.parse(data_upload(status={"phase": phase} if phase else {}))) is None
 
 

@@ -38,10 +38,29 @@ def test_volumes_that_are_gone_and_what_is_not_known_any_more_have_none() -> Non
     assert _shown(registry) == {}
 
 
+def test_of_too_many_volumes_with_an_interval_those_that_are_overdue_keep_their_series() -> None:
+    registry = CollectorRegistry()
+    metrics = VolumeMetrics("a", registry)
+    day = 86_400.0
+    others = [
+        VolumeState("app", f"c{number}", backup_at=100 * day, backup_interval=day, backup_due_at=101 * day + number)
+        for number in range(MAX_VOLUMES)
+    ]
+    overdue = VolumeState("app", "data", backup_at=50 * day, backup_interval=day, backup_due_at=51 * day)
+    never = VolumeState("app", "never", backup_interval=day, backup_due_at=9 * day)
+    unverified = VolumeState("app", "unverified", backup_at=99 * day, verification_due_at=10 * day)
+    metrics.show([*others, overdue, never, unverified])
+    shown = _shown(registry)
+    assert shown['s_omitted{node="a"}'] == 3
+    assert f"_backup_due_timestamp_seconds{LABELS}" in shown
+    assert '_backup_due_timestamp_seconds{claim="never",node="a",volume_namespace="app"}' in shown
+    assert '_verification_due_timestamp_seconds{claim="unverified",node="a",volume_namespace="app"}' in shown
+
+
 def test_of_too_many_volumes_those_with_an_interval_and_then_the_newest_backups_are_shown() -> None:
     registry = CollectorRegistry()
     metrics = VolumeMetrics("a", registry)
-    planned = VolumeState("app", "planned", backup_interval=60.0)
+    planned = VolumeState("app", "planned", backup_interval=60.0, backup_due_at=1e9)
     others = [VolumeState("app", f"c{number}", backup_at=float(number)) for number in range(MAX_VOLUMES + 1)]
     metrics.show([*others, planned])
     shown = _shown(registry)

@@ -7,7 +7,7 @@ import pytest
 from core.models.verification import Verification, VerificationOutcome
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
-from nodeagent.leader.volumes.states import Claim, Plan, Plans, build_states
+from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, build_states
 from nodeagent.runtime.volume_metrics import VolumeState
 from tests.nodeagent.leader.admission.test_queue import entry
 
@@ -24,6 +24,12 @@ def backup(day: int, *, claim: str = "data", bytes_: int = 10, schedule: str = "
     """A completed backup of so many days after BEGIN; `verified` is an outcome, found on the next day."""
     verification = Verification(at=BEGIN + (day + 1) * DAY, outcome=VerificationOutcome(verified)) if verified else None
     return entry(f"b{day}", copy=VolumeCopy(claim, BEGIN + day * DAY, bytes_, schedule, verification))
+
+
+def failed(day: int, *, schedule: str = "") -> Entry:
+    """A failed backup of so many days after BEGIN."""
+    copy = VolumeCopy("data", BEGIN + day * DAY, 0, schedule, None, complete=False)
+    return entry(f"f{day}", copy=copy)
 
 
 def plans(claim: Plan | None = None, **schedules: Plan) -> Plans:
@@ -101,6 +107,42 @@ def test_the_last_verification_counts_of_whichever_backup(outcome: str) -> None:
         assert (found.verification_interval, found.verification_due_at) == (WEEK.total_seconds(), day(10))
 
 
-def test_the_first_verification_is_due_one_interval_after_the_creation_of_the_pvc() -> None:
-    found = state([backup(3)], plans(Plan(None, WEEK)))
-    assert (found.verified_at, found.verified_ok, found.verification_due_at) == (None, None, day(7))
+def test_the_first_verification_is_due_one_interval_after_the_first_complete_backup() -> None:
+    found = state([backup(3), backup(5), failed(1)], plans(Plan(None, WEEK)))
+    assert (found.verified_at, found.verified_ok, found.verification_due_at) == (None, None, day(10))
+
+
+def test_backups_that_expire_sooner_than_they_are_verified_do_not_put_the_verification_off() -> None:
+    memory: dict[tuple[str, str], Remembered] = {}
+    known = plans(Plan(None, WEEK))
+    build_states([backup(3), backup(4)], known, memory)
+    (found,) = build_states([backup(12)], known, memory)
+    assert found.verification_due_at == day(10)
+    build_states([backup(12, verified="passed")], known, memory)
+    (found,) = build_states([backup(15)], known, memory)
+    assert (found.verified_ok, found.verification_due_at) == (True, day(20))
+
+
+def test_nothing_is_remembered_of_a_deleted_pvc() -> None:
+    memory: dict[tuple[str, str], Remembered] = {}
+    build_states([backup(3)], plans(), memory)
+    build_states([], Plans(NOW, {}), memory)
+    assert memory == {}
+
+
+def test_a_volume_whose_scheduled_backups_all_failed_has_a_due_backup() -> None:
+    known = plans(nightly=Plan(DAY, WEEK))
+    found = state([failed(5, schedule="nightly"), failed(6, schedule="nightly")], known)
+    assert (found.backup_at, found.bytes, found.verification_due_at) == (None, None, None)
+    assert (found.backup_interval, found.backup_due_at) == (DAY.total_seconds(), day(1))
+    found = state([failed(5, schedule="nightly")], Plans(NOW, None, {"nightly": Plan(DAY)}))
+    assert found.backup_due_at == day(6)
+
+
+def test_a_failed_backup_is_not_the_newest_one() -> None:
+    found = state([backup(2, schedule="nightly"), failed(3, schedule="nightly")], plans(nightly=Plan(DAY)))
+    assert (found.backup_at, found.backup_due_at) == (day(2), day(3))
+
+
+def test_a_failed_backup_without_an_interval_has_no_state() -> None:
+    assert build_states([failed(2)], plans()) == []
