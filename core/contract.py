@@ -18,6 +18,7 @@ from core.errors import ContractError, ResultError
 from core.models.base import Int64, Time, WireModel
 from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
+from core.models.verification import SnapshotVerification
 
 __all__ = [
     "CANCELED_ENDING",
@@ -118,6 +119,7 @@ class MoverVerb(StrEnum):
     MAINTAIN_REPOSITORY = "maintain-repository"
     REPORT_SNAPSHOTS = "report-snapshots"
     LIST_SNAPSHOTS = "list-snapshots"
+    VERIFY_SNAPSHOTS = "verify-snapshots"
 
 
 class MaintenanceMode(StrEnum):
@@ -416,6 +418,7 @@ _Result = TypeVar(
     MaintenanceResult,
     SnapshotReport,
     SnapshotListing,
+    SnapshotVerification,
 )
 
 

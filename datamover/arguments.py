@@ -12,6 +12,7 @@ from pathlib import Path
 
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
+from core.models.verification import WHOLE_PERCENT
 from datamover.flags import LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
@@ -29,6 +30,7 @@ __all__ = [
     "ReportOptions",
     "RepositoryOptions",
     "ValidationOptions",
+    "VerifyOptions",
     "parse_arguments",
 ]
 
@@ -121,7 +123,26 @@ class ListOptions:
     log: LogOptions
 
 
-PodCommand = PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions | ListOptions
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
+    """Verification of snapshots of a BackupRepository's repository, in a pod.
+
+    `percent` of the files are read. With `volume`, a directory or device into which the only snapshot was restored, all
+    are compared instead.
+    """
+
+    name: str
+    snapshots: tuple[str, ...]
+    percent: float = WHOLE_PERCENT
+    volume: Path | None = None
+    mode: VolumeMode = VolumeMode.FILESYSTEM
+    termination_file: Path
+    log: LogOptions
+
+
+PodCommand = (
+    PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions | ListOptions | VerifyOptions
+)
 
 
 @dataclass(frozen=True)
@@ -187,6 +208,8 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
             termination_file=parsed.termination_message_path,
             log=log,
         )
+    if parsed.command == MoverVerb.VERIFY_SNAPSHOTS:
+        return _parse_verify(parsed, log)
     if parsed.command == MoverVerb.VALIDATE_LOCATION:
         return ValidationOptions(
             name=parsed.backup_storage_location,
@@ -206,6 +229,20 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
             log=log,
         )
     return _parse_local(parsed, environment) if parsed.repository else _parse_pod(parsed)
+
+
+def _parse_verify(parsed: argparse.Namespace, log: LogOptions) -> VerifyOptions:
+    if parsed.volume_path and len(parsed.snapshot) > 1:
+        raise ConfigError("--volume-path is for one --snapshot: that which was restored into the volume")
+    return VerifyOptions(
+        name=parsed.backup_repository,
+        snapshots=tuple(parsed.snapshot),
+        percent=parsed.percent,
+        volume=Path(parsed.volume_path) if parsed.volume_path else None,
+        mode=parsed.volume_mode,
+        termination_file=parsed.termination_message_path,
+        log=log,
+    )
 
 
 def _parse_pod(parsed: argparse.Namespace) -> PodOptions:

@@ -13,6 +13,7 @@ from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.units import parse_duration
+from core.models.verification import WHOLE_PERCENT
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
@@ -142,6 +143,8 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
     _add_pod(in_pod)
 
+    _add_verify(commands)
+
     validate = _add_command(commands, MoverVerb.VALIDATE_LOCATION, "validate a BackupStorageLocation")
     in_pod = validate.add_argument_group(_POD_MODE)
     in_pod.add_argument(
@@ -163,6 +166,31 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
         action="append",
         default=[],
         help="list the repository of the volumes of this namespace only; may be repeated (default: all in the bucket)",
+    )
+    _add_pod(in_pod)
+
+
+def _add_verify(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
+    verify = _add_command(
+        commands, MoverVerb.VERIFY_SNAPSHOTS, "read snapshots of a BackupRepository's repository back from the storage"
+    )
+    in_pod = verify.add_argument_group(_POD_MODE)
+    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
+    in_pod.add_argument(
+        "--snapshot", metavar="ID", action="append", required=True, help="ID of a snapshot; may be repeated"
+    )
+    in_pod.add_argument(
+        "--percent", metavar="NUMBER", type=_percent, default=100.0, help="share of the files (default: %(default)s)"
+    )
+    in_pod.add_argument(
+        "--volume-path", metavar="PATH", default="", help="volume into which it was restored, to compare all of it with"
+    )
+    in_pod.add_argument(
+        "--volume-mode",
+        metavar="NAME",
+        type=VolumeMode,
+        default=VolumeMode.FILESYSTEM,
+        help="volume mode: Filesystem or Block (default: %(default)s)",
     )
     _add_pod(in_pod)
 
@@ -267,6 +295,16 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'must be a positive integer: "{text}"')
     return int(text)
+
+
+def _percent(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= WHOLE_PERCENT:
+        raise argparse.ArgumentTypeError(f'must be more than 0, and at most 100: "{text}"')
+    return share
 
 
 def _add_pod(group: argparse._ArgumentGroup) -> None:

@@ -18,11 +18,13 @@ from core.models.names import (
     OWNER_UID_LABEL,
     SNAPSHOT_LIST_LABEL,
     SNAPSHOT_REPORT_LABEL,
+    SNAPSHOT_VERIFICATION_LABEL,
     label_value,
 )
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.model import Owner
 from exposer.placement import WINDOWS_TOLERATIONS, Alternatives, Placement
+from exposer.pod_files import MoverVolume
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
@@ -32,6 +34,7 @@ __all__ = [
     "build_list_job",
     "build_maintenance_job",
     "build_report_job",
+    "build_verification_job",
     "is_reserved_label",
 ]
 
@@ -91,7 +94,7 @@ class MaintenanceRun:
     With `ignore_foreign` it also runs where another cluster maintains the repository. `verify_blobs` is up to how many
     blobs kopia checks its index against the bucket; None: the mover's default. `full_interval` is set in the
     repository before; None: it stays. `report_snapshots`: the report of its snapshots follows. `cache_limit_mib` is the
-    limit of kopia's cache.
+    limit of kopia's cache. `volume` is what a Job mounts that compares a restored volume with its snapshot.
     """
 
     owner: Owner
@@ -103,6 +106,7 @@ class MaintenanceRun:
     full_interval: timedelta | None = None
     report_snapshots: bool = False
     cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
+    volume: MoverVolume | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -153,6 +157,22 @@ def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespace
     return _build_reading_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
 
 
+def build_verification_job(
+    run: MaintenanceRun, expose: ExposeSettings, snapshots: Sequence[str], percent: float
+) -> JsonDict:
+    """Return the manifest of a Job that reads these kopia snapshots back; with `run.volume`, it is compared with one.
+
+    It is like that of a report, and may take as long as the settings of `run` say. The results are in its pod's log
+    (`core.models.verification.parse_verified`), the SnapshotVerification in the termination message.
+    """
+    options = (*(f"--snapshot={one}" for one in snapshots), f"--percent={percent:g}")
+    seconds = int(run.settings.active_deadline.total_seconds())
+    template = _build_template(run, expose, MoverVerb.VERIFY_SNAPSHOTS, seconds, options)
+    labels = {SNAPSHOT_VERIFICATION_LABEL: label_value(run.owner.name)}
+    more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
+    return _build_job(run, labels, more, template)
+
+
 def _build_reading_job(
     run: MaintenanceRun, expose: ExposeSettings, label: str, verb: MoverVerb, options: tuple[str, ...] = ()
 ) -> JsonDict:
@@ -193,7 +213,9 @@ def _build_template(
         options=options,
     )
     placement = Placement(alternatives=configured.alternatives)
-    plan = MoverPod(run.owner, run.name, args, run.storage, placement=placement, tolerations=_TOLERATIONS)
+    plan = MoverPod(
+        run.owner, run.name, args, run.storage, volume=run.volume, placement=placement, tolerations=_TOLERATIONS
+    )
     pod = build_mover_pod(plan, replace(expose, pod=pod_settings))
     meta, spec = pod["metadata"], pod["spec"]
     (container,) = spec["containers"]

@@ -24,7 +24,9 @@ __all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod"]
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
-_READERS: Final = frozenset({MoverVerb.RESTORE, MoverVerb.VALIDATE_LOCATION, MoverVerb.LIST_SNAPSHOTS})
+_READERS: Final = frozenset(
+    {MoverVerb.RESTORE, MoverVerb.VALIDATE_LOCATION, MoverVerb.LIST_SNAPSHOTS, MoverVerb.VERIFY_SNAPSHOTS}
+)
 """What only reads the storage."""
 
 MOVER_CAPABILITIES: Final = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "SYS_CHROOT")

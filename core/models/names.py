@@ -80,6 +80,7 @@ __all__ = [
     "SNAPSHOT_REPORT_LABEL",
     "SNAPSHOT_REQUESTERS",
     "SNAPSHOT_REQUESTER_TAG",
+    "SNAPSHOT_VERIFICATION_LABEL",
     "STORAGE_LOCATION_LABEL",
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
@@ -230,6 +231,8 @@ SNAPSHOT_REPORT_LABEL: Final = "nodeagent.io/snapshot-report"
 """On a Job that only reports snapshots: the name of the BackupRepository, as `label_value` returns it."""
 SNAPSHOT_LIST_LABEL: Final = "nodeagent.io/snapshot-list"
 """On a Job that lists the snapshots of a storage location: the name of the location, as `label_value` returns it."""
+SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"
+"""On a Job that verifies snapshots: the name of the BackupRepository, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"

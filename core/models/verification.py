@@ -1,20 +1,39 @@
-"""What a verification of a backup found, as its transfer's annotation `nodeagent.io/verification` has it."""
+"""What a verification of a backup found.
 
+A data mover writes one line for each snapshot; the annotation `nodeagent.io/verification` of a transfer has the last
+result.
+"""
+
+import json
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from core.errors import ContractError
-from core.models.base import Time, WireModel
+from core.models.base import Int64, Time, WireModel
 from core.models.names import VERIFICATION_ANNOTATION
 
-__all__ = ["Verification", "VerificationOutcome", "read_verification"]
+__all__ = [
+    "WHOLE_PERCENT",
+    "SnapshotVerification",
+    "Verification",
+    "VerificationOutcome",
+    "VerifiedSnapshot",
+    "format_verified",
+    "parse_verified",
+    "read_verification",
+]
+
+WHOLE_PERCENT: Final = 100.0
+"""All files."""
+
+_Percent = Annotated[float, Meta(gt=0, le=WHOLE_PERCENT)]
 
 
 class VerificationOutcome(StrEnum):
-    """Whether the data could be read back."""
+    """Whether the data could be read back, and was the same."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -25,7 +44,7 @@ class Verification(WireModel):
 
     at: Time
     outcome: VerificationOutcome
-    percent: Annotated[float, Meta(gt=0, le=100)] = 100.0
+    percent: _Percent = WHOLE_PERCENT
 
     @property
     def passed(self) -> bool:
@@ -40,5 +59,47 @@ def read_verification(annotations: Mapping[str, str]) -> Verification | None:
         return None
     try:
         return Verification.from_json(text)
+    except ContractError:
+        return None
+
+
+class VerifiedSnapshot(WireModel, omit_defaults=True):
+    """What reading one kopia snapshot has shown.
+
+    `outcome` is None if it could not be verified: no storage, no access, no memory; `faults` say why. If it failed,
+    they are the first of its `fault_count` faults, with file and blob; a tenant chooses the names of files. So many
+    `files` and `bytes` were read: symbolic links count, as in kopia. `percent` is the share of the files to read.
+    """
+
+    id: str
+    outcome: VerificationOutcome | None = None
+    percent: _Percent = WHOLE_PERCENT
+    files: Int64 = 0
+    bytes: Int64 = 0
+    faults: list[str] = field(default_factory=list)
+    fault_count: Int64 = 0
+
+
+class SnapshotVerification(WireModel):
+    """The termination message of `verify-snapshots` that came to its end: how many lines it wrote."""
+
+    snapshots: Int64
+
+
+class _VerifiedLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    snapshot: VerifiedSnapshot = field(name="nodeagent.io/verified-snapshot")
+
+
+def format_verified(snapshot: VerifiedSnapshot) -> str:
+    """Return the line for a mover's output, in ASCII: control characters are escaped."""
+    return json.dumps(_VerifiedLine(snapshot=snapshot).to_wire(), separators=(",", ":"))
+
+
+def parse_verified(line: str) -> VerifiedSnapshot | None:
+    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _VerifiedLine.from_json(line).snapshot
     except ContractError:
         return None

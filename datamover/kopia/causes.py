@@ -15,6 +15,7 @@ from core.contract import MaintenanceCause
 __all__ = [
     "ACCESS_DENIED",
     "CACHE_FULL",
+    "DAMAGED",
     "NOT_TRUSTED",
     "NO_BUCKET",
     "WRONG_PASSWORD",
@@ -29,6 +30,9 @@ NO_BUCKET: Final = "the bucket does not exist"
 CACHE_FULL: Final = "the volume of kopia's cache is full"
 WRONG_PASSWORD: Final = "the repository password does not match"  # noqa: S105 - no password
 NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
+_BAD_FORMAT: Final = "the repository's format file is damaged"
+_BAD_FILE: Final = "a repository file is damaged"
+_NO_FILE: Final = "a repository file is missing"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
 _UNKNOWN_HOST: Final = "the endpoint's host name cannot be resolved"
 _BROKEN: Final = "the endpoint closed the connection"
@@ -40,6 +44,9 @@ _SKEWED: Final = "the node's clock differs too much from the storage's"
 
 _OUTAGES: Final = frozenset({_UNREACHABLE, _UNKNOWN_HOST, _BROKEN, _UNAVAILABLE, _BUSY})
 """Causes that may pass by themselves."""
+
+DAMAGED: Final = frozenset({_BAD_FORMAT, _BAD_FILE, _NO_FILE})
+"""Causes that are faults of what the storage has: it answers, and the credentials and the password are right."""
 
 _CAUSES: Final = (
     ("invalid repository password", WRONG_PASSWORD),
@@ -61,10 +68,10 @@ _CAUSES: Final = (
     ("gave http response to https client", "the endpoint does not speak TLS"),
     ("cannot access storage path", "the directory does not exist or cannot be read"),
     ("found existing data in storage location", "there is no repository, and the storage is not empty"),
-    ("invalid format blob", "the repository's format file is damaged"),
-    ("message authentication failed", "a repository file is damaged"),
-    ("invalid checksum", "a repository file is damaged"),
-    ("blob not found", "a repository file is missing"),
+    ("invalid format blob", _BAD_FORMAT),
+    ("message authentication failed", _BAD_FILE),
+    ("invalid checksum", _BAD_FILE),
+    ("blob not found", _NO_FILE),
     (r"/kopia-cache/.*(no space left on device|disk quota exceeded)", CACHE_FULL),
     ("no space left on device", "the disk is full"),
     ("disk quota exceeded", "the disk quota is exceeded"),

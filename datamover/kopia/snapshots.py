@@ -28,6 +28,7 @@ __all__ = [
     "START_TOLERANCE",
     "Checkpoint",
     "Snapshot",
+    "SnapshotMissingError",
     "SourceSnapshots",
     "delete_snapshot",
     "delete_snapshots",
@@ -67,6 +68,10 @@ PIN: Final = "velero-pin"
 _NEWEST: Final = "--max-results=1000"
 """Enough even if a source has more: kopia itself removes an incomplete snapshot once a newer one is complete, and with
 the default interval a backup leaves 1000 in a week."""
+
+
+class SnapshotMissingError(KopiaError):
+    """The repository does not have the snapshot."""
 
 
 @dataclass(frozen=True)
@@ -125,14 +130,15 @@ async def read_snapshot(kopia: KopiaCaller, snapshot_id: str) -> Snapshot:
     """Return the snapshot with that ID, complete or not.
 
     Raises:
-        KopiaError: it is not in the repository, or the ID is invalid.
+        SnapshotMissingError: it is not in the repository.
+        KopiaError: it cannot be read, or the ID is invalid.
     """
     # kopia would parse an ID that starts with a dash as a flag.
     if not snapshot_id.isalnum():
         raise KopiaError(f'invalid snapshot ID: "{snapshot_id}"')
     answer = await kopia.call(f"snapshot {snapshot_id}", "manifest", "show", snapshot_id)
     if not answer.succeeded and answer.mentions("not found"):
-        raise KopiaError(f"snapshot {snapshot_id}: it is not in the repository")
+        raise SnapshotMissingError(f"snapshot {snapshot_id}: it is not in the repository")
     return parse_snapshot(answer.check().document(), snapshot_id)
 
 

@@ -27,6 +27,7 @@ from datamover.arguments import (
     PodOptions,
     ReportOptions,
     ValidationOptions,
+    VerifyOptions,
 )
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.repository import NotInitializedError, Repository
@@ -45,6 +46,7 @@ from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.snapshot_list import list_snapshots
 from datamover.pod.snapshot_report import report_snapshots
+from datamover.pod.snapshot_verification import verify_snapshots
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.confinement import find_means, report_means
@@ -52,7 +54,7 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init", "run_list", "run_maintenance", "run_report", "run_validation"]
+__all__ = ["run_in_pod", "run_init", "run_list", "run_maintenance", "run_report", "run_validation", "run_verification"]
 
 _logger = logging.getLogger(__name__)
 
@@ -103,6 +105,14 @@ async def run_list(options: ListOptions, context: PodContext) -> int:
     The termination message is the SnapshotListing, or the error.
     """
     return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
+
+
+async def run_verification(options: VerifyOptions, context: PodContext) -> int:
+    """Verify snapshots of the repository, and return the exit code, which is 0 also if one is damaged.
+
+    The termination message is the SnapshotVerification, or the error.
+    """
+    return await _run(lambda: verify_snapshots(options, context), context, "verification")
 
 
 async def _run(
@@ -213,6 +223,8 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
                 return await run_report(options, context)
             case ListOptions():
                 return await run_list(options, context)
+            case VerifyOptions():
+                return await run_verification(options, context)
             case PodOptions():
                 return await PodTransfer(options, context).run()
     finally:

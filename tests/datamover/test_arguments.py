@@ -117,6 +117,26 @@ def test_a_reports_command_line_names_the_repository() -> None:
     )
 
 
+def test_a_verifications_command_line_names_repository_and_snapshots() -> None:
+    options = ("--snapshot=s1", "--snapshot=s2", "--percent=12.5")
+    argv = MoverArgs(MoverVerb.VERIFY_SNAPSHOTS, "backup-repository", "app-kopia", options=options).argv
+    common: dict[str, Any] = {"name": "app-kopia", "termination_file": _TERMINATION_FILE, "log": LogOptions("info")}
+    assert parse_arguments(argv, {}) == VerifyOptions(snapshots=("s1", "s2"), percent=12.5, **common)
+    mounted = ["verify-snapshots", "--backup-repository=app-kopia", "--volume-path=/v", "--volume-mode=Block"]
+    assert parse_arguments([*mounted, "--snapshot=s1"], {}) == VerifyOptions(
+        snapshots=("s1",), volume=Path("/v"), mode=VolumeMode.BLOCK, **common
+    )
+    with pytest.raises(ConfigError, match="--volume-path is for one --snapshot"):
+        parse_arguments([*mounted, "--snapshot=s1", "--snapshot=s2"], {})
+
+
+@pytest.mark.parametrize("percent", ["0", "101", "-1", "nan", "x"])
+def test_a_share_that_is_none_is_rejected(percent: str) -> None:
+    argv = ["verify-snapshots", "--backup-repository=r", "--snapshot=s1", f"--percent={percent}"]
+    with pytest.raises(ConfigError, match=f'must be more than 0, and at most 100: "{percent}"'):
+        parse_arguments(argv, {})
+
+
 @pytest.mark.parametrize("namespaces", [(), ("app", "db")], ids=["all", "some"])
 def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) -> None:
     options = tuple(f"--volume-namespace={name}" for name in namespaces)

@@ -1,9 +1,23 @@
-"""The Jobs of a snapshot report and of a list of snapshots: built as maintenance Jobs, and never taken for one."""
+"""The Jobs of a snapshot report, a list of snapshots and a verification: like maintenance Jobs, never taken for one."""
 
 from dataclasses import replace
 
-from core.models.names import OWNER_UID_LABEL, SNAPSHOT_LIST_LABEL, SNAPSHOT_REPORT_LABEL, label_value
-from exposer.maintenance_job import JobSettings, build_list_job, build_maintenance_job, build_report_job
+from core.contract import VolumeMode
+from core.models.names import (
+    OWNER_UID_LABEL,
+    SNAPSHOT_LIST_LABEL,
+    SNAPSHOT_REPORT_LABEL,
+    SNAPSHOT_VERIFICATION_LABEL,
+    label_value,
+)
+from exposer.maintenance_job import (
+    JobSettings,
+    build_list_job,
+    build_maintenance_job,
+    build_report_job,
+    build_verification_job,
+)
+from exposer.pod_files import MoverVolume
 from tests.exposer.support.inputs import template
 from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, differences, expose, run
 from tests.exposer.test_pods_velero import flat
@@ -66,3 +80,33 @@ def test_the_job_of_a_list_differs_from_a_report_in_what_it_is_about() -> None:
             ],
         ),
     }
+
+
+def test_the_job_of_a_verification_differs_from_a_report_in_what_it_reads_and_for_how_long() -> None:
+    report, job = build_report_job(run(), expose()), build_verification_job(run(), expose(), ["s1", "s2"], 12.5)
+    assert differences(flat(report), flat(job)) == {
+        f"metadata.labels.{SNAPSHOT_REPORT_LABEL}": ("app1-default-kopia", None),
+        f"metadata.labels.{SNAPSHOT_VERIFICATION_LABEL}": (None, "app1-default-kopia"),
+        "spec.activeDeadlineSeconds": (3600, 21_600),
+        f"{POD}.activeDeadlineSeconds": (3600, 21_600),
+        f"{CONTAINER}.args": (
+            _arguments("report-snapshots"),
+            [*_arguments("verify-snapshots"), "--snapshot=s1", "--snapshot=s2", "--percent=12.5"],
+        ),
+    }
+
+
+def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
+    source = {"persistentVolumeClaim": {"claimName": "scratch"}}
+    files = MoverVolume(source, read_only=True)
+    spec = build_verification_job(run(volume=files), expose(), ["s1"], 100)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    mount = next(one for one in container["volumeMounts"] if one["name"] == OWNER.uid)
+    assert mount == {"name": OWNER.uid, "mountPath": "/scratch/volume", "readOnly": True}
+    assert {"name": OWNER.uid, **source} in spec["volumes"]
+    assert "--volume-path=/scratch/volume" in container["args"]
+    device = MoverVolume(source, VolumeMode.BLOCK, read_only=True)
+    spec = build_verification_job(run(volume=device), expose(), ["s1"], 100)["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["volumeDevices"] == [{"name": OWNER.uid, "devicePath": f"/{OWNER.uid}"}]
+    assert "--volume-mode=Block" in container["args"]

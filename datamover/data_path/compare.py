@@ -1,0 +1,224 @@
+"""Compares a restored volume with its kopia snapshot: each file's type, mode, owner, time and content.
+
+kopia writes the snapshot as a tar archive into a named pipe, so nothing is stored twice, and one process reads a
+snapshot of any size. The volume is read by descriptors, and no link in it is followed. What the volume has besides is
+no fault: a new one has a folder `lost+found`, for example.
+Source: kopia 0.23.1, snapshot/restore/tar_output.go: the mode is Go's fs.FileMode, and times are rounded to seconds; Go
+1.26, archive/tar/writer.go.
+"""
+
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
+
+from core.contract import VolumeMode
+from core.errors import DataPathError
+from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
+from datamover.data_path.links import show_path
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.stalls import Watchdog
+from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
+from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.runtime.tree import open_below
+
+__all__ = ["compare_volume"]
+
+_PIPE: Final = "snapshot.tar"
+_CHUNK_BYTES: Final = 1 << 20
+
+_MODE_BITS: Final = ((1 << 23, stat.S_ISUID), (1 << 22, stat.S_ISGID), (1 << 20, stat.S_ISVTX))
+"""Bits of Go's fs.FileMode, and of the mode of a file. Source: Go 1.26, io/fs/fs.go."""
+
+_PERMISSIONS: Final = 0o777
+_UNSAFE: Final = frozenset({b"", b".", b".."})
+_NANOSECONDS: Final = 1_000_000_000
+
+
+async def compare_volume(
+    repository: Repository, watchdog: Watchdog, snapshot: Snapshot, volume: Path, mode: VolumeMode
+) -> VerifiedSnapshot:
+    """Compare all of the snapshot with the volume, a directory or a device, which is only read.
+
+    Raises:
+        StorageOutageError: the storage does not answer.
+        DataPathError: kopia could not read the snapshot.
+    """
+    attempted = f"{repository.description}: read snapshot {snapshot.snapshot_id}"
+    pipe = repository.work_dir.path / _PIPE
+    found = _Comparison(volume, mode)
+
+    async def attempt() -> KopiaAnswer:
+        meter = Meter(watchdog.clock, Direction.RESTORE)
+        arguments = (meter.counter_argument, "restore", snapshot.snapshot_id, str(pipe), "--mode=tar")
+        return await watchdog.guard(
+            attempted, meter, lambda: repository.kopia.call(attempted, *arguments, seconds=None)
+        )
+
+    with _open_pipe(pipe) as (ours, kopias):
+        async with run_in_background(partial(found.read, ours), name="compare") as comparing:
+            try:
+                answer = await repository.run(attempt)
+            finally:
+                # So that the reader reaches the end of the archive.
+                os.close(kopias)
+            answer.check()
+            try:
+                await comparing
+            except tarfile.TarError as e:
+                raise answer.error(f"kopia's archive is invalid: {e}") from e
+            except OSError as e:
+                raise DataPathError(f"cannot open the restored volume {volume}: {e.strerror}") from e
+    return VerifiedSnapshot(
+        id=snapshot.snapshot_id,
+        outcome=VerificationOutcome.FAILED if found.fault_count else VerificationOutcome.PASSED,
+        percent=WHOLE_PERCENT,
+        files=found.files,
+        bytes=found.byte_count,
+        faults=found.faults,
+        fault_count=found.fault_count,
+    )
+
+
+@contextmanager
+def _open_pipe(path: Path) -> Iterator[tuple[int, int]]:
+    """Yield descriptors of both ends of a new named pipe; the reader closes its own, and the caller the other one."""
+    os.mkfifo(path, 0o600)
+    try:
+        ours = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Without this one, the reader would see an end before kopia opens the pipe.
+        kopias = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.set_blocking(ours, True)
+        yield ours, kopias
+    finally:
+        path.unlink()
+
+
+@dataclass
+class _Comparison:
+    """What was found in a volume so far; at most three faults are kept."""
+
+    volume: Path
+    mode: VolumeMode
+    files: int = 0
+    byte_count: int = 0
+    fault_count: int = 0
+    faults: list[str] = field(default_factory=list)
+
+    def read(self, pipe: int, stop: ShouldStop) -> None:
+        """Compare each entry of the archive in `pipe`, which is read to its end and closed.
+
+        Raises:
+            tarfile.TarError: it is no archive, or cut off.
+            OSError: the volume cannot be opened.
+        """
+        with open(pipe, "rb", buffering=0) as stream:
+            try:
+                with tarfile.open(
+                    fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES, encoding="utf-8", errors="surrogateescape"
+                ) as archive:
+                    self._read_entries(archive, stop)
+            finally:
+                # kopia waits until somebody reads what it writes.
+                while not stop() and stream.read(_CHUNK_BYTES):
+                    pass
+
+    def _read_entries(self, archive: tarfile.TarFile, stop: ShouldStop) -> None:
+        block = self.mode is VolumeMode.BLOCK
+        root = os.open(self.volume, os.O_RDONLY | os.O_CLOEXEC | (0 if block else os.O_DIRECTORY))
+        try:
+            while not stop() and (entry := archive.next()) is not None:
+                # A snapshot may have millions of entries, all of which tarfile would keep.
+                archive.members = []  # type: ignore[attr-defined]  # its stubs leave it out
+                path = os.fsencode(entry.name.rstrip("/"))
+                try:
+                    if block:
+                        self._compare_content(archive.extractfile(entry), root, path, stop)
+                    else:
+                        self._compare_entry(archive, entry, path, root, stop)
+                except OSError as e:
+                    self._add(path, f"cannot be read in the restored volume: {e.strerror}")
+        finally:
+            os.close(root)
+
+    def _compare_entry(
+        self, archive: tarfile.TarFile, entry: tarfile.TarInfo, path: bytes, root: int, stop: ShouldStop
+    ) -> None:
+        """Compare one entry of the snapshot with the file of that path below `root`.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        *folders, name = path.split(b"/")
+        if _UNSAFE.intersection((*folders, name)):
+            self._add(path, "the snapshot has a name that no file can have")
+            return
+        with open_below(root, b"/".join(folders)) as folder:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if fault := _compare_status(entry, status):
+                self._add(path, fault)
+                return
+            if entry.issym():
+                self.files += 1
+                if (target := os.readlink(name, dir_fd=folder)) != os.fsencode(entry.linkname):
+                    self._add(path, f"links to {show_path(target)} instead of {entry.linkname!r}")
+            elif entry.isreg():
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    self._compare_content(archive.extractfile(entry), fd, path, stop)
+                finally:
+                    os.close(fd)
+
+    def _compare_content(self, expected: IO[bytes] | None, fd: int, path: bytes, stop: ShouldStop) -> None:
+        """Compare the bytes of a file, or the first ones of a device."""
+        if expected is None:
+            self._add(path, "the snapshot has no file there")
+            return
+        self.files += 1
+        at = 0
+        while not stop() and (wanted := expected.read(_CHUNK_BYTES)):
+            if _read_fully(fd, len(wanted), at) != wanted:
+                self._add(path, f"its content differs within the {len(wanted)} bytes from byte {at} on")
+                return
+            at += len(wanted)
+            self.byte_count += len(wanted)
+
+    def _add(self, path: bytes, fault: str) -> None:
+        self.fault_count += 1
+        if len(self.faults) < SHOWN_FAULTS:
+            self.faults.append(shorten_fault(show_path(path), fault))
+
+
+def _read_fully(fd: int, size: int, at: int) -> bytes:
+    """Return so many bytes from a position on, or those until the end."""
+    pieces = []
+    while size and (piece := os.pread(fd, size, at)):
+        pieces.append(piece)
+        at, size = at + len(piece), size - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str:
+    """Return what differs between the snapshot's entry and the file; empty: nothing."""
+    kinds = ((entry.isdir(), stat.S_ISDIR), (entry.issym(), stat.S_ISLNK), (entry.isreg(), stat.S_ISREG))
+    if not any(wanted and is_kind(status.st_mode) for wanted, is_kind in kinds):
+        return "it is of another type"
+    if (owner := (status.st_uid, status.st_gid)) != (entry.uid, entry.gid):
+        return f"its owner is {owner[0]}:{owner[1]} instead of {entry.uid}:{entry.gid}"
+    mode = (entry.mode & _PERMISSIONS) | sum(bit for go, bit in _MODE_BITS if entry.mode & go)
+    if not entry.issym() and stat.S_IMODE(status.st_mode) != mode:
+        return f"its mode is {stat.S_IMODE(status.st_mode):o} instead of {mode:o}"
+    if entry.isreg() and status.st_size != entry.size:
+        return f"it has {status.st_size} bytes instead of {entry.size}"
+    # Of a directory kopia keeps the latest time of what is in it.
+    if not entry.isdir() and abs(status.st_mtime_ns - int(entry.mtime) * _NANOSECONDS) > _NANOSECONDS:
+        return f"its time is {status.st_mtime:.0f} instead of {entry.mtime:.0f} (seconds since 1970)"
+    return ""

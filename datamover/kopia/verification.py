@@ -1,0 +1,153 @@
+"""Verification of a kopia snapshot: kopia reads its directories and a share of its files back from the storage.
+
+Knows which errors are faults of the data, and which ones say that nothing was found out: no answer of the storage, no
+access. Does not know why it is verified, or what becomes of the result.
+Source: kopia 0.23.1, cli/command_snapshot_verify.go, snapshot/snapshotfs/snapshot_verifier.go and
+snapshot_tree_walker.go.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import field
+
+from core.errors import AgentError, ContractError, DataPathError, KopiaCrashError, StorageOutageError
+from core.models.base import Int64, WireModel
+from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
+from datamover.kopia.causes import DAMAGED, find_cause
+from datamover.kopia.client_config import IDENTITY
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.progress import Direction, Meter
+from datamover.kopia.repository import NotInitializedError, Repository
+from datamover.kopia.snapshots import Snapshot, SnapshotMissingError
+from datamover.kopia.stalls import Watchdog
+
+__all__ = ["SHOWN_FAULTS", "DamagedSnapshotError", "choose_share", "is_damage", "shorten_fault", "verify_snapshot"]
+
+SHOWN_FAULTS: Final = 3
+
+_MOST_ERRORS: Final = 10
+"""kopia stops then: without a limit it would name each file of a repository that lost its packs."""
+
+_FAULT_CHARACTERS: Final = 600
+
+_QUEUE: Final = 1000
+"""Files that wait to be read; kopia's own 20,000 take tens of megabytes with long paths."""
+
+_PREFIX: Final = "error processing "
+_ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"
+"""What follows the source in kopia's name of a snapshot's root. Source: kopia 0.23.1, formatTimestamp in cli/app.go."""
+
+
+class DamagedSnapshotError(DataPathError):
+    """The snapshot is not one that can be restored as a whole."""
+
+
+class _Stats(WireModel):
+    processed_object_count: Int64 = 0
+    read_file_count: Int64 = 0
+    read_bytes: Int64 = 0
+
+
+class _Result(WireModel):
+    """kopia's output with `--json`; the strings name objects and blobs, and no file."""
+
+    stats: _Stats
+    error_count: Int64 = 0
+    error_strings: list[str] = field(default_factory=list)
+
+
+def choose_share(snapshot: Snapshot, percent: float) -> float:
+    """Return the share of its files to read: all, if `percent` of them are less than one; so of a block device."""
+    return WHOLE_PERCENT if snapshot.entries * percent < WHOLE_PERCENT else percent
+
+
+async def verify_snapshot(
+    repository: Repository, watchdog: Watchdog, snapshot: Snapshot, percent: float
+) -> VerifiedSnapshot:
+    """Read all directories of the snapshot and `percent` of its files, and look for the blobs of all of them.
+
+    The repository is connected. What was read before by this client may be in its cache.
+
+    Raises:
+        StorageOutageError: the storage does not answer.
+        DataPathError: kopia could not verify it, for a cause that is no fault of the data.
+    """
+    attempted = f"{repository.description}: verify snapshot {snapshot.snapshot_id}"
+    percent = choose_share(snapshot, percent)
+    flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
+
+    async def attempt() -> KopiaAnswer:
+        meter = Meter(watchdog.clock, Direction.RESTORE)
+        # Of the statistics that kopia writes each second, errors would leave the lines that are kept.
+        arguments = (meter.counter_argument, "--log-level=error", "snapshot", "verify", snapshot.snapshot_id, "--json")
+        return await watchdog.guard(
+            attempted, meter, lambda: repository.kopia.call(attempted, *arguments, *flags, seconds=None)
+        )
+
+    answer = await repository.run(attempt)
+    result = _parse(answer)
+    faults = _name_faults(answer, result, snapshot)
+    outcome = VerificationOutcome.FAILED if faults else VerificationOutcome.PASSED
+    return VerifiedSnapshot(
+        id=snapshot.snapshot_id,
+        outcome=outcome,
+        percent=percent,
+        files=result.stats.read_file_count,
+        bytes=result.stats.read_bytes,
+        faults=faults[:SHOWN_FAULTS],
+        fault_count=max(result.error_count, len(faults)),
+    )
+
+
+def _parse(answer: KopiaAnswer) -> _Result:
+    """Return what kopia found out.
+
+    Raises:
+        KopiaError: nothing, or its errors are none of the data.
+    """
+    try:
+        result = _Result.from_json(answer.output.decode(errors="replace"))
+    except ContractError as e:
+        raise answer.error("" if not answer.succeeded else f"kopia's output is invalid: {e}") from e
+    causes = [find_cause([one]) for one in result.error_strings]
+    if not answer.succeeded and all(cause and cause not in DAMAGED for cause in causes):
+        raise answer.error(causes[0] if causes else "")
+    return result
+
+
+def _name_faults(answer: KopiaAnswer, result: _Result, snapshot: Snapshot) -> list[str]:
+    if not result.error_strings:
+        return [] if result.stats.processed_object_count else ["kopia found nothing in it"]
+    faults = [one for one in result.error_strings if (cause := find_cause([one])) in DAMAGED or not cause]
+    return [_name_fault(one, answer.lines, snapshot) for one in faults]
+
+
+def _name_fault(error: str, lines: Sequence[str], snapshot: Snapshot) -> str:
+    """Return the error with the file that it is of, which kopia logs beside it; the file's name may have line ends."""
+    line = next((one for one in lines if one.endswith(f": {error}")), "")
+    path = line.removesuffix(f": {error}")
+    if not path:
+        return shorten_fault("", error)
+    if not path.startswith(_PREFIX):
+        return shorten_fault(f"…{path}", error)
+    path = re.sub(re.escape(f"{IDENTITY}:{snapshot.source}") + _ROOT, "", path.removeprefix(_PREFIX), count=1)
+    return shorten_fault(path or "/", error)
+
+
+def shorten_fault(path: str, error: str) -> str:
+    """Return a fault of a file as one text, of which the path is shortened first, at its start."""
+    error = error[:_FAULT_CHARACTERS]
+    room = max(_FAULT_CHARACTERS - len(error), _FAULT_CHARACTERS // 3)
+    shown = path if len(path) <= room else f"…{path[1 - room :]}"
+    return f"{shown}: {error}" if shown else error
+
+
+def is_damage(error: AgentError) -> bool:
+    """Return whether the error shows that data is missing or damaged, and not that it could not be looked at."""
+    if isinstance(error, StorageOutageError | KopiaCrashError):
+        return False
+    if isinstance(error, SnapshotMissingError | NotInitializedError | DamagedSnapshotError):
+        return True
+    return isinstance(error, DataPathError) and find_cause(str(error).splitlines()) in DAMAGED

@@ -1,0 +1,108 @@
+"""The verification of snapshots of one repository, in a pod: each by itself, so that one fault hides no other.
+
+Reads the repository and changes nothing. What it finds out about a snapshot is a line of the output; a snapshot that
+could not be verified has one too, with the cause.
+"""
+
+import logging
+import sys
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import IO, Final
+
+from core.errors import AgentError, StorageOutageError
+from core.models.verification import (
+    WHOLE_PERCENT,
+    SnapshotVerification,
+    VerificationOutcome,
+    VerifiedSnapshot,
+    format_verified,
+)
+from datamover.arguments import VerifyOptions
+from datamover.data_path.compare import compare_volume
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import read_snapshot
+from datamover.kopia.stalls import Watchdog, read_stall_limits
+from datamover.kopia.storage_calls import WaitLog, Waits
+from datamover.kopia.verification import DamagedSnapshotError, is_damage, verify_snapshot
+from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.pod.reporting import Termination, build_success
+from datamover.runtime.work_dir import open_work_dir
+
+__all__ = ["verify_snapshots"]
+
+_logger = logging.getLogger(__name__)
+
+_CAUSE_CHARACTERS: Final = 1000
+
+
+async def verify_snapshots(options: VerifyOptions, context: PodContext) -> Termination:
+    """Write a line for each of the snapshots, and return the SnapshotVerification.
+
+    Raises:
+        AgentError: the repository, its location or its credentials could not be read from the cluster.
+    """
+    reader = context.reader
+    wanted = await reader.repository(options.name)
+    location = await reader.location(wanted.spec.backup_storage_location)
+    with open_work_dir(context.environment) as work_dir:
+        settings = context.limits.maintenance_settings(context.environment)
+        context = replace(context, environment={**context.environment, **settings, "TMPDIR": str(work_dir.path)})
+        waits = Waits(context.clock, read_stall_limits(context.environment))
+        repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
+        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, waits.limits)
+        await _Verifier(options, context, repository, watchdog).run()
+    return build_success(SnapshotVerification(snapshots=len(options.snapshots)).to_json())
+
+
+@dataclass(frozen=True)
+class _Verifier:
+    """Verifies snapshots of a repository one after the other, and writes the results to `output`."""
+
+    options: VerifyOptions
+    context: PodContext
+    repository: Repository
+    watchdog: Watchdog
+    output: IO[str] = field(default_factory=lambda: sys.stdout)
+
+    async def run(self) -> None:
+        outage: StorageOutageError | None = None
+        for number, snapshot_id in enumerate(self.options.snapshots, start=1):
+            _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(self.options.snapshots))
+            try:
+                # Each attempt would wait for the storage as long as the first one.
+                found = self._explain(snapshot_id, outage) if outage else await self._verify(snapshot_id)
+            except StorageOutageError as e:
+                outage, found = e, self._explain(snapshot_id, e)
+            except AgentError as e:
+                found = self._explain(snapshot_id, e)
+            self.output.write(f"{format_verified(found)}\n")
+            self.output.flush()
+
+    async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:
+        options, repository = self.options, self.repository
+        snapshot = await repository.open(partial(read_snapshot, repository, snapshot_id), read_only=True)
+        if snapshot.fault:
+            raise DamagedSnapshotError(f"snapshot {snapshot_id}: {snapshot.fault}")
+        if options.volume is not None:
+            return await compare_volume(repository, self.watchdog, snapshot, options.volume, options.mode)
+        return await verify_snapshot(repository, self.watchdog, snapshot, options.percent)
+
+    def _explain(self, snapshot_id: str, error: AgentError) -> VerifiedSnapshot:
+        """Return the result for a snapshot that could not be read, be it damaged or not."""
+        damaged = is_damage(error)
+        text = self.context.redactor.redact(str(error))
+        _logger.log(logging.WARNING if damaged else logging.ERROR, "snapshot %s: %s", snapshot_id, text)
+        return VerifiedSnapshot(
+            id=snapshot_id,
+            outcome=VerificationOutcome.FAILED if damaged else None,
+            percent=WHOLE_PERCENT if self.options.volume is not None else self.options.percent,
+            faults=[_summarize(text)],
+            fault_count=1,
+        )
+
+
+def _summarize(text: str) -> str:
+    """Return the cause of an error, its first line, and the last one, which has kopia's most specific words."""
+    lines = text.splitlines() or [""]
+    return ": ".join(dict.fromkeys((lines[0], lines[-1])))[:_CAUSE_CHARACTERS]

@@ -1,0 +1,275 @@
+"""Snapshots are read back with a real kopia: what passes, what a damaged repository shows, what cannot be verified."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import VolumeMode, parse_result
+from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
+from core.models.verification import SnapshotVerification, VerificationOutcome, VerifiedSnapshot, parse_verified
+from datamover.arguments import LogOptions, VerifyOptions
+from datamover.pod.command import run_verification
+from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.pods import REPOSITORY, MoverPod
+from tests.datamover.support.trees import make_tree
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
+_PASSED, _FAILED = VerificationOutcome.PASSED, VerificationOutcome.FAILED
+
+
+@dataclass
+class Bed:
+    """A pod whose repository is a directory."""
+
+    pod: MoverPod
+    kopia: PlainKopia
+    repository: Path
+    folder: Path
+    capture: pytest.CaptureFixture[str]
+
+    def snapshot(self, path: Path) -> str:
+        flags = [f"--override-source=default@default:{_SOURCE}", "--json"]
+        return str(json.loads(self.kopia.run("snapshot", "create", str(path), *flags))["id"])
+
+    def block_snapshot(self, device: Path) -> str:
+        """Return the ID of a snapshot as of a block device: one file."""
+        flags = [f"--override-source=default@default:{_SOURCE}", "--stdin-file=device", "--json"]
+        with device.open("rb") as content:
+            return str(json.loads(self.kopia.run("snapshot", "create", str(device), *flags, stdin=content))["id"])
+
+    def pack(self) -> Path:
+        """Return the file of the repository with the content of files."""
+        return max((self.repository / "p").rglob("*.f"), key=lambda path: path.stat().st_size)
+
+    async def run(
+        self, *snapshots: str, percent: float = 100.0, volume: Path | None = None, block: bool = False
+    ) -> list[VerifiedSnapshot]:
+        options = VerifyOptions(
+            name=REPOSITORY,
+            snapshots=snapshots,
+            percent=percent,
+            volume=volume,
+            mode=VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM,
+            termination_file=self.pod.context.termination_file,
+            log=LogOptions("info"),
+        )
+        assert await run_verification(options, self.pod.context) == 0, self.pod.message
+        assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(snapshots)
+        lines = [parse_verified(line) for line in self.capture.readouterr().out.splitlines()]
+        return [line for line in lines if line is not None]
+
+
+@pytest.fixture
+def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
+    repository = Path(shutil.copytree(_new_repository, tmp_path / "location" / "kopia" / "app"))
+    kopia = PlainKopia(kopia_program, tmp_path)
+    kopia.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
+    return Bed(pod, kopia, repository, tmp_path, capsys)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two files in packs of different blobs, and small ones."""
+    folder = tmp_path / "data"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("first", "second"):
+        (folder / "sub" / name).write_bytes(os.urandom(200_000))
+    (folder / "link").symlink_to("sub")
+    return folder
+
+
+def _damage(path: Path) -> None:
+    """Damage one of the contents in a blob."""
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 100] = bytes(100)
+    path.write_bytes(content)
+
+
+def _damage_all(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+async def test_a_snapshot_passes_whose_files_can_all_be_read(bed: Bed, data: Path) -> None:
+    snapshot = bed.snapshot(data)
+    (found,) = await bed.run(snapshot)
+    assert (found.id, found.outcome, found.percent, found.faults) == (snapshot, _PASSED, 100.0, [])
+    assert found.files == 3
+    assert found.bytes >= 400_000
+
+
+async def test_a_share_of_the_files_is_read(bed: Bed, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(200):
+        (folder / f"file-{number}").write_bytes(os.urandom(100))
+    (found,) = await bed.run(bed.snapshot(folder), percent=25)
+    assert (found.outcome, found.percent) == (_PASSED, 25.0)
+    assert 10 < found.files < 100
+
+
+async def test_all_is_read_where_the_share_is_less_than_one_file(bed: Bed, tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(os.urandom(300_000))
+    (found,) = await bed.run(bed.block_snapshot(device), percent=1)
+    assert (found.outcome, found.percent, found.files, found.bytes) == (_PASSED, 100.0, 1, 300_000)
+
+
+async def test_a_damaged_blob_is_named_with_the_file(bed: Bed, data: Path) -> None:
+    snapshot, pack = bed.snapshot(data), bed.pack()
+    _damage(pack)
+    (found,) = await bed.run(snapshot)
+    assert found.outcome is _FAILED
+    assert found.fault_count == 1
+    assert found.faults[0].startswith(("sub/first: error reading object ", "sub/second: error reading object "))
+    assert f"invalid checksum at {pack.parent.parent.name}{pack.parent.name}"[:20] in found.faults[0]
+
+
+async def test_a_missing_blob_is_named_even_if_no_file_of_it_is_read(bed: Bed, data: Path) -> None:
+    snapshot = bed.snapshot(data)
+    bed.pack().unlink()
+    (found,) = await bed.run(snapshot, percent=30)
+    assert found.outcome is _FAILED
+    assert len(found.faults) == 3
+    assert all("is backed by missing blob p" in fault for fault in found.faults)
+    assert {fault.partition(":")[0] for fault in found.faults} <= {"link", "sub/first", "sub/second"}
+
+
+async def test_names_of_files_neither_forge_a_cause_nor_control_a_terminal(bed: Bed, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "connection refused: \x1b[2J").write_bytes(os.urandom(100_000))
+    (folder / "failed to open repository\nerror: access denied").write_bytes(os.urandom(100_000))
+    snapshot = bed.snapshot(folder)
+    bed.pack().unlink()
+    (found,) = await bed.run(snapshot)
+    assert (found.outcome, found.fault_count) == (_FAILED, 2)
+    shown = " ".join(found.faults)
+    assert "connection refused: \\x1b[2J: object " in shown
+    assert "…error: access denied: object " in shown
+    assert shown.isprintable()
+
+
+async def test_one_damaged_snapshot_hides_no_other(bed: Bed, data: Path, tmp_path: Path) -> None:
+    first, pack = bed.snapshot(data), bed.pack()
+    other = make_tree(tmp_path / "tree")
+    second = bed.snapshot(other)
+    pack.unlink()
+    found = await bed.run(first, second, "0" * 32)
+    assert [one.outcome for one in found] == [_FAILED, _PASSED, _FAILED]
+    assert found[2].faults == [f"snapshot {'0' * 32}: it is not in the repository"]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, _damage_all], ids=["missing", "damaged"])
+async def test_a_repository_without_its_directories_is_damaged(
+    bed: Bed, data: Path, damage: Callable[[Path], None]
+) -> None:
+    snapshot = bed.snapshot(data)
+    for path in (bed.repository / "q").rglob("*.f"):
+        damage(path)
+    (found,) = await bed.run(snapshot)
+    assert (found.outcome, found.fault_count) == (_FAILED, 1)
+
+
+async def test_a_repository_that_does_not_exist_any_more_is_damaged(bed: Bed, data: Path) -> None:
+    snapshot = bed.snapshot(data)
+    for path in bed.repository.iterdir():
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    (found,) = await bed.run(snapshot)
+    assert found.outcome is _FAILED
+    assert "no repository found" in found.faults[0]
+
+
+async def test_a_wrong_password_is_no_verification(bed: Bed, data: Path) -> None:
+    snapshot = bed.snapshot(data)
+    bed.pod.put_secret(REPO_CREDENTIALS_SECRET, REPO_CREDENTIALS_KEY, "another")
+    found = await bed.run(snapshot, snapshot)
+    assert [one.outcome for one in found] == [None, None]
+    assert "the repository password does not match" in found[0].faults[0]
+    assert "another" not in found[0].faults[0]
+
+
+async def test_the_restored_volume_is_compared_file_by_file(bed: Bed, tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "tree")
+    snapshot = bed.snapshot(tree)
+    restored = tmp_path / "restored"
+    bed.kopia.run("restore", snapshot, str(restored))
+    (restored / "lost+found").mkdir()
+    (found,) = await bed.run(snapshot, volume=restored)
+    assert (found.outcome, found.faults, found.percent) == (_PASSED, [], 100.0)
+    assert found.files == sum(path.is_file() or path.is_symlink() for path in restored.rglob("*"))
+    assert found.bytes == sum(
+        path.stat().st_size for path in restored.rglob("*") if path.is_file() and not path.is_symlink()
+    )
+
+
+def _change_content(root: Path) -> None:
+    path = root / "sub" / "first"
+    times, content = path.stat(), path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def _link_the_folder(root: Path) -> None:
+    (root / "sub").rename(root / "else")
+    (root / "sub").symlink_to("else")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (_change_content, "sub/first: its content differs within the 200000 bytes from byte 0 on"),
+        (lambda root: (root / "sub" / "first").unlink(), "sub/first: cannot be read in the restored volume: No such "),
+        (lambda root: (root / "sub" / "first").chmod(0o600), "sub/first: its mode is 600 instead of 644"),
+        (lambda root: os.chown(root / "sub", 7, 8), "sub: its owner is 7:8 instead of 0:0"),
+        (lambda root: os.truncate(root / "sub" / "first", 5), "sub/first: it has 5 bytes instead of 200000"),
+        (lambda root: os.utime(root / "sub" / "first", (1, 1)), "sub/first: its time is 1 instead of "),
+        (lambda root: (root / "link").unlink() or (root / "link").symlink_to("/x\x1b"), "link: "),
+        (_link_the_folder, "sub: it is of another type"),
+    ],
+    ids=["content", "missing", "mode", "owner", "size", "time", "link", "type"],
+)
+async def test_a_difference_of_the_restored_volume_is_named(
+    bed: Bed, data: Path, tmp_path: Path, change: Callable[[Path], object], fault: str
+) -> None:
+    (data / "sub" / "first").chmod(0o644)
+    snapshot = bed.snapshot(data)
+    restored = tmp_path / "restored"
+    bed.kopia.run("restore", snapshot, str(restored))
+    change(restored)
+    (found,) = await bed.run(snapshot, volume=restored)
+    assert found.outcome is _FAILED
+    assert found.faults[0].startswith(fault)
+    assert " ".join(found.faults).isprintable()
+
+
+@pytest.mark.parametrize(("at", "outcome"), [(299_999, _FAILED), (300_000, _PASSED)], ids=["data", "rest"])
+async def test_the_bytes_of_a_restored_device_are_compared(
+    bed: Bed, tmp_path: Path, at: int, outcome: VerificationOutcome
+) -> None:
+    device = tmp_path / "device"
+    device.write_bytes(os.urandom(300_000))
+    snapshot = bed.block_snapshot(device)
+    content = bytearray(device.read_bytes() + bytes(1000))
+    content[at] ^= 1
+    device.write_bytes(content)
+    (found,) = await bed.run(snapshot, volume=device, block=True)
+    assert (found.outcome, found.files) == (outcome, 1)
+
+
+async def test_a_volume_that_is_not_there_is_no_verification(bed: Bed, data: Path, tmp_path: Path) -> None:
+    (found,) = await bed.run(bed.snapshot(data), volume=tmp_path / "none")
+    assert (found.outcome, found.percent) == (None, 100.0)
+    assert found.faults[0].startswith("cannot open the restored volume ")
