@@ -9,6 +9,7 @@ import click
 from core.clock import SystemClock
 from nodeagent.cli.backup_create import create
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
+from nodeagent.cli.backup_verify import verify
 from nodeagent.cli.options import UserGroup, command_for, complete_names, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.stored import get_stored
@@ -27,6 +28,8 @@ examples:
         all backups, also those of a Velero server
   nodeagent backup describe before-upgrade
         its volumes, and why one of them does not move
+  nodeagent backup verify before-upgrade
+        read it back from the bucket
   nodeagent backup cancel before-upgrade
         end it
 
@@ -69,10 +72,11 @@ examples:
 
 @click.group("backup", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
 def backup() -> None:
-    """Back up volumes without a Velero server, and show backups."""
+    """Back up volumes without a Velero server, show and verify backups."""
 
 
 backup.add_command(create)
+backup.add_command(verify)
 
 
 def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:

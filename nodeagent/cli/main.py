@@ -39,7 +39,7 @@ examples:
 
 
 _USER_COMMANDS: Final = {
-    "backup": "back up volumes, show and cancel backups",
+    "backup": "back up volumes, show, verify and cancel backups",
     "describe": "show everything about one transfer, and what to do next",
     "install": "install the agents, or update them",
     "preflight": "check the installed agents by a small volume",

@@ -20,6 +20,7 @@ from datamover.arguments import (
     PodOptions,
     ReportOptions,
     RepositoryOptions,
+    VerifyOptions,
     parse_arguments,
 )
 from datamover.kinds import TRANSFER_KINDS

@@ -1,0 +1,175 @@
+"""The command `nodeagent backup verify`: backups are read back from the bucket, or restored and compared."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from core.clock import SystemClock
+from core.errors import AgentError, ConfigError
+from core.models.verification import WHOLE_PERCENT
+from nodeagent.cli.backup_create import parse_claim
+from nodeagent.cli.options import DurationType, UserCommand, access_of, output_option, workload_options
+from nodeagent.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from nodeagent.cli.serve import parse_serve
+from nodeagent.cli.text import format_age, format_bytes
+from nodeagent.operations.backups.follow import find_backups
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.backups.view import read_backups
+from nodeagent.operations.mover_jobs import JobTools
+from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from nodeagent.operations.verifications.view import (
+    VerificationError,
+    VerificationReport,
+    VerifiedVolume,
+    VolumeOutcome,
+    choose_volumes,
+    explain_report,
+)
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+
+__all__ = ["verify"]
+
+_TIMEOUT: Final = timedelta(hours=6)
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent backup verify night-1
+        read all files of all its volumes back from the bucket
+  nodeagent backup verify night-1 --percent 10
+        look for all of its data in the bucket, and read a tenth of the files
+  nodeagent backup verify night-1 --pvc app/data --restore
+        restore a volume into a scratch PVC, compare each file with the backup, remove the PVC again
+  nodeagent backup verify night-1 -o json
+        {"backup": ..., "volumes": [{"claim": ..., "outcome": ..., "message": ...}], "notes": [...]}
+
+A short-lived Job reads, with the account of the data movers; no workload is touched. Of a block volume,
+and where the share is less than one file, all is read. --restore needs room for the largest volume: they
+are restored one after the other, into the agents' namespace. The result goes onto each transfer, as the
+annotation nodeagent.io/verification and an Event, and so into the metrics and the alerts.
+
+results:
+  passed      all that was read was right
+  failed      data is missing, damaged, or not the same; the message names file and blob
+  unverified  it could not be read, such as without storage or without a pod: nothing is recorded
+
+exit codes:
+  0  all volumes passed
+  1  one did not, or could not be verified, or an error of the cluster
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_HEADERS: Final = ("PVC", "METHOD", "RESULT", "SHARE", "FILES", "SIZE", "MESSAGE")
+_WIDE_HEADERS: Final = (*_HEADERS, "TRANSFER", "SNAPSHOT", "LOCATION")
+_STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeOutcome.UNVERIFIED: WARN}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the command."""
+
+    name: str
+    claims: Sequence[ClaimName]
+    request: VerificationRequest
+    form: OutputFormat
+    printer: Printer = field(default_factory=Printer)
+
+
+def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the names of backups for the shell; none, if the cluster does not answer."""
+
+    async def read() -> list[str]:
+        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
+            return (await read_backups(cluster.client, cluster.namespace)).names
+
+    try:
+        return [name for name in dict.fromkeys(asyncio.run(read())) if name.startswith(incomplete)]
+    except AgentError:
+        return []
+
+
+@click.command("verify", cls=UserCommand, epilog=_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
+@click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --pvc NAME")
+@click.option(
+    "--percent",
+    type=click.FloatRange(0, WHOLE_PERCENT, min_open=True),
+    metavar="NUMBER",
+    default=WHOLE_PERCENT,
+    help="share of the files to read, chosen by chance (default: 100)",
+)
+@click.option("--restore", is_flag=True, help="restore into a scratch PVC, and compare each file")
+@click.option(
+    "--timeout",
+    type=DurationType(),
+    metavar="DURATION",
+    default=_TIMEOUT,
+    help=f"how long the Job of one repository may take, or of one restore (default: {format_age(_TIMEOUT)})",
+)
+@output_option
+@workload_options
+def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+    """Verify a backup: read it back from the bucket, or restore and compare it."""
+    context = click.get_current_context()
+    if given["restore"] and context.get_parameter_source("percent") is ParameterSource.COMMANDLINE:
+        raise ConfigError("--percent is for reading back: --restore compares all files")
+    claims = [parse_claim(word, given["namespace"]) for word in given["claims"]]
+    if given["namespace"] and not claims:
+        raise ConfigError("-n is the namespace of --pvc NAME, which is not set")
+    request = VerificationRequest(given["percent"], given["restore"], given["timeout"])
+    asyncio.run(_verify(_Run(name, claims, request, form), access))
+
+
+async def _verify(run: _Run, access: ClusterAccess) -> None:
+    printer = run.printer
+    async with connect(access) as cluster:
+        report = await _make_report(run, cluster)
+    if run.form.for_programs:
+        printer.document(report.to_wire(), run.form)
+    else:
+        _print_report(printer, report, wide=run.form is OutputFormat.WIDE)
+        for note in report.notes:
+            printer.note(note)
+    if failure := explain_report(report):
+        raise VerificationError(f"backup {run.name}: {failure}")
+
+
+async def _make_report(run: _Run, cluster: Connection) -> VerificationReport:
+    found = await find_backups(cluster.client, cluster.namespace, (run.name,))
+    backup, *others = sorted(found.backups, key=lambda one: one.origin)
+    volumes, notes = choose_volumes(backup, run.claims)
+    notes = [*found.notes, *notes, *(f"{other.origin} has another backup of this name" for other in others)]
+    with run.printer.progress(f"preparing the verification of {run.name}") as show:
+        jobs = JobTools(
+            client=cluster.client,
+            clock=SystemClock(),
+            namespace=cluster.namespace,
+            parse_serve=parse_serve,
+            on_progress=show,
+            on_note=run.printer.note,
+        )
+        verified = await verify_volumes(VerificationTools(jobs, cluster.time.now), volumes, run.request)
+    return VerificationReport(backup=backup.name, volumes=verified, notes=notes)
+
+
+def _print_report(printer: Printer, report: VerificationReport, *, wide: bool) -> None:
+    printer.table(_WIDE_HEADERS if wide else _HEADERS, [_row(one, wide=wide) for one in report.volumes])
+
+
+def _row(one: VerifiedVolume, *, wide: bool) -> list[Cell]:
+    cells: list[Cell] = [
+        f"{one.namespace}/{one.claim}",
+        str(one.method),
+        Styled(str(one.outcome), _STYLES[one.outcome]),
+        "restored" if one.restored else f"{one.percent:g}%",
+        str(one.files),
+        format_bytes(one.bytes),
+        one.message,
+    ]
+    return [*cells, f"{one.kind}/{one.transfer}", one.snapshot_id, one.location] if wide else cells

@@ -1,0 +1,1 @@
+"""What `nodeagent backup verify` does: volumes of a backup are read back, or restored and compared."""

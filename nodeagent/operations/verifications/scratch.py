@@ -1,0 +1,194 @@
+"""A scratch volume: one volume of a backup restored into a new PVC, compared with its snapshot, and removed again.
+
+The PVC is as the old one was, under a generated name in the agents' namespace, where the Job can mount it. So no
+workload is touched, and a class with late binding binds it for the Job's pod.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from msgspec import structs
+
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.contract import VolumeMode
+from core.errors import AgentError
+from core.kube.errors import KubeError
+from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
+from core.models.phases import Phase
+from core.models.transfers import DataDownload
+from core.models.verification import VerifiedSnapshot
+from exposer.pod_files import MoverVolume
+from nodeagent.operations.backups.view import BackupVolume
+from nodeagent.operations.mover_jobs import JobAnswer, JobTools, run_job
+from nodeagent.operations.restores.create import RestoreTools, check_restore, plan_restore, start_restore
+from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
+from nodeagent.operations.restores.sources import SavedVolume
+from nodeagent.operations.verifications.read_back import VerificationWork, plan_verification, read_answer
+from nodeagent.operations.verifications.view import VerificationError
+
+__all__ = ["NotRestoredError", "compare_restored"]
+
+_POLL_SECONDS: Final = 2.0
+_CLEANUP_TIMEOUT: Final = timedelta(minutes=5)
+"""An agent deletes what a transfer needed within a minute, and a pod that is deleted ends within half a minute."""
+
+
+class NotRestoredError(AgentError):
+    """The transfer of the restore has failed; its message says why."""
+
+
+async def compare_restored(tools: JobTools, volume: BackupVolume, work: VerificationWork) -> VerifiedSnapshot:
+    """Restore the volume, compare it with its snapshot, and return the result; the restored volume is removed again.
+
+    Raises:
+        NotRestoredError: the restore failed.
+        VerificationError: it is not known which PVC the volume had.
+        RestoreError: its PVC or its transfer cannot be created.
+        JobError: the Job that compares failed, cannot start, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    request, saved = _plan_scratch(volume, tools.namespace)
+    # Which classes bind late, and whether they exist, is no news for the user: the Job's pod uses the PVC.
+    restoring = RestoreTools(tools.client, tools.clock, lambda _: None)
+    planned = await plan_restore(restoring, request, [saved])
+    await check_restore(restoring, planned)
+    scratch = _Scratch(tools, planned[0])
+    mode = VolumeMode(saved.claim.volume_mode)
+    source = {"persistentVolumeClaim": {"claimName": planned[0].target.name}}
+    manifest = await plan_verification(tools, replace(work, volume=MoverVolume(source, mode, read_only=True)))
+    try:
+        await start_restore(restoring, planned)
+        # The pod of the Job is there before the volume: it decides where a volume with late binding is.
+        job = run_job(scratch.quiet_tools, manifest, "comparison", work.timeout)
+        answer = await scratch.wait_beside(job)
+    finally:
+        deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
+        await run_shielded(scratch.remove, name="remove the scratch volume", deadline=deadline)
+    return read_answer(answer, work.snapshots)[volume.snapshot_id]
+
+
+def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest, SavedVolume]:
+    """Return the restore of the volume into a new PVC of the namespace.
+
+    Raises:
+        VerificationError: the backup does not say the size of the PVC.
+    """
+    if volume.saved is None or not volume.saved.size:
+        raise VerificationError("its backup does not say the size of its PVC: verify it without --restore")
+    name = f"nodeagent-verify-{secrets.token_hex(4)}"
+    claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={})
+    saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
+    return RestoreRequest(name=name, namespace=namespace), saved
+
+
+@dataclass
+class _Scratch:
+    """The PVC and the transfer of `planned`; `restored` once the data is there."""
+
+    tools: JobTools
+    planned: PlannedRestore
+    restored: bool = False
+
+    @property
+    def quiet_tools(self) -> JobTools:
+        """Tools for the Job, whose pod waits for the PVC, which is nothing to show before it is restored."""
+
+        def show(doing: str) -> None:
+            if self.restored:
+                self.tools.on_progress(doing)
+
+        return replace(self.tools, on_progress=show)
+
+    async def wait_beside(self, job: Coroutine[Any, Any, JobAnswer]) -> JobAnswer:
+        """Return the answer of the Job, once the restore has completed too.
+
+        Raises:
+            NotRestoredError: the restore failed.
+            JobError: the Job did.
+        """
+        comparing = asyncio.create_task(job, name="compare")
+        restoring = asyncio.create_task(self._wait_restored(), name="restore")
+        both: set[asyncio.Task[Any]] = {comparing, restoring}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
+        if not restoring.cancelled():
+            restoring.result()
+        return comparing.result()
+
+    async def _wait_restored(self) -> None:
+        namespace, name, shown = self.planned.request.namespace, self.planned.name, ""
+        place = f"{DATA_DOWNLOADS.kind} {namespace}/{name}"
+        while True:
+            raw = await self.tools.client.read(DATA_DOWNLOADS, namespace, name)
+            if raw is None:
+                raise NotRestoredError(f"{place} was deleted before it ended")
+            transfer = DataDownload.parse(raw)
+            if transfer.phase is Phase.COMPLETED:
+                self.restored = True
+                return
+            doing = ": ".join(filter(None, (f"{place} is {transfer.phase}", transfer.status.message)))
+            if transfer.phase.final:
+                raise NotRestoredError(doing)
+            if doing != shown:
+                self.tools.on_progress(doing)
+                shown = doing
+            await self.tools.clock.sleep(_POLL_SECONDS)
+
+    async def remove(self) -> None:
+        """Delete the transfer, whose agent then deletes what it needed, and the PVC; name what stays."""
+        planned, target = self.planned, self.planned.target
+        deadline = Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)
+        self.tools.on_progress(f"removing the scratch volume {target}")
+        await self._delete(DATA_DOWNLOADS, planned.request.namespace, planned.name, deadline)
+        volume = await self._find_volume()
+        await self._delete(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, deadline)
+        if volume:
+            await self._name_retained(volume)
+
+    async def _find_volume(self) -> str:
+        """Return the name of the restored PersistentVolume; empty: there is none, or it is not known."""
+        target = self.planned.target
+        try:
+            claim = await self.tools.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
+        except KubeError:
+            return ""
+        return str(claim["spec"].get("volumeName") or "") if claim is not None else ""
+
+    async def _delete(self, resource: Resource, namespace: str, name: str, deadline: Deadline) -> None:
+        """Delete an object, and return once it is gone; if it stays, say how to delete it."""
+        client, cause = self.tools.client, ""
+        try:
+            while await client.read(resource, namespace, name) is not None:
+                if not cause:
+                    await client.delete(resource, namespace, name)
+                    cause = "it is being deleted, and still there"
+                if deadline.expired:
+                    break
+                await self.tools.clock.sleep(_POLL_SECONDS)
+            else:
+                return
+        except KubeError as e:
+            cause = str(e)
+        command = f"kubectl -n {namespace} delete {resource.plural} {name}"
+        self.tools.on_note(
+            f"{resource.kind} {namespace}/{name} of the verification is left, to delete by {command}: {cause}"
+        )
+
+    async def _name_retained(self, volume: str) -> None:
+        """Say that a volume stays in the storage, by the policy of its class."""
+        try:
+            stored = await self.tools.client.read(PERSISTENT_VOLUMES, "", volume)
+        except KubeError:
+            return
+        if stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain":
+            text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
+            self.tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")

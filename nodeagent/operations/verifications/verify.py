@@ -1,0 +1,132 @@
+"""Verifies volumes of a backup, and records each result on its transfer: in an annotation and an Event."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from core.errors import AgentError
+from core.kube.errors import KubeError
+from core.kube.events import EventRecorder, ObjectRef
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.models.names import VERIFICATION_ANNOTATION
+from core.models.storage import RepositoryKey
+from core.models.verification import WHOLE_PERCENT, Verification, VerificationOutcome, VerifiedSnapshot
+from nodeagent.operations.backups.view import BackupVolume
+from nodeagent.operations.mover_jobs import JobTools
+from nodeagent.operations.verifications.read_back import VerificationWork, find_repository, verify_snapshots
+from nodeagent.operations.verifications.scratch import NotRestoredError, compare_restored
+from nodeagent.operations.verifications.view import VerifiedVolume, describe_faults, describe_volume
+
+__all__ = ["VerificationRequest", "VerificationTools", "verify_volumes"]
+
+_RESOURCES = {resource.kind: resource for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
+_CAUSE_CHARACTERS = 1000
+
+
+@dataclass(frozen=True)
+class VerificationTools:
+    """What the Jobs are run with, and the API server's time."""
+
+    jobs: JobTools
+    now: Callable[[], datetime]
+
+
+@dataclass(frozen=True)
+class VerificationRequest:
+    """How volumes are verified: by reading `percent` of their files, or by a restore; `timeout` is that of each Job."""
+
+    percent: float
+    restore: bool
+    timeout: timedelta
+
+
+async def verify_volumes(
+    tools: VerificationTools, volumes: Sequence[BackupVolume], request: VerificationRequest
+) -> list[VerifiedVolume]:
+    """Return what came of the verification of each volume; one repository is read after the other.
+
+    What makes it impossible to verify one repository, or one volume, does not keep the others from it.
+    """
+    groups: dict[RepositoryKey, list[BackupVolume]] = {}
+    for volume in volumes:
+        groups.setdefault(RepositoryKey(volume.namespace, volume.location), []).append(volume)
+    verified = []
+    for key, group in groups.items():
+        # With --restore, one at a time needs room for one.
+        for part in [[one] for one in group] if request.restore else [group]:
+            results = await _Run(tools, request, key, part).run()
+            for volume in part:
+                found = results[volume.snapshot_id]
+                at = await _record(tools, volume, found, restored=request.restore)
+                verified.append(describe_volume(volume, found, restored=request.restore, at=at))
+    return verified
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The verification of volumes in one repository; of one volume, if it is restored."""
+
+    tools: VerificationTools
+    request: VerificationRequest
+    key: RepositoryKey
+    volumes: Sequence[BackupVolume]
+
+    async def run(self) -> dict[str, VerifiedSnapshot]:
+        """Return the results by the IDs of the snapshots; those that were not verified have the cause."""
+        jobs, request = self.tools.jobs, self.request
+        try:
+            repository = await find_repository(jobs, self.key)
+            snapshots = tuple(dict.fromkeys(volume.snapshot_id for volume in self.volumes))
+            percent = WHOLE_PERCENT if request.restore else request.percent
+            work = VerificationWork(repository, snapshots, percent, request.timeout)
+            return await (self._restore(work) if request.restore else verify_snapshots(jobs, work))
+        except AgentError as e:
+            return self._unverified(e)
+
+    async def _restore(self, work: VerificationWork) -> dict[str, VerifiedSnapshot]:
+        (volume,) = self.volumes
+        try:
+            return {volume.snapshot_id: await compare_restored(self.tools.jobs, volume, work)}
+        except NotRestoredError as e:
+            # Damaged data keeps a volume from being restored, and so does much else.
+            found = await verify_snapshots(self.tools.jobs, work)
+            return found if found[volume.snapshot_id].outcome is VerificationOutcome.FAILED else self._unverified(e)
+
+    def _unverified(self, error: AgentError) -> dict[str, VerifiedSnapshot]:
+        text = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
+        percent = WHOLE_PERCENT if self.request.restore else self.request.percent
+        ids = {volume.snapshot_id for volume in self.volumes}
+        return {one: VerifiedSnapshot(id=one, percent=percent, faults=[text], fault_count=1) for one in ids}
+
+
+async def _record(
+    tools: VerificationTools, volume: BackupVolume, found: VerifiedSnapshot, *, restored: bool
+) -> datetime | None:
+    """Record the result on the transfer of the volume, and return when; None: it is not recorded."""
+    if found.outcome is None:
+        return None
+    jobs, resource = tools.jobs, _RESOURCES[volume.kind]
+    at = tools.now().replace(microsecond=0)
+    text = Verification(at=at, outcome=found.outcome, percent=found.percent).to_json()
+    patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}}}
+    place = f"{volume.kind} {jobs.namespace}/{volume.transfer}"
+    try:
+        transfer = await jobs.client.patch(resource, jobs.namespace, volume.transfer, patch)
+    except KubeError as e:
+        jobs.on_note(f"the result could not be recorded on {place}, so no metric and no alert has it: {e}")
+        return None
+    failed = found.outcome is VerificationOutcome.FAILED
+    recorder = EventRecorder(jobs.client, jobs.clock, component="nodeagent", host="")
+    try:
+        reason = "VerificationFailed" if failed else "Verified"
+        await recorder.record(ObjectRef.of(transfer), reason, _describe(found, restored=restored), warning=failed)
+    except KubeError as e:
+        jobs.on_note(f"no Event on {place} was recorded: {e}")
+    return at
+
+
+def _describe(found: VerifiedSnapshot, *, restored: bool) -> str:
+    if found.outcome is VerificationOutcome.FAILED:
+        return f"kopia snapshot {found.id}: {describe_faults(found)}"
+    how = "restored and compared" if restored else f"read {found.percent:g} % of its files"
+    return f"kopia snapshot {found.id}: {how}: {found.files} files with {found.bytes} bytes are right"
