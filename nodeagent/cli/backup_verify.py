@@ -99,7 +99,7 @@ def _complete_names(context: click.Context, _: click.Parameter, incomplete: str)
 @click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --pvc NAME")
 @click.option(
     "--percent",
-    type=click.FloatRange(0, WHOLE_PERCENT, min_open=True),
+    type=float,
     metavar="NUMBER",
     default=WHOLE_PERCENT,
     help="share of the files to read, chosen by chance (default: 100)",
@@ -119,6 +119,9 @@ def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     context = click.get_current_context()
     if given["restore"] and context.get_parameter_source("percent") is ParameterSource.COMMANDLINE:
         raise ConfigError("--percent is for reading back: --restore compares all files")
+    # NaN is in no range.
+    if not 0 < given["percent"] <= WHOLE_PERCENT:
+        raise ConfigError(f"--percent: {given['percent']:g} is not allowed: more than 0, and at most 100")
     claims = [parse_claim(word, given["namespace"]) for word in given["claims"]]
     if given["namespace"] and not claims:
         raise ConfigError("-n is the namespace of --pvc NAME, which is not set")

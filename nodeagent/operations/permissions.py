@@ -26,6 +26,7 @@ __all__ = [
     "STATUS_PERMISSIONS",
     "SUPPORT_BUNDLE_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
+    "VERIFY_PERMISSIONS",
     "VERSION_PERMISSIONS",
     "VOLUME_CHECK_PERMISSIONS",
     "WAIT_PERMISSIONS",
@@ -200,6 +201,38 @@ RESTORE_PERMISSIONS: Final = (
 )
 """What `nodeagent restore` needs, and `nodeagent backup get --from-storage-location` of it."""
 
+_RETAINED: Final = "what stays by the policy Retain"
+_VERIFIED: Final = "the Job that reads the bucket"
+_COMPARED: Final = "--restore: the scratch volume"
+
+VERIFY_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
+    Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _VERIFIED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _VERIFIED),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _VERIFIED),
+    Permission(_OWN, kube.PODS, ("list",), _VERIFIED),
+    Permission(_OWN, kube.PODS, ("get",), _VERIFIED, subresource="log"),
+    Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
+    Permission(_OWN, kube.EVENTS, ("create",), "the Event about a result", without="a note, and no Event"),
+    Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create", "delete"), _COMPARED),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create", "delete"), _COMPARED),
+    Permission(
+        Scope.CLUSTER, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.STORAGE_CLASSES,
+        ("list",),
+        "--restore: whether the class of the PVC exists",
+        without="a class that does not exist is not noticed",
+    ),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), f"--restore: {_RETAINED}", without="it is not named"),
+)
+"""What `nodeagent backup verify` needs."""
+
 _INSTALLED: Final = {
     kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",
     kube.NAMESPACES: "the namespace",
@@ -282,7 +315,6 @@ VERSION_PERMISSIONS: Final = (
 
 
 _TESTED: Final = ("get", "list", "create", "delete")
-_RETAINED: Final = "what stays by the policy Retain"
 _UNNAMED: Final = "it also names what does not stay"
 
 VOLUME_CHECK_PERMISSIONS: Final = (

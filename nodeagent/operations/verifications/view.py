@@ -45,8 +45,9 @@ class VerifiedVolume(WireModel):
     """One volume of a backup and its verification; `bytes` were read of its data.
 
     `claim` is the name of the PVC; of a volume of a pod without one, `<pod>:<volume>`. `percent` is the share of the
-    files that was to be read. `restored`: it was restored into a volume of its own, and compared with that. `at` is when the
-    result was recorded on its transfer; None: it was not. `message` says what is wrong, or why it is unverified.
+    files that was to be read. `restored`: it was restored into a volume of its own, and compared with that. `at` is
+    when the result was recorded on its transfer; None: it was not. `message` says what is wrong, or why it is
+    unverified.
     """
 
     namespace: str

@@ -1,0 +1,140 @@
+"""A verification by a restore: the scratch volume, what is compared, and that nothing stays."""
+
+import asyncio
+
+import pytest
+
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
+from core.models.base import JsonDict
+from nodeagent.operations.verifications.view import VolumeOutcome
+from tests.nodeagent.support.verification_scene import VerificationScene, failed
+
+pytestmark = pytest.mark.looptime
+
+
+def _left(scene: VerificationScene) -> list[JsonDict]:
+    kube = scene.base.kube
+    return [*scene.jobs, *kube.objects(DATA_DOWNLOADS), *kube.objects(PERSISTENT_VOLUME_CLAIMS)]
+
+
+async def test_a_volume_is_restored_compared_and_removed() -> None:
+    scene = VerificationScene()
+    made: list[JsonDict] = []
+    scene.on_job = lambda: made.extend([*scene.base.claims.values(), *scene.base.downloads])
+    found = await scene.run(restore=True)
+    assert [(one.claim, one.outcome, one.restored) for one in found] == [
+        ("data", VolumeOutcome.PASSED, True),
+        ("files", VolumeOutcome.PASSED, True),
+    ]
+    assert scene.outcomes == {"night-data": "passed", "night-files": "passed"}
+    claim, download = made[:2]
+    name = claim["metadata"]["name"]
+    assert name.startswith("nodeagent-verify-")
+    assert (claim["metadata"]["namespace"], claim["spec"]["storageClassName"]) == ("velero", "fast")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert download["spec"]["targetVolume"] == {"namespace": "velero", "pvc": name, "pv": ""}
+    assert (download["spec"]["snapshotID"], download["spec"]["sourceNamespace"]) == ("s1", "app")
+    assert (_left(scene), scene.base.notes) == ([], [])
+    assert scene.events[0][2] == ("kopia snapshot s1: restored and compared: 3 files with 1048576 bytes are right")
+
+
+async def test_the_job_only_reads_the_scratch_volume() -> None:
+    scene = VerificationScene()
+    await scene.run(restore=True)
+    files, block = (one["spec"]["template"]["spec"] for one in scene.seen)
+    mounts = {one["name"]: one for one in files["containers"][0]["volumeMounts"]}
+    (volume,) = (one for one in files["volumes"] if "persistentVolumeClaim" in one)
+    assert mounts[volume["name"]]["readOnly"]
+    assert "--volume-mode=Block" in block["containers"][0]["args"]
+    assert block["containers"][0]["volumeDevices"]
+
+
+async def test_a_difference_is_a_failed_verification() -> None:
+    scene = VerificationScene(compared={"s1": failed("s1")})
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert (found.outcome, found.restored) == (VolumeOutcome.FAILED, True)
+    assert scene.outcomes == {"night-data": "failed"}
+    assert _left(scene) == []
+
+
+@pytest.mark.parametrize("damaged", [True, False], ids=["damaged", "not damaged"])
+async def test_a_restore_that_fails_is_a_failed_verification_only_if_data_is_damaged(*, damaged: bool) -> None:
+    scene = VerificationScene(restored="Failed", results={"s1": failed("s1")} if damaged else {})
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert len(scene.seen) == 1
+    assert _left(scene) == []
+    if damaged:
+        assert (found.outcome, scene.outcomes) == (VolumeOutcome.FAILED, {"night-data": "failed"})
+    else:
+        assert (found.outcome, scene.outcomes) == (VolumeOutcome.UNVERIFIED, {})
+        assert found.message.startswith("DataDownload velero/nodeagent-verify-")
+        assert found.message.endswith(" is Failed: no node has room")
+
+
+async def test_an_interruption_removes_everything() -> None:
+    scene = VerificationScene(restored="")
+    task = asyncio.create_task(scene.run(restore=True), name="command")
+    while not (scene.jobs and scene.base.downloads):
+        await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (_left(scene), scene.outcomes, scene.base.notes) == ([], {}, [])
+
+
+async def test_a_restore_that_does_not_end_in_time_is_removed() -> None:
+    scene = VerificationScene(restored="")
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert found.outcome is VolumeOutcome.UNVERIFIED
+    assert "did not end within 5m0s" in found.message
+    assert _left(scene) == []
+
+
+async def test_what_cannot_be_removed_is_named_with_the_command() -> None:
+    scene = VerificationScene()
+    scene.base.kube.fail_next("DELETE", "/persistentvolumeclaims/", 403, message="not you")
+    await scene.run(restore=True, claims=("data",))
+    (claim,) = scene.base.claims.values()
+    name = claim["metadata"]["name"]
+    (note,) = scene.base.notes
+    assert note.startswith(
+        f"PersistentVolumeClaim velero/{name} of the verification is left, to delete by kubectl -n velero delete "
+        f"persistentvolumeclaims {name}: "
+    )
+    assert note.endswith("not you")
+
+
+async def test_an_object_that_stays_is_named_in_the_end() -> None:
+    scene = VerificationScene()
+
+    def hold() -> None:
+        for claim in scene.base.claims.values():
+            claim["metadata"]["finalizers"] = ["kubernetes.io/pvc-protection"]
+            scene.base.kube.put(claim)
+
+    scene.on_job = hold
+    await scene.run(restore=True, claims=("data",))
+    (note,) = scene.base.notes
+    assert note.endswith("it is being deleted, and still there")
+
+
+async def test_a_volume_that_its_class_retains_is_named() -> None:
+    scene = VerificationScene(volume="pv-1")
+    spec = {"persistentVolumeReclaimPolicy": "Retain"}
+    scene.base.kube.put({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1"}, "spec": spec})
+    await scene.run(restore=True, claims=("data",))
+    (note,) = scene.base.notes
+    assert "PersistentVolume pv-1 of the verification stays by its policy Retain" in note
+    assert note.endswith("kubectl delete pv pv-1")
+
+
+async def test_a_pvc_of_which_nothing_is_known_is_unverified() -> None:
+    scene = VerificationScene()
+    raw = scene.base.kube.objects(DATA_UPLOADS)[0]
+    del raw["metadata"]["annotations"]["nodeagent.io/claim"]
+    scene.base.kube.put(raw)
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert found.outcome is VolumeOutcome.UNVERIFIED
+    assert found.message == "its backup does not say the size of its PVC: verify it without --restore"
+    assert _left(scene) == []

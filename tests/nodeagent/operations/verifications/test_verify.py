@@ -1,0 +1,118 @@
+"""A verification by reading back: a Job for each repository, and what is recorded of its results."""
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS
+from core.models.verification import Verification, VerificationOutcome, VerifiedSnapshot
+from nodeagent.operations.verifications.view import VolumeOutcome
+from tests.nodeagent.support.verification_scene import VerificationScene, failed
+from tests.support.clock import NOON
+
+pytestmark = pytest.mark.looptime
+
+
+def _args(job: dict[str, object]) -> list[str]:
+    return job["spec"]["template"]["spec"]["containers"][0]["args"]  # type: ignore[index,no-any-return]
+
+
+async def test_each_repository_is_read_by_a_job_that_is_deleted() -> None:
+    scene = VerificationScene()
+    found = await scene.run(percent=12.5)
+    assert [(one.claim, one.outcome, one.files, one.restored) for one in found] == [
+        ("data", VolumeOutcome.PASSED, 3, False),
+        ("files", VolumeOutcome.PASSED, 3, False),
+    ]
+    first, second = scene.seen
+    assert _args(first)[:2] == ["verify-snapshots", "--backup-repository=app-default-kopia"]
+    assert _args(first)[-2:] == ["--snapshot=s1", "--percent=12.5"]
+    assert _args(second)[-2:] == ["--snapshot=s2", "--percent=12.5"]
+    assert first["metadata"]["labels"] == {"nodeagent.io/snapshot-verification": "app-default-kopia"}
+    # The command ends before its Job would by itself.
+    assert first["spec"]["activeDeadlineSeconds"] == 20 * 60
+    assert scene.jobs == []
+    assert scene.base.notes == []
+
+
+async def test_volumes_of_one_repository_are_read_by_one_job() -> None:
+    scene = VerificationScene()
+    raw = scene.base.kube.objects(DATA_UPLOADS)[1]
+    scene.base.kube.put(raw | {"spec": raw["spec"] | {"sourceNamespace": "app"}})
+    scene.results["s2"] = failed("s2")
+    found = await scene.run()
+    assert [one.outcome for one in found] == [VolumeOutcome.PASSED, VolumeOutcome.FAILED]
+    (job,) = scene.seen
+    assert [one for one in _args(job) if "snapshot=" in one] == ["--snapshot=s1", "--snapshot=s2"]
+
+
+async def test_the_result_goes_onto_the_transfer_and_into_an_event() -> None:
+    scene = VerificationScene()
+    scene.results["s2"] = failed("s2")
+    found = await scene.run()
+    raw = scene.base.kube.objects(DATA_UPLOADS)[0]
+    written = Verification.from_json(raw["metadata"]["annotations"]["nodeagent.io/verification"])
+    assert (written.outcome, written.percent) == (VerificationOutcome.PASSED, 100.0)
+    assert NOON < written.at == found[0].at
+    assert written.at.microsecond == 0
+    assert scene.outcomes == {"night-data": "passed", "night-files": "failed"}
+    assert scene.events == [
+        ("Normal", "Verified", "kopia snapshot s1: read 100 % of its files: 3 files with 1048576 bytes are right"),
+        (
+            "Warning",
+            "VerificationFailed",
+            "kopia snapshot s2: sub/first: object 1 is backed by missing blob p1; and at least 1 more",
+        ),
+    ]
+    assert found[1].message == "sub/first: object 1 is backed by missing blob p1; and at least 1 more"
+
+
+async def test_what_could_not_be_read_is_no_failed_verification_and_keeps_no_other_from_it() -> None:
+    scene = VerificationScene(broken={"app-default-kopia"})
+    found = await scene.run()
+    assert [one.outcome for one in found] == [VolumeOutcome.UNVERIFIED, VolumeOutcome.PASSED]
+    assert "of the verification failed: Error (exit code 1): no memory" in found[0].message
+    assert found[0].at is None
+    assert scene.outcomes == {"night-files": "passed"}
+    assert [reason for _, reason, _ in scene.events] == ["Verified"]
+
+
+async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded() -> None:
+    scene = VerificationScene()
+    scene.results["s1"] = VerifiedSnapshot(id="s1", faults=["the bucket does not exist"], fault_count=1)
+    found = await scene.run(claims=("data",))
+    assert [(one.outcome, one.message) for one in found] == [(VolumeOutcome.UNVERIFIED, "the bucket does not exist")]
+    assert (scene.outcomes, scene.events) == ({}, [])
+
+
+async def test_a_result_that_is_not_in_the_log_is_no_result() -> None:
+    scene = VerificationScene()
+    scene.results["s1"] = VerifiedSnapshot(id="other", outcome=VerificationOutcome.PASSED)
+    (found,) = await scene.run(claims=("data",))
+    assert found.outcome is VolumeOutcome.UNVERIFIED
+    assert found.message == "the log of the pod has no result of 1 snapshots, such as s1"
+
+
+async def test_a_volume_without_a_repository_is_unverified() -> None:
+    scene = VerificationScene()
+    raw = scene.base.kube.objects(DATA_UPLOADS)[0]
+    scene.base.kube.put(raw | {"spec": raw["spec"] | {"backupStorageLocation": "gone"}})
+    (found,) = await scene.run(claims=("data",))
+    assert found.outcome is VolumeOutcome.UNVERIFIED
+    assert found.message.startswith('there is no BackupRepository of volume namespace "app"')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "note", "recorded"),
+    [
+        ("PATCH", "/datauploads/night-data", "the result could not be recorded on DataUpload velero/night-data", False),
+        ("POST", "/events", "no Event on DataUpload velero/night-data was recorded: ", True),
+    ],
+    ids=["annotation", "event"],
+)
+async def test_what_cannot_be_recorded_is_a_note(method: str, path: str, note: str, *, recorded: bool) -> None:
+    scene = VerificationScene()
+    scene.base.kube.fail_next(method, path, 403, message="not you")
+    (found,) = await scene.run(claims=("data",))
+    assert (found.outcome, found.at is not None) == (VolumeOutcome.PASSED, recorded)
+    (shown,) = scene.base.notes
+    assert shown.startswith(note)
+    assert "not you" in shown
