@@ -103,12 +103,13 @@ def test_a_backup_is_read_back_and_damage_of_the_bucket_is_found(scene: _Scene) 
     Volume(scene.bed, scene.space).fill(_FILES)
     scene.back_up("data")
     (found,) = scene.verify().values()
-    assert (found["outcome"], found["files"], found["bytes"]) == ("passed", 6, 1_500_006)
+    # Both names of a file have the same content, which kopia reads once.
+    assert (found["outcome"], found["files"], found["bytes"]) == ("passed", 5, 1_200_006)
     assert scene.recorded() == {"data": "passed"}
     scene.wait_metric("data", "1.0")
     with open_kopia(scene.bed, scene.space, prefix=scene.space) as kopia:
         kopia.connect()
-        packs = [one for one in kopia.json("blob", "list", "--prefix=p")]
+        packs = kopia.json("blob", "list", "--prefix=p")
         largest = max(packs, key=lambda one: one["length"])["id"]
         kopia.run("blob", "delete", largest, "--advanced-commands=enabled")
     (found,) = scene.verify("--percent=1", fails=True).values()
