@@ -1,22 +1,21 @@
 """The command `nodeagent backup`: backups of volumes, ours and Velero's."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from core.clock import SystemClock
 from nodeagent.cli.backup_create import create
+from nodeagent.cli.backup_names import complete_backups
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
 from nodeagent.cli.backup_verify import verify
-from nodeagent.cli.options import UserGroup, command_for, complete_names, output_option, workload_options
+from nodeagent.cli.options import UserGroup, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.stored import get_stored
 from nodeagent.operations.backups.follow import cancel_backup, find_backups
-from nodeagent.operations.backups.view import BackupList, read_backups
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
+from nodeagent.operations.backups.view import BackupList
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["backup"]
 
@@ -79,17 +78,8 @@ backup.add_command(create)
 backup.add_command(verify)
 
 
-def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the names of backups for the shell; none, if the cluster does not answer."""
-
-    async def read(cluster: Connection) -> list[str]:
-        return (await read_backups(cluster.client, cluster.namespace)).names
-
-    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
-
-
 @backup.command("get", epilog=_GET_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_backups)
 @click.option("--namespace", "-n", metavar="NAME", default="", help="only those with volumes of this namespace")
 @click.option("--from-storage-location", "location", metavar="NAME", default="", help="list what this bucket holds")
 @output_option
@@ -120,7 +110,7 @@ async def _run_get(names: tuple[str, ...], namespace: str, form: OutputFormat, a
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @output_option
 @workload_options
 def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
@@ -138,7 +128,7 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @workload_options
 def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a backup: end its transfers that have not ended."""

@@ -10,16 +10,16 @@ import click
 from click.core import ParameterSource
 
 from core.clock import SystemClock
-from core.errors import AgentError, ConfigError
+from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from nodeagent.cli.backup_create import parse_claim
-from nodeagent.cli.options import DurationType, UserCommand, access_of, output_option, workload_options
+from nodeagent.cli.backup_names import complete_backups
+from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
 from nodeagent.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age, format_bytes
 from nodeagent.operations.backups.follow import find_backups
 from nodeagent.operations.backups.plan import ClaimName
-from nodeagent.operations.backups.view import read_backups
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from nodeagent.operations.verifications.view import (
@@ -31,7 +31,6 @@ from nodeagent.operations.verifications.view import (
     explain_report,
 )
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["verify"]
 
@@ -80,21 +79,8 @@ class _Run:
     printer: Printer = field(default_factory=Printer)
 
 
-def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the names of backups for the shell; none, if the cluster does not answer."""
-
-    async def read() -> list[str]:
-        async with connect(access_of(context, DEFAULT_NAMESPACE)) as cluster:
-            return (await read_backups(cluster.client, cluster.namespace)).names
-
-    try:
-        return [name for name in dict.fromkeys(asyncio.run(read())) if name.startswith(incomplete)]
-    except AgentError:
-        return []
-
-
 @click.command("verify", cls=UserCommand, epilog=_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
 @click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
 @click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --pvc NAME")
 @click.option(
@@ -133,12 +119,8 @@ async def _verify(run: _Run, access: ClusterAccess) -> None:
     printer = run.printer
     async with connect(access) as cluster:
         report = await _make_report(run, cluster)
-    if run.form.for_programs:
-        printer.document(report.to_wire(), run.form)
-    else:
-        _print_report(printer, report, wide=run.form is OutputFormat.WIDE)
-        for note in report.notes:
-            printer.note(note)
+    wide = run.form is OutputFormat.WIDE
+    printer.answer(report, run.form, lambda: _print_report(printer, report, wide=wide), report.notes)
     if failure := explain_report(report):
         raise VerificationError(f"backup {run.name}: {failure}")
 

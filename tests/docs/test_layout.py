@@ -38,6 +38,7 @@ _TESTED_ELSEWHERE: Final = {
     "exposer/model.py": "tests/exposer/test_expose_run.py",
     "exposer/pod_manifest.py": "tests/exposer/test_pods.py",
     "exposer/snapshots.py": "tests/exposer/test_claims.py",
+    "nodeagent/cli/backup_names.py": "tests/nodeagent/cli/test_backup.py",
     "nodeagent/cli/backup_pages.py": "tests/nodeagent/cli/test_backup.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
     "nodeagent/cli/flags.py": "tests/nodeagent/cli/test_main.py",

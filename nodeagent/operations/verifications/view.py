@@ -10,7 +10,7 @@ from core.errors import AgentError
 from core.models.base import WireModel
 from core.models.phases import Phase
 from core.models.verification import VerificationOutcome, VerifiedSnapshot
-from nodeagent.config.keys import guess
+from nodeagent.config.keys import hinted
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, BackupVolume
@@ -83,8 +83,7 @@ def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[Ba
     known = {ClaimName(one.namespace, one.claim): one for one in backup.volumes}
     for name in claims:
         if name not in known:
-            hint = guess(str(name), map(str, known))
-            raise VerificationError(f"backup {backup.name} has no PVC {name}" + (f" ({hint})" if hint else ""))
+            raise VerificationError(hinted(f"backup {backup.name} has no PVC {name}", str(name), map(str, known)))
         if not _is_complete(known[name]):
             raise VerificationError(f"backup {backup.name}: {_describe_phase(known[name])}")
     wanted = [known[name] for name in dict.fromkeys(claims)] or backup.volumes
