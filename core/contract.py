@@ -29,6 +29,7 @@ __all__ = [
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupResult",
     "DataPathReason",
+    "DeletedSnapshot",
     "InitResult",
     "LocationResult",
     "MaintenanceCause",
@@ -39,18 +40,22 @@ __all__ = [
     "ProgressMessage",
     "ReportedSnapshot",
     "RestoreResult",
+    "SnapshotDeletion",
     "SnapshotListing",
     "SnapshotReport",
     "SnapshotTotal",
     "SnapshotVerdict",
     "StoredSnapshot",
     "StoredTotal",
+    "TransferToDelete",
     "UnreadRepository",
     "VolumeMode",
     "VolumePath",
+    "format_deleted",
     "format_reported",
     "format_stored",
     "format_total",
+    "parse_deleted",
     "parse_progress",
     "parse_reported",
     "parse_result",
@@ -82,6 +87,9 @@ The next attempt starts later than that after it was announced. `DATA_MOVER_FENC
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
+
+
+_TRANSFER_PARTS: Final = 3
 
 
 class DataPathReason(StrEnum):
@@ -120,6 +128,7 @@ class MoverVerb(StrEnum):
     REPORT_SNAPSHOTS = "report-snapshots"
     LIST_SNAPSHOTS = "list-snapshots"
     VERIFY_SNAPSHOTS = "verify-snapshots"
+    DELETE_SNAPSHOTS = "delete-snapshots"
 
 
 class MaintenanceMode(StrEnum):
@@ -377,6 +386,67 @@ class _StoredLine(WireModel):
     snapshot: StoredSnapshot = field(name="nodeagent.io/stored-snapshot")
 
 
+@dataclass(frozen=True, order=True)
+class TransferToDelete:
+    """A transfer of `nodeagent backup create` whose snapshots are to be deleted.
+
+    They are in the repository of `volume_namespace`, and have tags with its UID and the name of its backup.
+    """
+
+    volume_namespace: str
+    backup: str
+    uid: str
+
+    def __str__(self) -> str:
+        """Return it as a value of the flag `--transfer`; no part can have a slash."""
+        return f"{self.volume_namespace}/{self.backup}/{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> "TransferToDelete":
+        """Return the transfer in a value of the flag.
+
+        Raises:
+            ValueError: it is none.
+        """
+        parts = text.split("/")
+        if len(parts) != _TRANSFER_PARTS or not all(parts):
+            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
+        return cls(*parts)
+
+
+class DeletedSnapshot(WireModel, omit_defaults=True):
+    """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not, empty: it was.
+
+    `bytes` is the size of its files, `start` when its backup began; what its deletion frees, maintenance does.
+    """
+
+    id: str
+    volume_namespace: str
+    backup: str
+    transfer_uid: str = field(name="transferUID")
+    start: str = ""
+    bytes: Int64 = 0
+    kept: str = ""
+
+
+class SnapshotDeletion(WireModel, omit_defaults=True):
+    """The termination message of `delete-snapshots` that succeeded: how many snapshots were deleted, and kept.
+
+    `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are.
+    """
+
+    deleted: Int64 = 0
+    kept: Int64 = 0
+    unread: list[UnreadRepository] = field(default_factory=list)
+    unread_count: Int64 = 0
+
+
+class _DeletedLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    snapshot: DeletedSnapshot = field(name="nodeagent.io/deleted-snapshot")
+
+
 class MaintenanceResult(WireModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
@@ -419,6 +489,7 @@ _Result = TypeVar(
     SnapshotReport,
     SnapshotListing,
     SnapshotVerification,
+    SnapshotDeletion,
 )
 
 
@@ -484,6 +555,19 @@ def parse_total(line: str) -> StoredTotal | None:
     """Return the total in a line of a mover's output or log; None: the line has none."""
     try:
         return _TotalLine.from_json(line).total
+    except ContractError:
+        return None
+
+
+def format_deleted(snapshot: DeletedSnapshot) -> str:
+    """Return the line for a mover's output, in ASCII: control characters are escaped."""
+    return _format(_DeletedLine(snapshot=snapshot))
+
+
+def parse_deleted(line: str) -> DeletedSnapshot | None:
+    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _DeletedLine.from_json(line).snapshot
     except ContractError:
         return None
 

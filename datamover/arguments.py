@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import MoverVerb, VolumeMode
+from core.contract import MoverVerb, TransferToDelete, VolumeMode
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from datamover.flags import LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
 __all__ = [
+    "DeletionOptions",
     "InitOptions",
     "ListOptions",
     "LocalBackup",
@@ -140,8 +141,30 @@ class VerifyOptions:
     log: LogOptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeletionOptions:
+    """The deletion of the snapshots of transfers in a BackupStorageLocation, in a pod, or only the check before it.
+
+    `cluster` is what identifies the cluster in the tags of its snapshots.
+    """
+
+    name: str
+    cluster: str
+    transfers: tuple[TransferToDelete, ...]
+    dry_run: bool = False
+    termination_file: Path
+    log: LogOptions
+
+
 PodCommand = (
-    PodOptions | InitOptions | ValidationOptions | MaintenanceOptions | ReportOptions | ListOptions | VerifyOptions
+    PodOptions
+    | InitOptions
+    | ValidationOptions
+    | MaintenanceOptions
+    | ReportOptions
+    | ListOptions
+    | VerifyOptions
+    | DeletionOptions
 )
 
 
@@ -210,6 +233,15 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
         )
     if parsed.command == MoverVerb.VERIFY_SNAPSHOTS:
         return _parse_verify(parsed, log)
+    if parsed.command == MoverVerb.DELETE_SNAPSHOTS:
+        return DeletionOptions(
+            name=parsed.backup_storage_location,
+            cluster=parsed.cluster,
+            transfers=tuple(parsed.transfer),
+            dry_run=parsed.dry_run,
+            termination_file=parsed.termination_message_path,
+            log=log,
+        )
     if parsed.command == MoverVerb.VALIDATE_LOCATION:
         return ValidationOptions(
             name=parsed.backup_storage_location,

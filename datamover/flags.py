@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn
 
-from core.contract import MoverVerb, VolumeMode
+from core.contract import MoverVerb, TransferToDelete, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.units import parse_duration
@@ -169,6 +169,23 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     )
     _add_pod(in_pod)
 
+    deletion = _add_command(commands, MoverVerb.DELETE_SNAPSHOTS, "delete the snapshots of deleted transfers")
+    in_pod = deletion.add_argument_group(_POD_MODE)
+    in_pod.add_argument(
+        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
+    )
+    in_pod.add_argument("--cluster", metavar="UID", required=True, help="what identifies the cluster in their tags")
+    in_pod.add_argument(
+        "--transfer",
+        metavar="NAMESPACE/BACKUP/UID",
+        action="append",
+        type=_transfer,
+        required=True,
+        help="namespace of the volume, backup and UID of a transfer, as in their tags; may be repeated",
+    )
+    in_pod.add_argument("--dry-run", action="store_true", help="only check that they may be deleted, and list them")
+    _add_pod(in_pod)
+
 
 def _add_verify(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
     verify = _add_command(
@@ -289,6 +306,13 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         "(default: %(default)s)",
     )
     _add_pod(group)
+
+
+def _transfer(text: str) -> TransferToDelete:
+    try:
+        return TransferToDelete.parse(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
 
 
 def _positive(text: str) -> int:

@@ -16,6 +16,7 @@ from core.models.base import JsonDict
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
+    SNAPSHOT_DELETION_LABEL,
     SNAPSHOT_LIST_LABEL,
     SNAPSHOT_REPORT_LABEL,
     SNAPSHOT_VERIFICATION_LABEL,
@@ -31,6 +32,7 @@ from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 __all__ = [
     "JobSettings",
     "MaintenanceRun",
+    "build_deletion_job",
     "build_list_job",
     "build_maintenance_job",
     "build_report_job",
@@ -144,7 +146,7 @@ def build_report_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
     is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The list of
     snapshots is in its pod's log (`core.contract.parse_reported`), the SnapshotReport in the termination message.
     """
-    return _build_reading_job(run, expose, SNAPSHOT_REPORT_LABEL, MoverVerb.REPORT_SNAPSHOTS)
+    return _build_command_job(run, expose, SNAPSHOT_REPORT_LABEL, MoverVerb.REPORT_SNAPSHOTS)
 
 
 def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespaces: Sequence[str] = ()) -> JsonDict:
@@ -154,7 +156,7 @@ def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespace
     are in its pod's log (`core.contract.parse_stored`), the SnapshotListing in the termination message.
     """
     options = tuple(f"--volume-namespace={name}" for name in volume_namespaces)
-    return _build_reading_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
+    return _build_command_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
 
 
 def build_verification_job(
@@ -173,7 +175,16 @@ def build_verification_job(
     return _build_job(run, labels, more, template)
 
 
-def _build_reading_job(
+def build_deletion_job(run: MaintenanceRun, expose: ExposeSettings, options: Sequence[str]) -> JsonDict:
+    """Return the manifest of a Job that deletes snapshots in `run.owner`, a BackupStorageLocation.
+
+    `options` are the flags of the verb. It is like that of a list; the snapshots are in its pod's log
+    (`core.contract.parse_deleted`), the SnapshotDeletion in the termination message.
+    """
+    return _build_command_job(run, expose, SNAPSHOT_DELETION_LABEL, MoverVerb.DELETE_SNAPSHOTS, tuple(options))
+
+
+def _build_command_job(
     run: MaintenanceRun, expose: ExposeSettings, label: str, verb: MoverVerb, options: tuple[str, ...] = ()
 ) -> JsonDict:
     labels = {label: label_value(run.owner.name)}

@@ -76,6 +76,7 @@ __all__ = [
     "SCHEDULE_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
+    "SNAPSHOT_DELETION_LABEL",
     "SNAPSHOT_LIST_LABEL",
     "SNAPSHOT_REPORT_LABEL",
     "SNAPSHOT_REQUESTERS",
@@ -229,6 +230,8 @@ MAINTENANCE_ANNOTATION: Final = "nodeagent.io/maintenance"
 """On a BackupRepository: what the next maintenance depends on, as JSON (`nodeagent.leader.maintenance.record`)."""
 SNAPSHOT_REPORT_LABEL: Final = "nodeagent.io/snapshot-report"
 """On a Job that only reports snapshots: the name of the BackupRepository, as `label_value` returns it."""
+SNAPSHOT_DELETION_LABEL: Final = "nodeagent.io/snapshot-deletion"
+"""On a Job that deletes snapshots of deleted backups: the name of the location, as `label_value` returns it."""
 SNAPSHOT_LIST_LABEL: Final = "nodeagent.io/snapshot-list"
 """On a Job that lists the snapshots of a storage location: the name of the location, as `label_value` returns it."""
 SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"

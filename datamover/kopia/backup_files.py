@@ -56,6 +56,18 @@ class BackupFiles:
         self._volume_namespace = volume_namespace
         self._count = 0
 
+    async def exist(self) -> bool:
+        """Return whether the location has any file or folder of a backup.
+
+        Raises:
+            RepositoryError: its files cannot be read in this way.
+            DataPathError: they cannot be listed.
+        """
+        await self._prepare()
+        with open_output(self._work_dir) as file:
+            answer = await self._list_blobs(file)
+            return any(blob.id.removeprefix(_BACKUPS) for blob in read_elements(answer, file, Blob))
+
     async def find_named(self, wanted: frozenset[str]) -> frozenset[str]:
         """Return those of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
 
@@ -63,8 +75,7 @@ class BackupFiles:
             RepositoryError: the location has no backups, or its files cannot be read in this way.
             DataPathError: not all of them could be read.
         """
-        connected = json.loads(self._work_dir.config_file.read_bytes())
-        await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
+        await self._prepare()
         self._count = 0
         named: set[str] = set()
         for files, unpack in zip(await self._list(), (False, True), strict=True):
@@ -74,6 +85,13 @@ class BackupFiles:
             raise RepositoryError(f"the location has no backups: no files of any below {_BACKUPS}")
         return frozenset(named)
 
+    async def _prepare(self) -> None:
+        connected = json.loads(self._work_dir.config_file.read_bytes())
+        await self._files.prepare(_outer_storage(connected["storage"], f"kopia/{self._volume_namespace}/"))
+
+    async def _list_blobs(self, file: IO[bytes]) -> KopiaAnswer:
+        return await self._files.call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
+
     async def _list(self) -> tuple[list[str], list[str]]:
         """Return the blobs with the metadata of backups, and the compressed ones.
 
@@ -82,7 +100,7 @@ class BackupFiles:
         plain: set[str] = set()
         compressed: set[str] = set()
         with open_output(self._work_dir) as file:
-            answer = await self._files.call("blob", "list", f"--prefix={_BACKUPS}", "--json", output_fd=file.fileno())
+            answer = await self._list_blobs(file)
             for blob in read_elements(answer, file, Blob):
                 name, _, rest = blob.id.removeprefix(_BACKUPS).partition("/")
                 folder = f"{_BACKUPS}{name}/"

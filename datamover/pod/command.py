@@ -20,6 +20,7 @@ from core.kube.retry import Retry
 from core.models.storage import BackupRepository
 from core.redact import Redactor
 from datamover.arguments import (
+    DeletionOptions,
     InitOptions,
     ListOptions,
     MaintenanceOptions,
@@ -44,6 +45,7 @@ from datamover.pod.cluster import (
 )
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
+from datamover.pod.snapshot_deletion import delete_transfers
 from datamover.pod.snapshot_list import list_snapshots
 from datamover.pod.snapshot_report import report_snapshots
 from datamover.pod.snapshot_verification import verify_snapshots
@@ -54,7 +56,16 @@ from datamover.runtime.resources import read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = ["run_in_pod", "run_init", "run_list", "run_maintenance", "run_report", "run_validation", "run_verification"]
+__all__ = [
+    "run_deletion",
+    "run_in_pod",
+    "run_init",
+    "run_list",
+    "run_maintenance",
+    "run_report",
+    "run_validation",
+    "run_verification",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -113,6 +124,14 @@ async def run_verification(options: VerifyOptions, context: PodContext) -> int:
     The termination message is the SnapshotVerification, or the error.
     """
     return await _run(lambda: verify_snapshots(options, context), context, "verification")
+
+
+async def run_deletion(options: DeletionOptions, context: PodContext) -> int:
+    """Delete the snapshots of transfers in the BackupStorageLocation, and return the exit code.
+
+    The termination message is the SnapshotDeletion, or the error.
+    """
+    return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
 
 
 async def _run(
@@ -225,6 +244,8 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
                 return await run_list(options, context)
             case VerifyOptions():
                 return await run_verification(options, context)
+            case DeletionOptions():
+                return await run_deletion(options, context)
             case PodOptions():
                 return await PodTransfer(options, context).run()
     finally:

@@ -3,7 +3,7 @@
 Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in tests/recordings/velero-1.18.2.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from core.contract import MoverVerb
 from core.errors import ContractError
@@ -13,10 +13,10 @@ from core.kube.resources import BACKUPS, Resource
 from core.models.attempts import Attempts
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
-from datamover.kinds import TRANSFER_KINDS
+from datamover.kinds import TRANSFER_KINDS, TransferKind
 from datamover.kopia.references import CompletedTransfer, References
 
-__all__ = ["read_cluster_references"]
+__all__ = ["read_cluster_references", "read_named_snapshots"]
 
 
 async def read_cluster_references(client: KubeClient, namespace: str) -> References:
@@ -28,13 +28,11 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
     completed: dict[str, CompletedTransfer] = {}
     uids: set[str] = set()
     try:
-        for kind in TRANSFER_KINDS.values():
-            async for raw in _list(client, kind.resource, namespace):
-                if found := _named_snapshot(raw, kind.verb):
-                    snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
-                    if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
-                        number = Attempts.of(raw["metadata"].get("annotations") or {}).number
-                        completed[raw["metadata"]["uid"]] = CompletedTransfer(name, number)
+        async for kind, raw, found in _list_named(client, namespace):
+            snapshot_ids[found] = name = f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+            if kind.verb is MoverVerb.BACKUP and raw["status"].get("phase") == Phase.COMPLETED:
+                number = Attempts.of(raw["metadata"].get("annotations") or {}).number
+                completed[raw["metadata"]["uid"]] = CompletedTransfer(name, number)
         async for raw in _list(client, BACKUPS, namespace):
             uids.add(raw["metadata"]["uid"])
     except NotFoundError as e:
@@ -42,6 +40,32 @@ async def read_cluster_references(client: KubeClient, namespace: str) -> Referen
     except (KubeError, ContractError) as e:
         return References(snapshot_ids, completed, unread=str(e))
     return References(snapshot_ids, completed, frozenset(uids))
+
+
+async def read_named_snapshots(
+    client: KubeClient, namespace: str, without: Collection[str] = frozenset()
+) -> dict[str, str]:
+    """Return the snapshots that transfers of `namespace` refer to, by ID, but for the transfers with those UIDs.
+
+    The text is a transfer that refers to it.
+
+    Raises:
+        ContractError: a transfer is malformed: what it refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    return {
+        found: f"{kind.resource.kind} {namespace}/{raw['metadata']['name']}"
+        async for kind, raw, found in _list_named(client, namespace)
+        if raw["metadata"]["uid"] not in without
+    }
+
+
+async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[TransferKind, JsonDict, str]]:
+    """Yield all transfers that refer to a snapshot, with its ID."""
+    for kind in TRANSFER_KINDS.values():
+        async for raw in _list(client, kind.resource, namespace):
+            if found := _named_snapshot(raw, kind.verb):
+                yield kind, raw, found
 
 
 async def _list(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:

@@ -32,11 +32,11 @@ from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, list_
 from datamover.pod.reporting import Termination, build_success
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 
-__all__ = ["describe_stored", "list_snapshots"]
+__all__ = ["SHOWN_UNREAD", "build_unread", "describe_stored", "list_snapshots"]
 
 _logger = logging.getLogger(__name__)
 
-_SHOWN_UNREAD: Final = 3
+SHOWN_UNREAD: Final = 3
 _MESSAGE_LIMIT: Final = 250
 """Characters: so many messages, in UTF-8 too, and names are shorter than the limit of a termination message."""
 
@@ -93,7 +93,7 @@ class _Lister:
                 raise
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
-                unread.append(UnreadRepository(volume_namespace=name, message=_shorten(e, self._context.redactor)))
+                unread.append(build_unread(name, e, self._context.redactor))
         self._output.writelines(f"{format_total(one)}\n" for one in totals)
         self._output.flush()
         if unread and not totals:
@@ -101,7 +101,7 @@ class _Lister:
         return SnapshotListing(
             repositories=len(totals),
             snapshots=sum(one.snapshots for one in totals),
-            unread=unread[:_SHOWN_UNREAD],
+            unread=unread[:SHOWN_UNREAD],
             unread_count=len(unread),
         )
 
@@ -170,6 +170,7 @@ def _claim_of(source: str) -> SavedClaim | None:
     return SavedClaim(namespace=found["namespace"], name=found["claim"])
 
 
-def _shorten(error: AgentError, redactor: Redactor) -> str:
+def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:
+    """Return the repository with the cause, short enough for a termination message with `SHOWN_UNREAD` of them."""
     lines = redactor.redact(str(error)).splitlines() or [""]
-    return lines[0][:_MESSAGE_LIMIT]
+    return UnreadRepository(volume_namespace=volume_namespace, message=lines[0][:_MESSAGE_LIMIT])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.contract import MoverArgs, MoverVerb, VolumeMode
+from core.contract import MoverArgs, MoverVerb, TransferToDelete, VolumeMode
 from core.errors import ConfigError
 from datamover.arguments import (
+    DeletionOptions,
     InitOptions,
     ListOptions,
     LocalBackup,
@@ -145,6 +146,28 @@ def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) ->
     assert parse_arguments(argv, {}) == ListOptions(
         name="default", volume_namespaces=namespaces, termination_file=_TERMINATION_FILE, log=LogOptions("info")
     )
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_deletions_command_line_names_the_transfers(dry_run: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    transfers = (TransferToDelete("app", "night", "u1"), TransferToDelete("db", "day.1", "u2"))
+    flags = ["--cluster=uid-1", *(f"--transfer={one}" for one in transfers), *(["--dry-run"] if dry_run else [])]
+    argv = MoverArgs(MoverVerb.DELETE_SNAPSHOTS, "backup-storage-location", "default", options=tuple(flags)).argv
+    assert parse_arguments(argv, {}) == DeletionOptions(
+        name="default",
+        cluster="uid-1",
+        transfers=transfers,
+        dry_run=dry_run,
+        termination_file=_TERMINATION_FILE,
+        log=LogOptions("info"),
+    )
+
+
+@pytest.mark.parametrize("text", ["app/night", "app/night/u/1", "app//u1", ""])
+def test_a_transfer_without_namespace_backup_and_uid_is_invalid(text: str) -> None:
+    argv = ["delete-snapshots", "--backup-storage-location=default", "--cluster=c", f"--transfer={text}"]
+    with pytest.raises(ConfigError, match="--transfer: not NAMESPACE/BACKUP/UID"):
+        parse_arguments(argv, {})
 
 
 @pytest.mark.parametrize(

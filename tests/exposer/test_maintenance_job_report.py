@@ -5,6 +5,7 @@ from dataclasses import replace
 from core.contract import VolumeMode
 from core.models.names import (
     OWNER_UID_LABEL,
+    SNAPSHOT_DELETION_LABEL,
     SNAPSHOT_LIST_LABEL,
     SNAPSHOT_REPORT_LABEL,
     SNAPSHOT_VERIFICATION_LABEL,
@@ -12,6 +13,7 @@ from core.models.names import (
 )
 from exposer.maintenance_job import (
     JobSettings,
+    build_deletion_job,
     build_list_job,
     build_maintenance_job,
     build_report_job,
@@ -110,3 +112,18 @@ def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
     (container,) = spec["containers"]
     assert container["volumeDevices"] == [{"name": OWNER.uid, "devicePath": f"/{OWNER.uid}"}]
     assert "--volume-mode=Block" in container["args"]
+
+
+def test_the_job_of_a_deletion_differs_from_a_list_in_label_and_arguments() -> None:
+    owner = replace(OWNER, kind="BackupStorageLocation", name="default")
+    listing = build_list_job(run(owner=owner), expose())
+    deletion = build_deletion_job(run(owner=owner), expose(), ["--cluster=c", "--transfer=app/night/u"])
+    arguments = ["--backup-storage-location=default", *_arguments("")[2:]]
+    assert differences(flat(listing), flat(deletion)) == {
+        f"metadata.labels.{SNAPSHOT_LIST_LABEL}": ("default", None),
+        f"metadata.labels.{SNAPSHOT_DELETION_LABEL}": (None, "default"),
+        f"{CONTAINER}.args": (
+            ["list-snapshots", *arguments],
+            ["delete-snapshots", *arguments, "--cluster=c", "--transfer=app/night/u"],
+        ),
+    }

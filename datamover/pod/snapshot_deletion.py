@@ -1,0 +1,214 @@
+"""The deletion of snapshots of deleted backups, in a pod: those whose tags say that they are of the cluster's backup.
+
+Who asks names transfers, not snapshots: whatever a custom resource says, only what was made for the transfer goes, by
+the cluster's own data movers, and only if nothing in the cluster refers to it. A location with Velero's files is
+refused. Each snapshot is a line of the output. Every step may be repeated.
+Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persistence/object_store_layout.go.
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import IO, Final
+
+from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, UnreadRepository, format_deleted
+from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, StorageOutageError
+from core.models.base import format_time
+from core.models.names import OBJECT_NAME
+from core.models.storage import BackupStorageLocation
+from datamover.arguments import DeletionOptions
+from datamover.kopia.backup_files import BackupFiles
+from datamover.kopia.long_lists import open_output, read_elements
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.references import ListedSnapshot
+from datamover.kopia.repository import NotInitializedError, Repository
+from datamover.kopia.snapshots import delete_snapshots
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, resolve_place, resolve_storage
+from datamover.pod.references import read_named_snapshots
+from datamover.pod.reporting import Termination, build_success
+from datamover.pod.snapshot_list import SHOWN_UNREAD, build_unread
+from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.storage.providers import FileStorage
+
+__all__ = ["delete_transfers"]
+
+_logger = logging.getLogger(__name__)
+
+_BACKUPS: Final = "backups"
+"""The folder of Velero's files about backups."""
+
+_AT_ONCE: Final = 200
+"""Snapshots of one call: kopia starts once, and its command line stays short."""
+
+_ROUNDS: Final = 3
+"""kopia ends a call at the first snapshot that is gone already, by another command."""
+
+
+async def delete_transfers(options: DeletionOptions, context: PodContext) -> Termination:
+    """Write a line for each snapshot of these transfers, delete it unless it is a dry run; return the SnapshotDeletion.
+
+    Raises:
+        RepositoryError: the location is read-only, or holds Velero's backups, or no repository could be read.
+        AgentError: what the cluster refers to cannot be read.
+    """
+    location = await context.reader.location(options.name)
+    if location.read_only:
+        raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
+    if strange := [one for one in options.transfers if not OBJECT_NAME.fullmatch(one.volume_namespace)]:
+        raise ConfigError(f'--transfer: not the name of a namespace: "{strange[0]}"')
+    settings = context.limits.maintenance_settings(context.environment)
+    context = replace(context, environment={**context.environment, **settings})
+    return build_success((await _Deleter(options, context, location).run()).to_json())
+
+
+@dataclass
+class _Deleter:
+    """Deletes in the repositories of a location; `checked`: it holds no backups of Velero."""
+
+    options: DeletionOptions
+    context: PodContext
+    location: BackupStorageLocation
+    output: IO[str] = field(default_factory=lambda: sys.stdout)
+    deleted: int = 0
+    kept: int = 0
+    checked: bool = False
+
+    async def run(self) -> SnapshotDeletion:
+        await self._check_directory()
+        groups: dict[str, list[TransferToDelete]] = {}
+        for one in self.options.transfers:
+            groups.setdefault(one.volume_namespace, []).append(one)
+        unread: list[UnreadRepository] = []
+        for namespace, transfers in sorted(groups.items()):
+            try:
+                await self._delete_in(namespace, transfers)
+            except NotInitializedError:
+                _logger.info("there is no repository in the folder %s: nothing to delete", namespace)
+            except (StorageOutageError, _RefusedError):
+                raise
+            except AgentError as e:
+                _logger.warning("cannot delete in the repository of namespace %s: %s", namespace, e)
+                unread.append(build_unread(namespace, e, self.context.redactor))
+        self.output.flush()
+        if len(unread) == len(groups):
+            raise RepositoryError(f"nothing was deleted: {unread[0].message}")
+        return SnapshotDeletion(
+            deleted=self.deleted, kept=self.kept, unread=unread[:SHOWN_UNREAD], unread_count=len(unread)
+        )
+
+    async def _delete_in(self, namespace: str, transfers: Iterable[TransferToDelete]) -> None:
+        # Each in a directory of its own: kopia would find the format of another repository in its cache.
+        with open_work_dir(self.context.environment) as work_dir:
+            context = replace(self.context, environment={**self.context.environment, "TMPDIR": str(work_dir.path)})
+            tools = MoverTools(work_dir, Waits(context.clock, read_stall_limits(context.environment)))
+            place = RepositoryPlace(self.location, namespace, f"repository of namespace {namespace}")
+            repository = await resolve_place(context, place, tools)
+            wanted = {(one.backup, one.uid) for one in transfers}
+            found = await self._find(repository, wanted, work_dir)
+            await self._check_bucket(BackupFiles(repository.kopia, work_dir, namespace))
+            named = await self._read_references()
+            deletable = [one for one in found if one.id not in named]
+            if not self.options.dry_run:
+                await self._delete(repository, deletable, wanted, work_dir)
+            for one in found:
+                self._write(one, namespace, named.get(one.id, ""))
+
+    async def _find(
+        self, repository: Repository, wanted: set[tuple[str, str]], work_dir: WorkDir
+    ) -> list[ListedSnapshot]:
+        """Return the snapshots that have the tags of the cluster, and of one of the transfers."""
+        with open_output(work_dir) as file:
+
+            async def read() -> KopiaAnswer:
+                attempted = f"{repository.description}: list snapshots"
+                arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
+                return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
+
+            answer = await repository.open(read)
+            return [
+                one
+                for one in read_elements(answer, file, ListedSnapshot)
+                if one.cluster == self.options.cluster and (one.backup_name, one.transfer_uid) in wanted
+            ]
+
+    async def _check_directory(self) -> None:
+        """Check a location that is a directory.
+
+        Raises:
+            RepositoryError: it has Velero's files, or cannot be read.
+        """
+        storage = await resolve_storage(self.context, self.location)
+        if isinstance(storage, FileStorage):
+            try:
+                folders = storage.list_folders()
+            except ConfigError as e:
+                raise RepositoryError(str(e)) from e
+            self._refuse(found=_BACKUPS in folders)
+
+    async def _check_bucket(self, files: BackupFiles) -> None:
+        """Check a bucket, by the first repository in it that can be opened.
+
+        Raises:
+            RepositoryError: it has Velero's files.
+            DataPathError: that cannot be found out.
+        """
+        if not self.checked:
+            self._refuse(found=await files.exist())
+
+    def _refuse(self, *, found: bool) -> None:
+        if found:
+            place = f"BackupStorageLocation {self.location.name}"
+            raise _RefusedError(f'{place} has Velero\'s folder "{_BACKUPS}": nothing is deleted in it')
+        self.checked = True
+
+    async def _read_references(self) -> Mapping[str, str]:
+        """Return what refers to snapshots: read as late as possible, as somebody may just have started a restore."""
+        # A check runs before the transfers are deleted.
+        without = {one.uid for one in self.options.transfers} if self.options.dry_run else frozenset[str]()
+        return await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
+
+    async def _delete(
+        self,
+        repository: Repository,
+        snapshots: list[ListedSnapshot],
+        wanted: set[tuple[str, str]],
+        work_dir: WorkDir,
+    ) -> None:
+        """Delete the snapshots.
+
+        Raises:
+            KopiaError: one could not be deleted; the message has kopia's reason, such as a lock of the object.
+        """
+        left = {one.id for one in snapshots}
+        for _ in range(_ROUNDS):
+            if not left:
+                return
+            ordered = sorted(left)
+            for first in range(0, len(ordered), _AT_ONCE):
+                attempted = f"{repository.description}: delete snapshots"
+                await delete_snapshots(repository, attempted, ordered[first : first + _AT_ONCE])
+            left &= {one.id for one in await self._find(repository, wanted, work_dir)}
+        if left:
+            raise KopiaError(f"{repository.description}: {len(left)} deleted snapshots are still listed")
+
+    def _write(self, one: ListedSnapshot, namespace: str, reference: str) -> None:
+        kept = f"{reference} names it" if reference else ""
+        self.kept += bool(kept)
+        self.deleted += not kept
+        line = DeletedSnapshot(
+            id=one.id,
+            volume_namespace=namespace,
+            backup=one.backup_name,
+            transfer_uid=one.transfer_uid,
+            start=format_time(one.start_time),
+            bytes=one.size_bytes,
+            kept=kept,
+        )
+        self.output.write(f"{format_deleted(line)}\n")
+
+
+class _RefusedError(RepositoryError):
+    """Nothing may be deleted in the location, whatever the repository."""

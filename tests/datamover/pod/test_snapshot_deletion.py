@@ -1,0 +1,199 @@
+"""The deletion of snapshots with a real kopia: only those whose tags are of the cluster's backup, and nothing else."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, parse_deleted, parse_result
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS
+from core.models.base import JsonDict
+from datamover.arguments import DeletionOptions, LogOptions
+from datamover.pod.command import run_deletion
+from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3server import S3Server
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
+_BUCKET: Final = "deleted"
+_PATH: Final = "snapshot-data-upload-download/kopia/app/data"
+_TRANSFER: Final = TransferToDelete("app", "night", "uid-of-night")
+
+
+@dataclass
+class Bed:
+    """A pod whose location is a directory or a bucket, and kopia as anybody else's client of it."""
+
+    pod: MoverPod
+    kopia: PlainKopia
+    storage: Callable[[str], list[str]]
+    root: Path
+
+    def snapshot(self, namespace: str = "app", **tags: str) -> str:
+        """Create a snapshot with the tags of the transfer, but for those given, an empty one: none; return its ID."""
+        storage = self.storage(namespace)
+        verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
+        self.kopia.run("repository", verb, *storage, *([_QUICK] if verb == "create" else []), *IDENTITY)
+        own = {"cluster": "uid-1", "backup": "night", "transfer_uid": "uid-of-night"} | tags
+        named = [f"--tags=nodeagent.io/{key.replace('_', '-')}:{value}" for key, value in own.items() if value]
+        flags = [f"--override-source=default@default:{_PATH}", "--pin=velero-pin", "--json", *named]
+        return str(json.loads(self.kopia.run("snapshot", "create", str(self.root.parent / "data"), *flags))["id"])
+
+    def left(self, namespace: str = "app") -> set[str]:
+        self.kopia.run("repository", "connect", *self.storage(namespace), *IDENTITY)
+        return {one["id"] for one in json.loads(self.kopia.run("snapshot", "list", "--all", "--json"))}
+
+    async def delete(self, *transfers: TransferToDelete, dry_run: bool = False) -> int:
+        options = DeletionOptions(
+            name="default",
+            cluster="uid-1",
+            transfers=transfers or (_TRANSFER,),
+            dry_run=dry_run,
+            termination_file=self.pod.context.termination_file,
+            log=LogOptions("info"),
+        )
+        return await run_deletion(options, self.pod.context)
+
+    async def deletion(self, *transfers: TransferToDelete, dry_run: bool = False) -> SnapshotDeletion:
+        assert await self.delete(*transfers, dry_run=dry_run) == 0, self.pod.message
+        return parse_result(SnapshotDeletion, self.pod.message)
+
+    def put_download(self, snapshot_id: str, phase: str) -> JsonDict:
+        spec = {
+            "snapshotID": snapshot_id,
+            "sourceNamespace": "app",
+            "backupStorageLocation": "default",
+            "targetVolume": {"pvc": "new", "namespace": "app"},
+        }
+        meta = {"name": "back", "namespace": "velero"}
+        raw = {"apiVersion": "velero.io/v2alpha1", "kind": "DataDownload", "metadata": meta, "spec": spec}
+        return self.pod.kube.put(raw | {"status": {"phase": phase}})
+
+
+def _directory(pod: MoverPod, root: Path) -> Callable[[str], list[str]]:
+    root.mkdir()
+    pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
+
+    def storage(namespace: str) -> list[str]:
+        place = root / "kopia" / namespace
+        place.mkdir(parents=True, exist_ok=True)
+        return ["filesystem", f"--path={place}"]
+
+    return storage
+
+
+def _bucket(pod: MoverPod, s3: S3Server) -> Callable[[str], list[str]]:
+    storage, credential = {"bucket": _BUCKET, "prefix": "p"}, {"name": "c", "key": "k"}
+    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, objectStorage=storage, credential=credential)
+    pod.put_secret("c", "k", s3.credentials_file)
+    keys = ("--access-key", s3.access_key, "--secret-access-key", s3.secret_key)
+    address = ("--endpoint", s3.url.removeprefix("http://"), "--disable-tls", "--region=us-east-1", *keys)
+    return lambda namespace: ["s3", "--bucket", _BUCKET, f"--prefix=p/kopia/{namespace}/", *address]
+
+
+@pytest.fixture(params=["directory", "bucket"])
+def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
+    pod = MoverPod(FakeKube(), tmp_path)
+    root = tmp_path / "location" if request.param == "directory" else s3.folder / s3.make_bucket(_BUCKET) / "p"
+    if request.param == "directory":
+        storage = _directory(pod, root)
+    else:
+        root.mkdir()
+        storage = _bucket(pod, s3)
+    data = root.parent / "data"
+    data.mkdir()
+    (data / "file").write_bytes(b"12345")
+    return Bed(pod, PlainKopia(kopia_program, tmp_path), storage, root)
+
+
+def _written(capsys: pytest.CaptureFixture[str]) -> dict[str, DeletedSnapshot]:
+    lines = [parse_deleted(line) for line in capsys.readouterr().out.splitlines()]
+    return {line.id: line for line in lines if line is not None}
+
+
+async def test_only_what_the_tags_say_is_of_the_transfer_is_deleted(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own, attempt = bed.snapshot(), bed.snapshot(attempt="2")
+    others = {
+        bed.snapshot(cluster="uid-2"),
+        bed.snapshot(cluster=""),
+        bed.snapshot(backup="day"),
+        bed.snapshot(backup=""),
+        bed.snapshot(transfer_uid="uid-of-another"),
+        bed.snapshot(transfer_uid=""),
+    }
+    checked = await bed.deletion(dry_run=True)
+    assert (checked.deleted, checked.kept, bed.left()) == (2, 0, others | {own, attempt})
+    assert _written(capsys).keys() == {own, attempt}
+    done = await bed.deletion(_TRANSFER, TransferToDelete("empty", "night", "uid-of-night"))
+    assert (done.deleted, done.kept, done.unread) == (2, 0, [])
+    assert bed.left() == others
+    line = _written(capsys)[own]
+    assert (line.volume_namespace, line.backup, line.transfer_uid, line.bytes, line.kept) == (
+        *("app", "night", "uid-of-night"),
+        *(5, ""),
+    )
+    # Once more finds nothing to do.
+    assert (await bed.deletion()).deleted == 0
+
+
+async def test_what_a_running_restore_names_is_kept(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    restored, other = bed.snapshot(), bed.snapshot()
+    bed.put_download(restored, "InProgress")
+    assert (await bed.deletion()).kept == 1
+    assert _written(capsys)[restored].kept == "DataDownload velero/back names it"
+    assert other not in bed.left()
+    bed.put_download(restored, "Completed")
+    assert (await bed.deletion()).deleted == 1
+    assert bed.left() == set()
+
+
+async def test_a_location_with_files_of_velero_is_refused(bed: Bed) -> None:
+    own = bed.snapshot()
+    (bed.root / "backups" / "weekly").mkdir(parents=True)
+    (bed.root / "backups" / "weekly" / "velero-backup.json").write_text("{}")
+    for dry_run in (True, False):
+        assert await bed.delete(dry_run=dry_run) == 12
+        assert 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted' in bed.pod.message
+    assert bed.left() == {own}
+
+
+async def test_a_read_only_location_is_refused(bed: Bed) -> None:
+    own = bed.snapshot()
+    (location,) = [
+        one for one in bed.pod.kube.objects(BACKUP_STORAGE_LOCATIONS) if one["metadata"]["name"] == "default"
+    ]
+    bed.pod.kube.put(location | {"spec": location["spec"] | {"accessMode": "ReadOnly"}})
+    assert await bed.delete() == 12
+    assert bed.pod.message.endswith("BackupStorageLocation default is read-only")
+    assert bed.left() == {own}
+
+
+async def test_nothing_is_deleted_where_the_references_cannot_be_read(bed: Bed) -> None:
+    own = bed.snapshot()
+    raw = bed.put_download("x", "New")
+    bed.pod.kube.put(raw | {"spec": raw["spec"] | {"snapshotID": ["x"]}})
+    assert await bed.delete() != 0
+    assert "DataDownload back is malformed" in bed.pod.message
+    assert bed.left() == {own}
+
+
+async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_done(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = bed.snapshot()
+    bed.snapshot("db")
+    (broken,) = bed.root.glob("kopia/db/kopia.repository*")
+    broken.write_bytes(b"no format")
+    done = await bed.deletion(_TRANSFER, TransferToDelete("db", "night", "uid-of-night"))
+    assert (done.deleted, done.unread_count) == (1, 1)
+    assert done.unread[0].volume_namespace == "db"
+    assert _written(capsys).keys() == {own}
+    assert bed.left() == set()
