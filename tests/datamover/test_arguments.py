@@ -149,7 +149,7 @@ def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_a_deletions_command_line_names_the_transfers(dry_run: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_a_deletions_command_line_names_the_transfers(dry_run: bool) -> None:
     transfers = (TransferToDelete("app", "night", "u1"), TransferToDelete("db", "day.1", "u2"))
     flags = ["--cluster=uid-1", *(f"--transfer={one}" for one in transfers), *(["--dry-run"] if dry_run else [])]
     argv = MoverArgs(MoverVerb.DELETE_SNAPSHOTS, "backup-storage-location", "default", options=tuple(flags)).argv
