@@ -40,6 +40,7 @@ __all__ = [
     "DATA_MOVER_FINALIZER",
     "DATA_UPLOAD_LABEL",
     "DATA_UPLOAD_REQUESTER",
+    "DELETIONS_CONFIGMAP",
     "DISPATCHER_LEASE",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
@@ -246,6 +247,8 @@ VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
 """On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
 SCHEDULE_LABEL: Final = "nodeagent.io/schedule"
 """On a CronJob that creates transfers, and on each of these: the same value."""
+DELETIONS_CONFIGMAP: Final = "node-agent-backup-deletions"
+"""Of which backups the transfers are being deleted, so that their snapshots are found after an interruption."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

@@ -7,6 +7,7 @@ import click
 
 from core.clock import SystemClock
 from nodeagent.cli.backup_create import create
+from nodeagent.cli.backup_delete import delete
 from nodeagent.cli.backup_names import complete_backups
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
 from nodeagent.cli.backup_verify import verify
@@ -31,6 +32,8 @@ examples:
         read it back from the bucket
   nodeagent backup cancel before-upgrade
         end it
+  nodeagent backup delete before-upgrade
+        delete it and its snapshots
 
 -n is the namespace of PVCs; --agent-namespace that of the agents.
 
@@ -76,6 +79,7 @@ def backup() -> None:
 
 backup.add_command(create)
 backup.add_command(verify)
+backup.add_command(delete)
 
 
 @backup.command("get", epilog=_GET_EXAMPLES)

@@ -40,10 +40,16 @@ class ServerTime:
         self._inner = inner
         self._clock = clock
         self._ahead = timedelta()
+        self._date: datetime | None = None
 
     def now(self) -> datetime:
         """Return the API server's time, give or take a second; this machine's before the first answer."""
         return self._clock.now() - self._ahead
+
+    @property
+    def date(self) -> datetime | None:
+        """The Date of the last answer that has one: no clock of this machine is part of it. None before."""
+        return self._date
 
     async def request(self, request: Request) -> Response:
         """Send the request; see `Transport`."""
@@ -51,7 +57,9 @@ class ServerTime:
         if response.date is not None:
             # What HTTP does not allow is ignored, such as a date without a time zone (RFC 9110, 6.6.1).
             with suppress(ValueError, TypeError, OverflowError):
-                self._ahead = self._clock.now() - parsedate_to_datetime(response.date)
+                date = parsedate_to_datetime(response.date)
+                self._ahead = self._clock.now() - date
+                self._date = date
         return response
 
     def stream(self, request: Request) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
