@@ -25,9 +25,10 @@ from core.models.verification import VerifiedSnapshot
 from exposer.pod_files import MoverVolume
 from nodeagent.operations.backups.view import BackupVolume
 from nodeagent.operations.mover_jobs import JobAnswer, JobTools, run_job
-from nodeagent.operations.restores.create import RestoreTools, check_restore, plan_restore, start_restore
+from nodeagent.operations.restores.create import check_restore, plan_restore, start_restore
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.restores.sources import SavedVolume
+from nodeagent.operations.restores.waiting_pods import RestoreTools
 from nodeagent.operations.verifications.read_back import VerificationWork, plan_verification, read_answer
 from nodeagent.operations.verifications.view import VerificationError
 

@@ -1,0 +1,224 @@
+"""The deletion of backups: its order, what an interruption leaves, and what is refused."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from core.errors import AgentError, ContractError
+from core.kube.errors import KubeError, NotFoundError, UnreachableError
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS
+from nodeagent.operations.backups.delete import (
+    DeletionError,
+    DeletionPlan,
+    check_plan,
+    execute_plan,
+    plan_expired,
+    plan_named,
+)
+from nodeagent.operations.backups.deletion_view import build_deletion
+from tests.nodeagent.support.deletion_scene import DeletionScene
+
+
+@pytest.fixture
+def scene() -> DeletionScene:
+    """Three backups of a volume, of which two are expired and one is younger; another volume is in the oldest alone."""
+    scene = DeletionScene()
+    scene.put_backup("first", 9, "data", "gone")
+    scene.put_backup("second", 5)
+    scene.put_backup("third", 0.5)
+    return scene
+
+
+def _recorded(scene: DeletionScene) -> dict[str, list[str]]:
+    found = scene.kube.objects(CONFIG_MAPS)
+    data = (found[0].get("data") or {}) if found else {}
+    return {name: json.loads(text)["default"] for name, text in data.items()}
+
+
+def _names(plan: DeletionPlan) -> tuple[list[str], list[str]]:
+    return [one.backup for one in plan.deleted], [one.backup for one in plan.kept]
+
+
+async def test_expired_backups_are_deleted_with_their_snapshots_and_no_others(scene: DeletionScene) -> None:
+    plan = await plan_expired(scene.tools)
+    assert _names(plan) == (["second"], ["first"])
+    found, refused = await check_plan(scene.tools, plan)
+    assert ([one.id for one in found], refused) == (["s-second-data"], {})
+    assert (scene.names(), scene.kube.bucket.keys()) == (
+        {"first-data", "first-gone", "second-data", "third-data"},
+        {"s-first-data", "s-first-gone", "s-second-data", "s-third-data"},
+    )
+    deleted = await execute_plan(scene.tools, plan)
+    assert [one.id for one in deleted] == ["s-second-data"]
+    assert scene.names() == {"first-data", "first-gone", "third-data"}
+    assert scene.kube.bucket.keys() == {"s-first-data", "s-first-gone", "s-third-data"}
+    assert (_recorded(scene), scene.names(JOBS)) == ({}, set())
+    assert _names(await plan_expired(scene.tools)) == ([], ["first"])
+
+
+async def test_the_age_is_by_the_dates_of_the_api_server(scene: DeletionScene) -> None:
+    scene.clock.skew = timedelta(days=300)
+    assert _names(await plan_expired(scene.tools)) == (["second"], ["first"])
+    scene.kube.dated = False
+    scene = replace(scene)
+    scene.kube.dated = False
+    with pytest.raises(DeletionError, match="have no Date: how old backups are is not known"):
+        await plan_expired(scene.tools)
+
+
+@pytest.mark.parametrize("lost", ["lost", 500], ids=["no answer", "an error"])
+async def test_an_interruption_after_the_transfers_leaves_what_the_next_run_finds(
+    scene: DeletionScene, lost: int | str
+) -> None:
+    plan = await plan_expired(scene.tools)
+    scene.kube.fail_next("POST", "/jobs", lost)  # type: ignore[arg-type]
+    with pytest.raises(DeletionError, match="snapshots were not deleted, repeat the command"):
+        await execute_plan(scene.tools, plan)
+    assert "second-data" not in scene.names()
+    assert "s-second-data" in scene.kube.bucket
+    assert _recorded(scene) == {"second": ["app/second/uid-second-data"]}
+    again = await plan_expired(scene.tools)
+    assert (_names(again)[0], len(again.unfinished)) == ([], 1)
+    await execute_plan(scene.tools, again)
+    assert "s-second-data" not in scene.kube.bucket
+    assert (_recorded(scene), (await plan_expired(scene.tools)).transfers) == ({}, frozenset())
+
+
+async def test_an_interruption_at_any_request_is_finished_by_the_next_run() -> None:
+    """Whichever request fails: nothing is lost but what was to go, and two runs have done it all."""
+    requests = len(await _run_with_fault(None))
+    for index in range(requests):
+        await _run_with_fault(index)
+
+
+async def _run_with_fault(index: int | None) -> list[str]:
+    scene = DeletionScene()
+    for name, days in (("first", 9.0), ("second", 5.0), ("third", 0.5)):
+        scene.put_backup(name, days)
+    before = len(scene.kube.requests)
+    inner = scene.kube.request
+
+    async def request(what: object) -> object:
+        if index is not None and len(scene.kube.requests) - before == index:
+            scene.kube.requests.append(what)  # type: ignore[arg-type]
+            raise UnreachableError("the connection was lost", status=0)
+        return await inner(what)  # type: ignore[arg-type]
+
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    try:
+        await execute_plan(scene.tools, await plan_expired(scene.tools))
+    except AgentError:
+        assert index is not None
+    assert "s-third-data" in scene.kube.bucket
+    assert "third-data" in scene.names()
+    seen = [one.path for one in scene.kube.requests[before:]]
+    scene.kube.request = inner  # type: ignore[method-assign]
+    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert (scene.names(), scene.kube.bucket.keys()) == ({"third-data"}, {"s-third-data"})
+    assert _recorded(scene) == {}
+    return seen
+
+
+async def test_a_record_of_a_transfer_that_still_exists_is_dropped(scene: DeletionScene) -> None:
+    scene.kube.fail_next("DELETE", "/datauploads/", 500)
+    plan = await plan_named(scene.tools, "third")
+    with pytest.raises(KubeError):
+        await execute_plan(scene.tools, plan)
+    assert _recorded(scene).keys() == {"third"}
+    # Its deletion began before anything of it was deleted: now it is the newest copy, and stays.
+    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert _recorded(scene) == {}
+    assert "s-third-data" in scene.kube.bucket
+
+
+async def test_a_snapshot_that_is_kept_stays_recorded(scene: DeletionScene) -> None:
+    scene.kube.pinned = {"s-second-data"}
+    plan = await plan_expired(scene.tools)
+    deletion = build_deletion(plan, await execute_plan(scene.tools, plan), {}, done=True)
+    assert deletion.notes == ["snapshot s-second-data of backup second is kept: DataDownload velero/back names it"]
+    assert _recorded(scene).keys() == {"second"}
+    scene.kube.pinned = set()
+    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert "s-second-data" not in scene.kube.bucket
+
+
+async def test_a_location_that_refuses_is_found_before_anything_is_deleted(scene: DeletionScene) -> None:
+    scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
+    plan = await plan_expired(scene.tools)
+    found, refused = await check_plan(scene.tools, plan)
+    assert found == []
+    assert 'Velero\'s folder "backups"' in refused["default", ""]
+    assert plan.without(refused).deleted == ()
+    assert "second-data" in scene.names()
+    assert plan.without({("other", ""): "", ("default", "db"): ""}).deleted == plan.deleted
+    assert plan.without({("default", "app"): ""}).deleted == ()
+
+
+async def test_beside_a_velero_server_nothing_is_planned(scene: DeletionScene) -> None:
+    scene.put("Deployment", "velero", "apps/v1")
+    with pytest.raises(DeletionError, match="a Velero server is in namespace velero"):
+        await plan_expired(scene.tools)
+
+
+async def test_a_backup_that_a_person_names_goes_before_it_expires_and_with_the_last_copy(scene: DeletionScene) -> None:
+    plan = await plan_named(scene.tools, "first")
+    deletion = build_deletion(plan, (await check_plan(scene.tools, plan))[0], {}, done=False)
+    assert [one.losses for one in deletion.backups] == [["it has the only copy of app/gone"]]
+    assert [(one.claim, one.snapshots, one.bytes) for one in deletion.backups[0].volumes] == [
+        ("data", 1, 2**30),
+        ("gone", 1, 2**30),
+    ]
+    await execute_plan(scene.tools, await plan_named(scene.tools, "third"))
+    assert scene.names() == {"first-data", "first-gone", "second-data"}
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (
+            {"phase": "InProgress"},
+            "backup run cannot be deleted: DataUpload run-data of app/data is InProgress: cancel",
+        ),
+        ({"snapshotID": "s-now"}, "backup run cannot be deleted: DataDownload back restores app/data from it"),
+    ],
+    ids=["in progress", "restored"],
+)
+async def test_a_backup_that_a_rule_holds_is_refused(
+    scene: DeletionScene, status: dict[str, str], message: str
+) -> None:
+    scene.put_backup("run", 3, **status)
+    spec = {
+        "snapshotID": "s-now",
+        "sourceNamespace": "app",
+        "backupStorageLocation": "default",
+        "targetVolume": {"pvc": "new", "namespace": "app"},
+    }
+    scene.put("DataDownload", "back", "velero.io/v2alpha1", spec=spec, status={"phase": "Accepted"})
+    with pytest.raises(DeletionError, match=message):
+        await plan_named(scene.tools, "run")
+
+
+async def test_an_unknown_name_has_a_hint(scene: DeletionScene) -> None:
+    with pytest.raises(NotFoundError, match=r"there is no backup thrid in namespace velero \(did you mean third\?\)"):
+        await plan_named(scene.tools, "thrid")
+
+
+async def test_a_transfer_that_cannot_be_read_holds_everything(scene: DeletionScene) -> None:
+    (raw, *_) = scene.kube.objects(DATA_UPLOADS)
+    scene.kube.put(raw | {"status": {"phase": "Odd"}})
+    with pytest.raises(ContractError, match="invalid DataUpload velero/first-data"):
+        await plan_expired(scene.tools)
+
+
+async def test_a_record_that_cannot_be_read_is_an_error(scene: DeletionScene) -> None:
+    scene.put("ConfigMap", "node-agent-backup-deletions", "v1", data={"x": '{"default":["a"]}'})
+    with pytest.raises(ContractError, match="ConfigMap velero/node-agent-backup-deletions: invalid entry x: not NAMES"):
+        await plan_expired(scene.tools)
+
+
+async def test_without_the_cluster_s_identity_nothing_is_deleted(scene: DeletionScene) -> None:
+    scene.kube.fail_next("GET", "/namespaces/kube-system", 403)
+    with pytest.raises(DeletionError, match="Namespace kube-system cannot be read"):
+        await plan_expired(scene.tools)

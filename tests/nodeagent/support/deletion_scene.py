@@ -1,0 +1,144 @@
+"""A cluster with agents, old backups and a bucket, whose Jobs run at once and delete snapshots."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, format_deleted
+from core.kube.client import KubeClient
+from core.kube.resources import DATA_UPLOADS, JOBS, Resource
+from core.kube.retry import Retry
+from core.kube.transport import Request, Response
+from core.models.base import JsonDict, format_time
+from core.models.saved_claim import SavedClaim
+from datamover.arguments import DeletionOptions, parse_arguments
+from nodeagent.cli.serve import parse_serve
+from nodeagent.operations.backups.delete import DeletionTools
+from nodeagent.operations.mover_jobs import JobTools
+from nodeagent.runtime.connection import ServerTime
+from tests.nodeagent.support.hand_clock import NOON, HandClock
+from tests.support.fakekube import FakeKube
+
+__all__ = ["CLUSTER", "DeletionScene", "JobKube"]
+
+CLUSTER = "uid-of-this-cluster"
+
+
+class JobKube(FakeKube):
+    """Runs each Job of a deletion when it is created; its answers have a Date.
+
+    `bucket` has the transfers of the snapshots by their IDs, `pinned` the snapshots that something names, `failure` is
+    what a Job that is no dry run ends with, and `refused` what any ends with; empty: it succeeds.
+    """
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self.hand_clock = clock
+        self.dated = True
+        self.bucket: dict[str, TransferToDelete] = {}
+        self.pinned: set[str] = set()
+        self.refused = self.failure = ""
+        self.ran: list[DeletionOptions] = []
+
+    async def request(self, request: Request) -> Response:
+        """Respond, and run the Job that was created."""
+        response = await super().request(request)
+        if request.method == "POST" and request.path.endswith("/jobs") and response.status < 300:
+            self._run(self.objects(JOBS)[-1])
+        date = format_datetime(self.hand_clock.now() - self.hand_clock.skew, usegmt=True) if self.dated else None
+        return Response(response.status, response.body, response.retry_after, date)
+
+    def _run(self, job: JsonDict) -> None:
+        meta, (container,) = job["metadata"], job["spec"]["template"]["spec"]["containers"]
+        options = parse_arguments(container["args"], {})
+        assert isinstance(options, DeletionOptions)
+        assert options.cluster == CLUSTER
+        self.ran.append(options)
+        error = self.refused or ("" if options.dry_run else self.failure)
+        found = {} if error else {key: one for key, one in self.bucket.items() if one in options.transfers}
+        kept = self.pinned & found.keys()
+        if not options.dry_run:
+            self.bucket = {key: one for key, one in self.bucket.items() if key not in found or key in kept}
+        lines = [
+            DeletedSnapshot(
+                id=key,
+                volume_namespace=one.volume_namespace,
+                backup=one.backup,
+                transfer_uid=one.uid,
+                bytes=2**30,
+                kept="DataDownload velero/back names it" if key in kept else "",
+            )
+            for key, one in found.items()
+        ]
+        message = error or SnapshotDeletion(deleted=len(found) - len(kept), kept=len(kept)).to_json()
+        terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}
+        state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
+        status = {"phase": "Failed" if error else "Succeeded", "containerStatuses": state}
+        pod = {"name": f"{meta['name']}-x", "namespace": "velero", "labels": {"job-name": meta["name"]}}
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
+        self.logs["velero", pod["name"]] = "".join(f"{format_deleted(line)}\n" for line in lines)
+
+
+@dataclass
+class DeletionScene:
+    """The cluster at noon: `put_backup` adds backups, the agents and a location are there."""
+
+    clock: HandClock = field(default_factory=HandClock)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kube = JobKube(self.clock)
+        self.time = ServerTime(self.kube, self.clock)
+        container = {"name": "node-agent", "image": "mover:1", "command": ["python", "-m", "nodeagent"]}
+        template = {"spec": {"containers": [container | {"args": ["serve"]}]}}
+        self.put("DaemonSet", "node-agent", "apps/v1", spec={"template": template})
+        spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
+        self.put("BackupStorageLocation", "default", spec=spec, status={"phase": "Available"})
+        meta = {"name": "kube-system", "uid": CLUSTER}
+        self.kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+
+    def put(
+        self, kind: str, name: str, version: str = "velero.io/v1", *, meta: JsonDict | None = None, **more: Any
+    ) -> JsonDict:
+        metadata = {"name": name, "namespace": "velero"} | (meta or {})
+        return self.kube.put({"apiVersion": version, "kind": kind, "metadata": metadata, **more})
+
+    def put_backup(self, name: str, days_old: float, *claims: str, ttl: str = "24h", **status: Any) -> None:
+        """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket."""
+        for claim in claims or ("data",):
+            uid = f"uid-{name}-{claim}"
+            saved = SavedClaim(namespace="app", name=claim, size="1Gi")
+            annotations = {
+                "nodeagent.io/backup": name,
+                "nodeagent.io/backup-volumes": str(len(claims) or 1),
+                "nodeagent.io/claim": saved.text,
+            } | ({"nodeagent.io/backup-ttl": ttl} if ttl else {})
+            meta = {
+                "uid": uid,
+                "labels": {"nodeagent.io/backup": name},
+                "annotations": annotations,
+                "creationTimestamp": format_time(self.ago(days_old)),
+            }
+            spec = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim}
+            spec |= {"backupStorageLocation": "default", "operationTimeout": "10m0s"}
+            done = {"phase": "Completed", "snapshotID": f"s-{name}-{claim}", "progress": {"totalBytes": 2**30}}
+            self.put("DataUpload", f"{name}-{claim}", "velero.io/v2alpha1", meta=meta, spec=spec, status=done | status)
+            self.kube.bucket[f"s-{name}-{claim}"] = TransferToDelete("app", name, uid)
+
+    @staticmethod
+    def ago(days: float) -> datetime:
+        return NOON - timedelta(days=days)
+
+    @property
+    def client(self) -> KubeClient:
+        return KubeClient(self.time, Retry(self.clock, attempts=1))
+
+    @property
+    def tools(self) -> DeletionTools:
+        jobs = JobTools(self.client, self.clock, "velero", parse_serve, lambda _: None, self.notes.append)
+        return DeletionTools(jobs, lambda: self.time.date)
+
+    def names(self, resource: Resource = DATA_UPLOADS) -> set[str]:
+        """The names of the stored objects."""
+        return {one["metadata"]["name"] for one in self.kube.objects(resource)}
