@@ -1,7 +1,6 @@
 """The command `nodeagent backup create`: volumes to a bucket, without a Velero server."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -11,8 +10,8 @@ import click
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.base import format_time
-from core.models.names import OBJECT_NAME
 from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
+from nodeagent.cli.claim_flags import parse_claims
 from nodeagent.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.backups.create import check_backup, start_backup
@@ -20,11 +19,11 @@ from nodeagent.operations.backups.follow import read_own_backup, wait_for_backup
 from nodeagent.operations.backups.methods import BackupError, Method
 from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.objects import BackupRequest
-from nodeagent.operations.backups.plan import BackupTools, Choice, ClaimName, plan_backup
+from nodeagent.operations.backups.plan import BackupTools, Choice, plan_backup
 from nodeagent.operations.backups.view import Backup
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["create", "parse_claim"]
+__all__ = ["create"]
 
 _EXAMPLES: Final = """\
 examples:
@@ -99,7 +98,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     )
     selector: str | None = given["selector"]
     choice = Choice(
-        claims=_parse_claims(given["claims"], given["namespace"], selector),
+        claims=parse_claims(given["claims"], given["namespace"], selector),
         namespace=given["namespace"],
         selector=selector or "",
         method=Method(given["method"]),
@@ -113,34 +112,6 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
             shown, ended = (command_for(access, f"nodeagent backup {verb} {name}") for verb in ("describe", "cancel"))
             run.printer.note(f"the backup goes on: {shown} shows it, {ended} ends it")
         raise
-
-
-def _parse_claims(words: Sequence[str], namespace: str, selector: str | None) -> tuple[ClaimName, ...]:
-    """Return the PVCs that `--pvc` names; none if a selector chooses them.
-
-    Raises:
-        ConfigError: the options do not say which PVCs.
-    """
-    if selector is not None:
-        if words or not namespace:
-            raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
-        return ()
-    if not words:
-        raise ConfigError('no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS (-l "": all of them)')
-    return tuple(parse_claim(word, namespace) for word in words)
-
-
-def parse_claim(word: str, namespace: str) -> ClaimName:
-    """Return the PVC that a word names, alone or in the namespace of `-n`.
-
-    Raises:
-        ConfigError: it names none.
-    """
-    before, slash, after = word.partition("/")
-    found = ClaimName(before, after) if slash else ClaimName(namespace, before)
-    if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):
-        raise ConfigError(f'--pvc: "{word}" is not allowed: expected NAMESPACE/NAME, or NAME beside -n NAMESPACE')
-    return found
 
 
 def _parse_pairs(flag: str, text: str) -> dict[str, str]:

@@ -45,12 +45,16 @@ _USER_COMMANDS: Final = {
     "preflight": "check the installed agents by a small volume",
     "repo": "show backup repositories, and connect kopia to one",
     "restore": "restore volumes into new PVCs, show and cancel restores",
+    "schedule": "back up volumes regularly, and delete expired backups",
     "status": "show the health of the agents, the queue and the transfers",
     "support-bundle": "collect what helps to find a fault, without secrets",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }
 """Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
+
+_RUN_SCHEDULE: Final = "run-schedule"
+"""The command of the pods of a schedule; they have the agents' image, without the extra `cli`."""
 
 _USER_PACKAGES: Final = frozenset({"click", "rich"})
 
@@ -64,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if _COMPLETION in os.environ or (words and words[0] in _USER_COMMANDS):
             return _run_user_command(words)
+        if words[:1] == [_RUN_SCHEDULE]:
+            return _run_schedule(words[1:])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except AgentError as e:
@@ -72,6 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code
+
+
+def _run_schedule(words: list[str]) -> int:
+    """Run a schedule in its pod: an agent never loads what it needs."""
+    from nodeagent.cli.run_schedule import run_words  # noqa: PLC0415 - see above
+
+    return run_words(words)
 
 
 def _run_user_command(words: list[str]) -> int:
@@ -103,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_command(commands, "check-config", "check a configuration", set_up_check_config)
     for name, text in _USER_COMMANDS.items():
         commands.add_parser(name, help=text)
+    commands.add_parser(_RUN_SCHEDULE, help="run a schedule once, in its pod")
     _add_command(commands, "node-agent", "start the agent as Velero's DaemonSet does (server)", _set_up_velero)
     return parser
 

@@ -14,8 +14,8 @@ from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.models.names import OBJECT_NAME
 from core.models.units import parse_quantity
-from nodeagent.cli.backup_create import parse_claim
 from nodeagent.cli.backup_pages import live_rows
+from nodeagent.cli.claim_flags import parse_claim
 from nodeagent.cli.options import UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_restored_volumes

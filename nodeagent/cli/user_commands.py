@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "preflight",
     "repo",
     "restore",
+    "schedule",
     "status",
     "support-bundle",
     "uninstall",

@@ -155,7 +155,7 @@ SCHEDULE_PERMISSIONS: Final = (
     Permission(_OWN, kube.SERVICE_ACCOUNTS, ("create", "patch", "delete"), "the account of a schedule"),
     Permission(_OWN, kube.CONFIG_MAPS, ("create", "patch"), f"{_SCHEDULE}{_RECORD}"),
     *(
-        Permission(Scope.CLUSTER, resource, ("list", "create", "patch", "delete"), "the roles of its account")
+        Permission(Scope.CLUSTER, resource, ("create", "patch", "delete"), "the roles of its account")
         for resource in (kube.ROLES, kube.ROLE_BINDINGS, kube.CLUSTER_ROLES, kube.CLUSTER_ROLE_BINDINGS)
     ),
     *(

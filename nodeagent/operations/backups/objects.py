@@ -16,6 +16,7 @@ from core.models.names import (
     BACKUP_VOLUMES_ANNOTATION,
     CLAIM_ANNOTATION,
     PVC_NAME_ANNOTATION,
+    SCHEDULE_LABEL,
     label_value,
 )
 from core.models.saved_claim import SavedClaim
@@ -36,7 +37,10 @@ _HASH_DIGITS: Final = 8
 
 @dataclass(frozen=True)
 class BackupRequest:
-    """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept."""
+    """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept.
+
+    `schedule` is the one that it is a backup of; empty: none.
+    """
 
     name: str
     namespace: str
@@ -44,6 +48,7 @@ class BackupRequest:
     ttl: timedelta | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    schedule: str = ""
 
 
 def is_reserved(key: str) -> bool:
@@ -106,10 +111,11 @@ class PlannedVolume:
             annotations[BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
         if isinstance(self.way, MountingPod):
             annotations[PVC_NAME_ANNOTATION] = self.claim.name
+        schedule = {SCHEDULE_LABEL: label_value(request.schedule)} if request.schedule else {}
         meta: JsonDict = {
             "name": self.name,
             "namespace": request.namespace,
-            "labels": {**request.labels, **self._label},
+            "labels": {**request.labels, **self._label, **schedule},
             "annotations": annotations,
         }
         kind = self.resource

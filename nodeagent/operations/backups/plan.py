@@ -38,13 +38,18 @@ class ClaimName:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user chose: the PVCs by name, or those of a namespace that a label selector matches."""
+    """What the user chose: the PVCs by name, or those of a namespace that a label selector matches.
+
+    With `on_left_out`, a PVC that does not exist any more is left out with a note, and one that cannot be backed up is
+    missing in the backup: it is called with the reason.
+    """
 
     claims: tuple[ClaimName, ...] = ()
     namespace: str = ""
     selector: str = ""
     method: Method = Method.AUTO
     ignore_velero_server: bool = False
+    on_left_out: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,9 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     client = tools.client
     await _check_installation(client, request.namespace, ignore_velero_server=choice.ignore_velero_server)
     request = replace(request, location=await _find_location(tools, request))
-    claims = await _read_claims(client, choice)
+    claims = await _read_claims(tools, choice)
     existing = await read_backups(client, request.namespace, request.name)
-    present = _check_existing(existing.backups, request, claims)
+    present = _check_existing(existing.backups, request, claims, lenient=choice.on_left_out is not None)
     classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[JsonDict]] = {}
     volumes = []
@@ -81,7 +86,13 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
             continue
         if needs_pods(claim, choice.method, classes) and name.namespace not in pods:
             pods[name.namespace] = await client.list(Selection(kube.PODS, name.namespace))
-        way = choose_method(claim, choice.method, classes, pods.get(name.namespace, ()))
+        try:
+            way = choose_method(claim, choice.method, classes, pods.get(name.namespace, ()))
+        except BackupError as e:
+            if choice.on_left_out is None:
+                raise
+            choice.on_left_out(str(e))
+            continue
         volumes.append(PlannedVolume(request, SavedClaim.from_claim(claim), way, len(claims)))
     return volumes
 
@@ -146,12 +157,13 @@ async def _find_location(tools: BackupTools, request: BackupRequest) -> str:
     return name
 
 
-async def _read_claims(client: KubeClient, choice: Choice) -> dict[ClaimName, JsonDict]:
+async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, JsonDict]:
     """Return the PVCs in the order of their names.
 
     Raises:
         BackupError: one does not exist, or none is selected.
     """
+    client = tools.client
     if not choice.claims:
         selection = Selection(kube.PERSISTENT_VOLUME_CLAIMS, choice.namespace, label_selector=choice.selector)
         listed = {ClaimName(choice.namespace, raw["metadata"]["name"]): raw for raw in await client.list(selection)}
@@ -162,11 +174,16 @@ async def _read_claims(client: KubeClient, choice: Choice) -> dict[ClaimName, Js
     found = {}
     for name in sorted(set(choice.claims)):
         claim = await client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
+        if claim is None and choice.on_left_out is not None:
+            tools.on_note(f"PVC {name} does not exist any more: it is left out")
+            continue
         if claim is None:
             raise BackupError(
                 hinted(f"PVC {name} does not exist", name.name, await _list_names(client, name.namespace))
             )
         found[name] = claim
+    if not found:
+        raise BackupError("none of the PVCs exists any more")
     return found
 
 
@@ -181,9 +198,9 @@ async def _list_names(client: KubeClient, namespace: str) -> list[str]:
 
 
 def _check_existing(
-    existing: Sequence[Backup], request: BackupRequest, claims: Mapping[ClaimName, JsonDict]
+    existing: Sequence[Backup], request: BackupRequest, claims: Mapping[ClaimName, JsonDict], *, lenient: bool
 ) -> set[ClaimName]:
-    """Return the PVCs that have their transfer already.
+    """Return the PVCs that have their transfer already; a `lenient` backup may have others.
 
     Raises:
         BackupError: the backup of that name is another one.
@@ -194,6 +211,8 @@ def _check_existing(
         differences = [f"the volume {name}" for name in sorted(present - claims.keys())]
         if backup.expected is not None and backup.expected != len(claims):
             differences.append(f"{backup.expected} volumes instead of {len(claims)}")
+        if lenient:
+            differences = []
         if backup.locations != [request.location]:
             differences.append(f"the location {', '.join(backup.locations)}")
         if differences:

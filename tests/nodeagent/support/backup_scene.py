@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, VOLUME_SNAPSHOTS, Resource
 from core.kube.retry import Retry
@@ -33,9 +34,10 @@ class BackupScene:
 
     clock: SteppingClock = field(default_factory=SteppingClock)
     notes: list[str] = field(default_factory=list)
+    make_kube: Callable[[Clock], FakeKube] = FakeKube
 
     def __post_init__(self) -> None:
-        self.kube = FakeKube(self.clock)
+        self.kube = self.make_kube(self.clock)
         self.put(
             "DaemonSet",
             "node-agent",

@@ -45,7 +45,7 @@ class JobKube(FakeKube):
         """Respond, and run the Job that was created."""
         response = await super().request(request)
         if request.method == "POST" and request.path.endswith("/jobs") and response.status < 300:
-            self._run(self.objects(JOBS)[-1])
+            self._run(next(one for one in self.objects(JOBS) if "spec" in one))
         date = format_datetime(self.hand_clock.now() - self.hand_clock.skew, usegmt=True) if self.dated else None
         return Response(response.status, response.body, response.retry_after, date)
 
@@ -90,9 +90,7 @@ class DeletionScene:
     def __post_init__(self) -> None:
         self.kube = JobKube(self.clock)
         self.time = ServerTime(self.kube, self.clock)
-        container = {"name": "node-agent", "image": "mover:1", "command": ["python", "-m", "nodeagent"]}
-        template = {"spec": {"containers": [container | {"args": ["serve"]}]}}
-        self.put("DaemonSet", "node-agent", "apps/v1", spec={"template": template})
+        self.put_agents()
         spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
         self.put("BackupStorageLocation", "default", spec=spec, status={"phase": "Available"})
         meta = {"name": "kube-system", "uid": CLUSTER}
@@ -103,6 +101,11 @@ class DeletionScene:
     ) -> JsonDict:
         metadata = {"name": name, "namespace": "velero"} | (meta or {})
         return self.kube.put({"apiVersion": version, "kind": kind, "metadata": metadata, **more})
+
+    def put_agents(self) -> None:
+        container = {"name": "node-agent", "image": "mover:1", "command": ["python", "-m", "nodeagent"]}
+        template = {"spec": {"containers": [container | {"args": ["serve"]}]}}
+        self.put("DaemonSet", "node-agent", "apps/v1", spec={"template": template})
 
     def put_backup(self, name: str, days_old: float, *claims: str, ttl: str = "24h", **status: Any) -> None:
         """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket."""

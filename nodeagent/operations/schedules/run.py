@@ -1,0 +1,165 @@
+"""One run of a schedule: a backup of its PVCs, and then the deletion of all backups that are expired."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final
+
+from core.errors import AgentError
+from core.kube.resources import JOBS
+from core.models.base import parse_time
+from nodeagent.operations.backups.create import check_backup, start_backup
+from nodeagent.operations.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired
+from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion
+from nodeagent.operations.backups.follow import wait_for_backup
+from nodeagent.operations.backups.methods import BackupError
+from nodeagent.operations.backups.moving import explain_end
+from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume
+from nodeagent.operations.backups.plan import BackupTools, plan_backup
+from nodeagent.operations.backups.progress import VolumeProgress
+from nodeagent.operations.schedules.request import ScheduleRequest
+
+__all__ = ["ScheduleError", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
+
+_STAMP: Final = "%Y%m%d%H%M%S"
+
+
+class ScheduleError(AgentError):
+    """Not all of a run succeeded."""
+
+
+@dataclass(frozen=True)
+class ScheduleTools:
+    """What a run works with; `job` is the name of the Job that it is of, empty: of none.
+
+    `show` gets the progress of the backup, `on_line` what has been done.
+    """
+
+    deletion: DeletionTools
+    show: Callable[[list[VolumeProgress]], None]
+    on_line: Callable[[str], None]
+    job: str = ""
+
+    @property
+    def backup(self) -> BackupTools:
+        """What its backup works with."""
+        jobs = self.deletion.jobs
+        return BackupTools(jobs.client, jobs.clock, jobs.on_note)
+
+
+@dataclass
+class ScheduleRun:
+    """A run: the name of its backup, and why it did not succeed, one line each."""
+
+    backup: str
+    failures: list[str] = field(default_factory=list)
+
+
+async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
+    """Back up, wait for the end, and delete what is expired; a failed backup does not keep it from deleting.
+
+    The newest copies of volumes stay in any case. A run may be repeated: of the same Job it continues the backup.
+
+    Raises:
+        ScheduleError: the backup is not complete, or not everything was deleted; the message names the first cause.
+    """
+    run = ScheduleRun(await _name_backup(tools, request))
+    try:
+        await _back_up(tools, request, run)
+    except AgentError as e:
+        run.failures.append(f"backup {run.backup}: {e}")
+    if request.ttl is not None:
+        try:
+            await _expire(tools, run)
+        except AgentError as e:
+            run.failures.append(f"deletion of expired backups: {e}")
+    if run.failures:
+        raise ScheduleError("; ".join(run.failures))
+
+
+async def preview_schedule(
+    tools: ScheduleTools, request: ScheduleRequest
+) -> tuple[list[PlannedVolume], BackupDeletion | None]:
+    """Return what a run would back up now, and what it would delete: None without a time to live. Nothing is changed.
+
+    Raises:
+        AgentError: a run would not begin.
+    """
+    name = await _name_backup(replace(tools, job=""), request)
+    volumes = await _plan(tools, request, ScheduleRun(name))
+    if request.ttl is None:
+        return volumes, None
+    plan = await plan_expired(tools.deletion)
+    found, refused = await check_plan(tools.deletion, plan)
+    return volumes, build_deletion(plan.without(refused), found, refused, done=False)
+
+
+async def _name_backup(tools: ScheduleTools, request: ScheduleRequest) -> str:
+    """Return the name of the backup: with the time of the Job by the API server, so that a second pod has the same.
+
+    Raises:
+        ScheduleError: the time is not known.
+    """
+    return f"{request.name}-{(await _started(tools)).strftime(_STAMP)}"
+
+
+async def _started(tools: ScheduleTools) -> datetime:
+    jobs = tools.deletion.jobs
+    if tools.job:
+        return parse_time((await jobs.client.get(JOBS, jobs.namespace, tools.job))["metadata"]["creationTimestamp"])
+    # Whether it exists does not matter: its answer has the time.
+    await jobs.client.read(JOBS, jobs.namespace, "any")
+    now = tools.deletion.date()
+    if now is None:
+        raise ScheduleError("the API server's answers have no Date: the time is not known")
+    return now
+
+
+async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> list[PlannedVolume]:
+    choice = replace(request.choice, on_left_out=run.failures.append)
+    wanted = BackupRequest(
+        name=run.backup,
+        namespace=request.namespace,
+        location=request.location,
+        ttl=request.ttl,
+        schedule=request.name,
+    )
+    return await plan_backup(tools.backup, wanted, choice)
+
+
+async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
+    """Create the backup of every PVC that can be backed up, and wait for its end."""
+    volumes = []
+    for volume in await _plan(tools, request, run):
+        try:
+            await check_backup(tools.backup, [volume])
+        except BackupError as e:
+            run.failures.append(str(e))
+        else:
+            volumes.append(volume)
+    await start_backup(tools.backup, volumes)
+    tools.on_line(f"backup {run.backup} was started: {len(volumes)} volumes")
+    backup = await wait_for_backup(tools.backup, request.namespace, run.backup, tools.show)
+    tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
+    # What is missing has been named, with its reason.
+    if not run.failures and (failure := explain_end(backup)):
+        run.failures.append(f"backup {backup.name} is {backup.phase}: {failure}")
+
+
+async def _expire(tools: ScheduleTools, run: ScheduleRun) -> None:
+    plan = await plan_expired(tools.deletion)
+    for kept in plan.kept:
+        tools.on_line(f"backup {kept.backup} is expired, and kept: {kept.holds[0].text}")
+    if not plan.transfers:
+        return
+    _, refused = await check_plan(tools.deletion, plan)
+    run.failures += [
+        f"nothing is deleted in BackupStorageLocation {where}: {why}" for (where, _), why in refused.items()
+    ]
+    plan = plan.without(refused)
+    deletion = build_deletion(plan, await execute_plan(tools.deletion, plan), {}, done=True)
+    for note in deletion.notes:
+        tools.on_line(note)
+    for one in deletion.backups:
+        snapshots = sum(volume.snapshots for volume in one.volumes)
+        tools.on_line(f"backup {one.name} was expired, and is deleted with {snapshots} snapshots")

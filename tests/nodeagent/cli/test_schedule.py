@@ -1,0 +1,177 @@
+"""`nodeagent schedule` and `run-schedule`: what they print, their errors and exit codes."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import yaml
+from click.shell_completion import ShellComplete
+
+from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
+from nodeagent.cli import run_schedule
+from nodeagent.cli.main import main
+from nodeagent.cli.user_commands import _root
+from nodeagent.operations.schedules.store import ScheduleList
+from nodeagent.runtime import connection
+from tests.nodeagent.support.deletion_scene import JobKube
+from tests.nodeagent.support.schedule_scene import ScheduleScene
+from tests.support.golden import assert_golden, assert_golden_text
+
+_WHEN = ("--schedule", "0 2 * * *")
+_CREATE = ("schedule", "create", "night", *_WHEN, "--pvc", "app/data", "--ttl", "24h")
+
+
+@dataclass
+class Shell:
+    """Runs commands in the scene."""
+
+    scene: ScheduleScene
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        captured = self.capsys.readouterr()
+        return code, captured.out, captured.err
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    shell = Shell(ScheduleScene(), capsys)
+
+    async def load(*_: object) -> tuple[JobKube, str]:
+        return shell.scene.kube, "somewhere"
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    for module in (run_schedule, connection):
+        monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
+    shell.scene.old.put_backup("first", 9)
+    shell.scene.old.put_backup("second", 5)
+    return shell
+
+
+def test_a_schedule_is_created_shown_and_deleted(shell: Shell) -> None:
+    code, out, err = shell.run(*_CREATE)
+    assert (code, out) == (0, "schedule night was created: its first run is at 2026-11-22T02:00:00Z\n")
+    assert err == (
+        "note: nodeagent schedule get night shows it\n"
+        "note: the backup has the data of volumes only: no manifests, and no hooks run\n"
+    )
+    (cron_job,) = shell.scene.cron_jobs
+    status = {"lastScheduleTime": "2026-11-21T02:00:00Z", "lastSuccessfulTime": "2026-11-20T02:10:00Z"}
+    shell.scene.kube.put(cron_job | {"status": status})
+    assert_golden_text("cli/schedule-get", shell.run("schedule", "get")[1])
+    assert_golden_text("cli/schedule-get-wide", shell.run("schedule", "get", "night", "-o", "wide")[1])
+    found = shell.run("schedule", "get", "-o", "json")[1]
+    assert_golden("cli/schedule-get", json.loads(found))
+    assert_golden("cli/schedule-schema", json.loads(json.dumps(msgspec.json.schema(ScheduleList))))
+    assert ScheduleList.from_json(found).schedules[0].name == "night"
+    assert shell.run(*_CREATE, "--suspend")[1] == "schedule night was changed: it is suspended\n"
+    code, out, err = shell.run("schedule", "delete", "night")
+    assert (code, err) == (0, "note: the backups of schedule night stay: nodeagent backup get shows them\n")
+    assert out.splitlines()[-1] == "CronJob velero/night: deleted"
+    assert (shell.scene.old.names(CRON_JOBS), shell.scene.old.names(SERVICE_ACCOUNTS)) == (set(), set())
+    assert shell.run("schedule", "get")[2] == "note: there is no schedule in namespace velero\n"
+
+
+def test_for_gitops_the_objects_are_printed_and_not_created(shell: Shell) -> None:
+    code, out, err = shell.run(*_CREATE, "-o", "yaml")
+    assert (code, err) == (0, "")
+    kinds = [one["kind"] for one in yaml.safe_load(out)["items"]]
+    assert (kinds[0], kinds[-2:], len(kinds)) == ("ServiceAccount", ["ConfigMap", "CronJob"], 9)
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_the_command_line_of_its_pods_backs_up_and_deletes(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    (cron_job,) = shell.scene.cron_jobs
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    shell.scene.end_backups()
+    code, out, err = shell.run(*container["args"])
+    assert (code, err) == (0, "")
+    out = re.sub(r"[0-9a-f]{8}(-x)?\b", "HASH", out)
+    assert_golden_text("cli/run-schedule", out)
+    assert shell.scene.kube.bucket == {}
+    assert len(shell.scene.made) == 1
+
+
+def test_a_dry_run_shows_both_and_changes_nothing(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    code, out, err = shell.run("schedule", "run", "night", "--dry-run")
+    assert code == 0
+    assert_golden_text("cli/schedule-dry-run", out)
+    assert "note: backup second is expired, and kept: it has the newest copy of app/data\n" in err
+    assert (shell.scene.made, len(shell.scene.kube.bucket)) == ([], 2)
+
+
+def test_a_person_can_run_it(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    shell.scene.end_backups("Failed")
+    code, out, err = shell.run("schedule", "run", "night")
+    assert code == 1
+    assert "backup first was expired, and is deleted with 1 snapshots\n" in out
+    assert err.splitlines()[-1].startswith("error: backup night-20261121120000 is Failed: PVC app/data is Failed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["create", "night", *_WHEN], 2, "no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS"),
+        (
+            ["create", "night", "--pvc=app/data"],
+            2,
+            r"Missing option '--schedule' \(see nodeagent schedule create --help\)",
+        ),
+        (["create", "Night", *_WHEN, "--pvc=app/data"], 2, '"Night" is no name of a schedule'),
+        (["create", "night", "--schedule=soon", "--pvc=app/data"], 2, '--schedule: "soon" is no cron expression'),
+        (["create", "night", *_WHEN, "--time-zone=Mars", "--pvc=app/data"], 2, "--time-zone: no time zone: Mars"),
+        (["create", "night", *_WHEN, "--pvc=app/data", "--ttl=soon"], 2, "Invalid value for '--ttl'"),
+        (["create", "night", *_WHEN, "--pvc=a", "--agent-namespace=x"], 2, '--pvc: "a" is not allowed'),
+        (["get", "zzz"], 1, "there is no schedule zzz in namespace velero"),
+        (["run", "zzz"], 1, "there is no schedule zzz in namespace velero"),
+        (["delete", "\x1b[2J"], 1, r"there is no schedule \\x1b\[2J in namespace velero"),
+        ([], 2, r"Missing command \(see nodeagent schedule --help\)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
+    found, out, err = shell.run("schedule", *words)
+    assert (found, out) == (code, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["night"], "no PVC: set --pvc"),
+        ([], r"the following arguments are required: NAME \(see nodeagent run-schedule --help\)"),
+        (["night", "--pvc=app/data", "--ttl=soon"], "--ttl: "),
+        (["night", "--pvc=app/data", "--ttl=0s"], "--ttl: not a positive duration"),
+        (["night", "--pvc=app/data", "--method=x"], "argument --method: invalid choice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_invalid_command_line_of_a_pod_is_one_line(shell: Shell, words: list[str], error: str) -> None:
+    found, out, err = shell.run("run-schedule", *words)
+    assert (found, out) == (2, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", err)
+
+
+def test_a_missing_permission_is_one_line(shell: Shell) -> None:
+    shell.scene.kube.fail_next("POST", "/roles", 403, times=9, message="eve cannot create roles in velero")
+    code, out, err = shell.run(*_CREATE)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        r"error: create Role velero/node-agent-schedule-night: .*eve cannot create roles in velero\n", err
+    )
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_a_shell_completes_the_names_of_schedules(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    for command in ("get", "run", "delete"):
+        assert [one.value for one in complete.get_completions(["schedule", command], "n")] == ["night"]

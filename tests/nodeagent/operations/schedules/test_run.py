@@ -1,0 +1,138 @@
+"""One run of a schedule: what it backs up, what it deletes, and what does not keep it from either."""
+
+from datetime import timedelta
+
+import pytest
+
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.schedules.run import ScheduleError, preview_schedule, run_schedule
+from tests.nodeagent.support.schedule_scene import DATA, ScheduleScene
+
+_FILES = ClaimName("app", "files")
+_DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def scene() -> ScheduleScene:
+    """Two backups of a volume exist, both expired."""
+    scene = ScheduleScene()
+    scene.old.put_backup("first", 9)
+    scene.old.put_backup("second", 5)
+    return scene
+
+
+async def test_a_run_backs_up_and_then_deletes_what_is_expired(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    (made,) = scene.made
+    assert made["metadata"]["labels"] == {
+        "nodeagent.io/backup": "night-20261121120000",
+        "nodeagent.io/schedule": "night",
+    }
+    assert made["metadata"]["annotations"]["nodeagent.io/backup-ttl"] == "24h0m0s"
+    assert scene.old.names() == {made["metadata"]["name"]}
+    assert scene.kube.bucket == {}
+    assert scene.lines == [
+        "backup night-20261121120000 was started: 1 volumes",
+        "backup night-20261121120000 is Completed: 1/1 volumes",
+        "backup first was expired, and is deleted with 1 snapshots",
+        "backup second was expired, and is deleted with 1 snapshots",
+    ]
+
+
+async def test_without_a_time_to_live_nothing_is_deleted(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request())
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert scene.kube.ran == []
+
+
+async def test_a_backup_that_fails_leaves_the_newest_copy_and_deletes_the_older_one(scene: ScheduleScene) -> None:
+    scene.end_backups("Failed")
+    with pytest.raises(
+        ScheduleError, match="backup night-20261121120000 is Failed: PVC app/data is Failed: no message"
+    ):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert "second-data" in scene.old.names()
+    assert scene.kube.bucket.keys() == {"s-second-data"}
+    assert "backup second is expired, and kept: it has the newest copy of app/data" in scene.lines
+
+
+async def test_a_pvc_that_was_deleted_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(ClaimName("app", "gone"), DATA))
+    assert [one["spec"]["sourcePVC"] for one in scene.made] == ["data"]
+    assert scene.made[0]["metadata"]["annotations"]["nodeagent.io/backup-volumes"] == "1"
+    assert scene.old.notes == ["PVC app/gone does not exist any more: it is left out"]
+
+
+async def test_if_all_pvcs_were_deleted_the_run_fails(scene: ScheduleScene) -> None:
+    with pytest.raises(ScheduleError, match="backup night-20261121120000: none of the PVCs exists any more"):
+        await run_schedule(scene.tools(), scene.request(ClaimName("app", "gone")))
+
+
+async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_others_are_backed_up(
+    scene: ScheduleScene,
+) -> None:
+    scene.end_backups()
+    with pytest.raises(ScheduleError, match=r"^PVC app/loose: "):
+        await run_schedule(scene.tools(), scene.request(DATA, _FILES, ClaimName("app", "loose"), ttl=_DAY))
+    assert len(scene.made) == 2
+    assert "backup night-20261121120000 is Incomplete: 2/3 volumes" in scene.lines
+    assert scene.kube.bucket == {}
+
+
+async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    scene.kube.fail_next("POST", "/volumesnapshots", 403, message="quota")
+    with pytest.raises(ScheduleError, match=r"PVC app/data cannot be backed up, nothing was created: .*quota"):
+        await run_schedule(scene.tools(), scene.request(DATA, _FILES))
+    assert [one["kind"] for one in scene.made] == ["PodVolumeBackup"]
+
+
+async def test_a_selector_takes_the_pvcs_that_there_are_when_it_runs(scene: ScheduleScene) -> None:
+    scene.claims.put_claim("late", "fast", labels={"tier": "web"})
+    scene.end_backups()
+    request = scene.request(selector_namespace="app", selector="tier=web")
+    await run_schedule(scene.tools(), type(request)(**{**vars(request), "claims": ()}))
+    assert len(scene.made) == 2
+
+
+async def test_a_second_pod_of_the_same_job_continues_its_backup(scene: ScheduleScene) -> None:
+    scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
+    scene.end_backups()
+    await run_schedule(scene.tools("night-1"), scene.request(DATA, _FILES))
+    (claim,) = [one for one in scene.kube.objects(PERSISTENT_VOLUME_CLAIMS) if one["metadata"]["name"] == "files"]
+    await scene.claims.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", claim["metadata"]["name"])
+    await run_schedule(scene.tools("night-1"), scene.request(DATA, _FILES))
+    names = {one["metadata"]["annotations"]["nodeagent.io/backup"] for one in scene.made}
+    assert (names, len(scene.made)) == ({"night-20261121020000"}, 2)
+
+
+async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
+    with pytest.raises(
+        ScheduleError, match=r'^nothing is deleted in BackupStorageLocation default: .*folder "backups"'
+    ):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert len(scene.made) == 1
+
+
+async def test_a_velero_server_keeps_a_run_from_both(scene: ScheduleScene) -> None:
+    scene.old.put("Deployment", "velero", "apps/v1")
+    with pytest.raises(ScheduleError, match=r"a Velero server is in namespace velero: ask it .*; deletion of expired"):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert (scene.made, len(scene.kube.bucket)) == ([], 2)
+
+
+async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
+    volumes, deletion = await preview_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert [volume.claim.name for volume in volumes] == ["data"]
+    assert deletion is not None
+    assert [one.name for one in deletion.backups] == ["first"]
+    assert [(one.name, one.reasons) for one in deletion.kept] == [("second", ["it has the newest copy of app/data"])]
+    assert (scene.made, len(scene.kube.bucket)) == ([], 2)
+    assert (await preview_schedule(scene.tools(), scene.request()))[1] is None

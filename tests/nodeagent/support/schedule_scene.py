@@ -1,0 +1,58 @@
+"""A cluster with PVCs, old backups and a bucket, as a schedule finds it."""
+
+from dataclasses import dataclass, field
+
+from core.kube.resources import CRON_JOBS, DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.models.base import JsonDict
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.schedules.request import ScheduleRequest
+from nodeagent.operations.schedules.run import ScheduleTools
+from tests.nodeagent.support.backup_scene import BackupScene, SteppingClock
+from tests.nodeagent.support.deletion_scene import DeletionScene
+
+__all__ = ["DATA", "ScheduleScene"]
+
+DATA = ClaimName("app", "data")
+
+
+@dataclass
+class ScheduleScene:
+    """The PVCs of a BackupScene and the bucket of a DeletionScene in one cluster; it is noon."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.clock = SteppingClock()
+        self.old = DeletionScene(self.clock)
+        self.claims = BackupScene(self.clock, make_kube=lambda _: self.old.kube)
+        self.old.put_agents()
+        self.kube = self.old.kube
+
+    def tools(self, job: str = "") -> ScheduleTools:
+        return ScheduleTools(self.old.tools, lambda _: None, self.lines.append, job)
+
+    def end_backups(self, phase: str = "Completed") -> None:
+        """Let every transfer that has no phase end, at the next look at it."""
+
+        def end() -> None:
+            for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS):
+                for raw in self.kube.objects(resource):
+                    if "status" not in raw:
+                        self.kube.put(raw | {"status": {"phase": phase, "snapshotID": f"s-{raw['metadata']['name']}"}})
+
+        self.clock.steps.append(end)
+
+    @staticmethod
+    def request(*claims: ClaimName, **more: object) -> ScheduleRequest:
+        values: dict[str, object] = {"claims": claims or (DATA,)} | more
+        return ScheduleRequest("night", "velero", **values)  # type: ignore[arg-type]
+
+    @property
+    def made(self) -> list[JsonDict]:
+        """The transfers of the schedule."""
+        found = [*self.kube.objects(DATA_UPLOADS), *self.kube.objects(POD_VOLUME_BACKUPS)]
+        return [one for one in found if "nodeagent.io/schedule" in one["metadata"]["labels"]]
+
+    @property
+    def cron_jobs(self) -> list[JsonDict]:
+        return self.kube.objects(CRON_JOBS)
