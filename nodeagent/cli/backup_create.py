@@ -30,7 +30,7 @@ examples:
   nodeagent backup create before-upgrade --pvc app/data --wait
         one volume; wait until its data is in the bucket
   nodeagent backup create night-1 --pvc app/data --pvc db/data --ttl 720h
-        two volumes, to be kept for 30 days; nothing deletes them by itself then
+        two volumes, to be kept for 30 days; then a schedule with --ttl deletes them
   nodeagent backup create night-1 -n app -l tier=web
         all PVCs of the namespace app with that label; -l "" is all of them
   nodeagent backup create files --pvc app/data --method fs-backup -o json
