@@ -30,6 +30,7 @@ from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, resol
 from datamover.pod.references import read_named_snapshots
 from datamover.pod.reporting import Termination, build_success
 from datamover.pod.snapshot_list import SHOWN_UNREAD, build_unread
+from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.providers import FileStorage
 
@@ -127,7 +128,7 @@ class _Deleter:
                 arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
                 return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
 
-            answer = await repository.open(read)
+            answer = await repository.open(read, read_only=self.options.dry_run)
             return [
                 one
                 for one in read_elements(answer, file, ListedSnapshot)
@@ -143,7 +144,8 @@ class _Deleter:
         storage = await resolve_storage(self.context, self.location)
         if isinstance(storage, FileStorage):
             try:
-                folders = storage.list_folders()
+                async with run_in_background(lambda _: storage.list_folders(), name="directory") as listed:
+                    folders = await listed
             except ConfigError as e:
                 raise RepositoryError(str(e)) from e
             self._refuse(found=_BACKUPS in folders)

@@ -134,17 +134,20 @@ async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
         KubeError: the API server rejected a request.
     """
     plan, judgments = await _prepare(tools)
+    plan = replace(plan, unfinished=_of_backup(plan.unfinished, name), stale=_of_backup(plan.stale, name))
     found = next((one for one in judgments if one.backup == name), None)
     if found is None:
-        if name in plan.record.entries:
-            return replace(plan, unfinished=frozenset(one for one in plan.unfinished if one[1].backup == name))
+        if plan.unfinished:
+            return plan
         await find_own_backup(tools.jobs.client, tools.jobs.namespace, name)
         raise DeletionError(f"backup {name} cannot be deleted: it was just created")
     if holds := found.held_by(set(Rule) - _WAIVED):
         raise DeletionError(f"backup {name} cannot be deleted: {holds[0].text}")
-    return replace(
-        plan, deleted=(found,), unfinished=frozenset(one for one in plan.unfinished if one[1].backup == name)
-    )
+    return replace(plan, deleted=(found,))
+
+
+def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
+    return frozenset((location, one) for location, one in located if one.backup == name)
 
 
 async def _prepare(tools: DeletionTools) -> tuple[DeletionPlan, list[Judgment]]:

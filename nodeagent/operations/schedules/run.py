@@ -6,8 +6,9 @@ from datetime import datetime
 from typing import Final
 
 from core.errors import AgentError
-from core.kube.resources import JOBS
+from core.kube.resources import DAEMON_SETS, JOBS
 from core.models.base import parse_time
+from core.models.names import AGENT_DAEMONSET
 from nodeagent.operations.backups.create import check_backup, start_backup
 from nodeagent.operations.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired
 from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion
@@ -107,8 +108,8 @@ async def _started(tools: ScheduleTools) -> datetime:
     jobs = tools.deletion.jobs
     if tools.job:
         return parse_time((await jobs.client.get(JOBS, jobs.namespace, tools.job))["metadata"]["creationTimestamp"])
-    # Whether it exists does not matter: its answer has the time.
-    await jobs.client.read(JOBS, jobs.namespace, "any")
+    # Whether it exists does not matter: the answer has the time.
+    await jobs.client.read(DAEMON_SETS, jobs.namespace, AGENT_DAEMONSET)
     now = tools.deletion.date()
     if now is None:
         raise ScheduleError("the API server's answers have no Date: the time is not known")

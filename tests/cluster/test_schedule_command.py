@@ -1,0 +1,103 @@
+"""`nodeagent schedule` on a real kubelet: its pods back up with their own account, and delete what is expired."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.handkopia import open_kopia
+from tests.cluster.scenes import Place, Volume
+from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.layout import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+
+_FILL = "open('/data/file', 'w').write('what was there')"
+_NEVER = "0 0 29 2 *"
+"""Its runs are started by hand."""
+
+
+class _Scene:
+    """A PVC with data, a location, and the commands as a person runs them."""
+
+    def __init__(self, bed: Bed, space: str) -> None:
+        self.bed, self.space = bed, space
+        self.selection = (f"--pvc={space}/data", f"--storage-location={space}")
+
+    def run(self, *words: str) -> str:
+        argv = [sys.executable, "-m", "nodeagent", *words]
+        done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start(self, job: str) -> str:
+        """Start a run by a Job of the CronJob, wait until it has succeeded, and return its log."""
+        own = ("-n", NAMESPACE)
+        self.bed.user.kubectl("create", "job", job, f"--from=cronjob/{self.space}", *own)
+        try:
+            self.bed.user.kubectl("wait", f"job/{job}", "--for=condition=complete", "--timeout=240s", *own)
+        finally:
+            log = self.bed.user.kubectl("logs", f"job/{job}", *own, "--tail=-1")
+            self.bed.user.kubectl("delete", "job", job, *own, "--wait=false")
+        return log
+
+    @property
+    def backups(self) -> dict[str, Any]:
+        found = json.loads(self.run("backup", "get", "-n", self.space, "-o", "json"))["backups"]
+        return {one["name"]: one for one in found}
+
+    @property
+    def snapshots(self) -> set[str]:
+        with open_kopia(self.bed, self.space, prefix=self.space) as kopia:
+            kopia.connect()
+            return {one["id"] for one in kopia.json("snapshot", "list", "--all")}
+
+
+@pytest.fixture
+def scene(agent: Bed, space: str) -> Iterator[_Scene]:
+    place = Place(agent, space)
+    agent.user.apply(*place.build())
+    Volume(agent, space).fill(_FILL)
+    scene = _Scene(agent, space)
+    with relies_on(agent, Shared.AGENTS):
+        yield scene
+    if space in agent.user.kubectl("get", "cronjobs", "-n", NAMESPACE, "-o", "name"):
+        scene.run("schedule", "delete", space)
+    own = [name for name in agent.user.names(["datauploads,podvolumebackups"], "-n", NAMESPACE) if space in name]
+    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+def test_a_run_backs_up_and_deletes_the_expired_backup_and_never_the_last_copy(scene: _Scene) -> None:
+    space = scene.space
+    scene.run("backup", "create", f"{space}-old", *scene.selection, "--ttl=1s", "--wait")
+    old = scene.snapshots
+    assert len(old) == 1
+    scene.run("schedule", "create", space, f"--schedule={_NEVER}", *scene.selection, "--ttl=1s")
+    log = scene.start(f"{space}-1")
+    assert f"backup {space}-old was expired, and is deleted with 1 snapshots" in log
+    ((name, first),) = scene.backups.items()
+    assert (first["phase"], name.startswith(f"{space}-20")) == ("Completed", True)
+    assert scene.snapshots == {one["snapshotId"] for one in first["volumes"]}
+    # That one is expired too by now, and the only copy of the volume.
+    plan = scene.run("schedule", "run", space, "--dry-run")
+    assert f"back up {space}/data by csi-snapshot" in plan
+    assert name not in plan
+    assert name in scene.backups
+    log = scene.start(f"{space}-2")
+    assert f"backup {name} was expired, and is deleted with 1 snapshots" in log
+    ((second, last),) = scene.backups.items()
+    assert second != name
+    assert scene.snapshots == {one["snapshotId"] for one in last["volumes"]}
+    assert scene.run("backup", "delete", second, "--confirm").endswith("was deleted, with 1 snapshot\n")
+    assert (scene.backups, scene.snapshots) == ({}, set())

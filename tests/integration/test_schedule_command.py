@@ -1,0 +1,172 @@
+"""`nodeagent schedule` against a real API server: its objects, and what their account may and may not do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.kube.resources import (
+    CRON_JOBS,
+    DATA_UPLOADS,
+    JOBS,
+    POD_VOLUME_BACKUPS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+    Resource,
+)
+from nodeagent.cli.main import main
+from nodeagent.operations.backups.plan import ClaimName
+from nodeagent.operations.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
+from nodeagent.operations.schedules.objects import schedule_permissions
+from nodeagent.operations.schedules.request import ScheduleRequest
+from nodeagent.runtime.permissions import Permission, Scope
+from tests.integration.test_backup_command import _Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+
+pytestmark = pytest.mark.integration
+
+_REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)
+_ACCOUNT = "node-agent-schedule-night"
+
+
+class _Schedules(_Cluster):
+    """The cluster of backups, and a user who may make schedules."""
+
+    def __init__(self, apiserver: ApiServer, namespace: str, folder: Path) -> None:
+        super().__init__(apiserver, namespace, folder)
+        self.apiserver, self.folder = apiserver, folder
+        self.grant(SCHEDULE_PERMISSIONS)
+
+    def schedule(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+        code = main(["schedule", *words, *self.words])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    def create_night(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+        claims = (f"--pvc={self.namespace}/data", f"--pvc={self.namespace}/files")
+        return self.schedule(
+            capsys, "create", "night", "--schedule=0 2 * * *", "--time-zone=Europe/Berlin", *claims, *words
+        )
+
+    def get(self, resource: Resource, name: str) -> JsonDict:
+        found: JsonDict = self.api.request("GET", resource.path(self.namespace, name))
+        return found
+
+    def allows(self, verb: str, permission: Permission, name: str = "", *, namespace: str | None = None) -> bool:
+        """Return whether the account of the schedule may do that: by name, if the permission has names."""
+        where = self.namespace if namespace is None else namespace
+        attributes = {
+            "verb": verb,
+            "group": permission.resource.group,
+            "resource": permission.resource.plural,
+            "subresource": permission.subresource,
+            "namespace": where if permission.resource.namespaced else "",
+            "name": name,
+        }
+        user = f"system:serviceaccount:{self.namespace}:{_ACCOUNT}"
+        groups = ["system:serviceaccounts", f"system:serviceaccounts:{self.namespace}", "system:authenticated"]
+        body = {
+            "apiVersion": _REVIEWS.api_version,
+            "kind": _REVIEWS.kind,
+            "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
+        }
+        return bool(self.api.request("POST", _REVIEWS.path(""), body=body)["status"]["allowed"])
+
+
+@pytest.fixture
+def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path) -> _Schedules:
+    return _Schedules(apiserver, namespace, tmp_path)
+
+
+def test_a_schedule_is_created_changed_and_deleted_with_the_listed_permissions(
+    cluster: _Schedules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = cluster.create_night(capsys, "--ttl=720h")
+    assert (code, out[:40]) == (0, "schedule night was created: its first run"[:40]), err
+    assert cluster.get(CRON_JOBS, "night")["spec"]["timeZone"] == "Europe/Berlin"
+    again = ("create", "night", "--schedule=@daily", f"--pvc={cluster.namespace}/data", "--suspend")
+    assert cluster.schedule(capsys, *again)[1] == "schedule night was changed: it is suspended\n"
+    spec = cluster.get(CRON_JOBS, "night")["spec"]
+    assert (spec["schedule"], spec["suspend"], spec.get("timeZone")) == ("@daily", True, None)
+    assert "night" in cluster.schedule(capsys, "get")[1]
+    code, out, err = cluster.schedule(capsys, "delete", "night")
+    assert (code, out.splitlines()[-1]) == (0, f"CronJob {cluster.namespace}/night: deleted"), err
+    for resource in (SERVICE_ACCOUNTS, ROLES):
+        names = [
+            one["metadata"]["name"] for one in cluster.api.request("GET", resource.path(cluster.namespace))["items"]
+        ]
+        assert [name for name in names if name.startswith(_ACCOUNT)] == []
+
+
+def test_its_account_may_do_what_is_listed_and_nothing_with_secrets(
+    cluster: _Schedules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.create_night(capsys, "--ttl=720h")[0] == 0
+    claims = (ClaimName(cluster.namespace, "data"), ClaimName(cluster.namespace, "files"))
+    request = ScheduleRequest("night", cluster.namespace, claims, ttl=timedelta(days=30))
+    for permission in schedule_permissions(request):
+        for verb in permission.verbs:
+            assert cluster.allows(verb, permission, *permission.names[:1]), (verb, permission)
+            if permission.scope is Scope.OWN_NAMESPACE or permission.resource.namespaced:
+                assert not cluster.allows(verb, permission, *permission.names[:1], namespace="default"), permission
+    for verb, path, group in (
+        ("get", "secrets", ""),
+        ("list", "secrets", ""),
+        ("create", "pods", ""),
+        ("create", "serviceaccounts", ""),
+        ("patch", "datauploads", "velero.io"),
+        ("create", "datadownloads", "velero.io"),
+        ("create", "roles", "rbac.authorization.k8s.io"),
+        ("delete", "persistentvolumeclaims", ""),
+        ("patch", "cronjobs", "batch"),
+    ):
+        refused = Permission(Scope.OWN_NAMESPACE, Resource("X", path, group), (verb,), "")
+        assert not cluster.allows(verb, refused), (verb, path)
+
+
+def test_without_a_time_to_live_its_account_deletes_nothing(
+    cluster: _Schedules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.create_night(capsys)[0] == 0
+    for permission in EXPIRY_PERMISSIONS:
+        for verb in set(permission.verbs) & {"create", "delete", "patch"}:
+            assert not cluster.allows(verb, permission, *permission.names[:1]), (verb, permission)
+
+
+def test_its_pods_back_up_with_their_account(cluster: _Schedules, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cluster.create_night(capsys)[0] == 0
+    template = cluster.get(CRON_JOBS, "night")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    kubeconfig = cluster.apiserver.account_kubeconfig(cluster.namespace, template["serviceAccountName"], cluster.folder)
+    end = threading.Thread(target=_complete, args=(cluster,))
+    end.start()
+    try:
+        code = main([*template["containers"][0]["args"], f"--kubeconfig={kubeconfig}"])
+    finally:
+        end.join()
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    assert "is Completed: 2/2 volumes\n" in captured.out
+    transfers = [one for one in cluster.made() if one["kind"] != "VolumeSnapshot"]
+    assert {one["metadata"]["labels"]["nodeagent.io/schedule"] for one in transfers} == {"night"}
+    assert cluster.api.request("GET", JOBS.path(cluster.namespace))["items"] == []
+
+
+def _complete(cluster: _Schedules) -> None:
+    """Let both transfers end, as agents do."""
+    until, left = time.monotonic() + 60, 2
+    while left and time.monotonic() < until:
+        for one in cluster.made():
+            if one["kind"] != "VolumeSnapshot" and not one.get("status"):
+                resource = DATA_UPLOADS if one["kind"] == "DataUpload" else POD_VOLUME_BACKUPS
+                cluster.move(resource, one["metadata"]["name"], phase="Completed", snapshotID="k1")
+                left -= 1
+        time.sleep(0.1)
