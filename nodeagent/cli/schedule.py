@@ -224,7 +224,8 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
     def ago(moment: datetime | None) -> str:
         return f"{format_age(now - moment)} ago" if moment else _NONE
 
-    late = bool(one.last_run) and (one.last_success is None or one.last_success < one.last_run) and not one.running
+    last = one.last_run
+    late = last is not None and not one.running and (one.last_success is None or one.last_success < last)
     cells: list[Cell] = [
         one.name,
         " ".join(filter(None, (one.schedule, one.time_zone))),

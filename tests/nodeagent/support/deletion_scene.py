@@ -75,9 +75,10 @@ class JobKube(FakeKube):
         terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}
         state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
         status = {"phase": "Failed" if error else "Succeeded", "containerStatuses": state}
-        pod = {"name": f"{meta['name']}-x", "namespace": "velero", "labels": {"job-name": meta["name"]}}
+        name = f"{meta['name']}-x"
+        pod = {"name": name, "namespace": "velero", "labels": {"job-name": meta["name"]}}
         self.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
-        self.logs["velero", pod["name"]] = "".join(f"{format_deleted(line)}\n" for line in lines)
+        self.logs["velero", name] = "".join(f"{format_deleted(line)}\n" for line in lines)
 
 
 @dataclass

@@ -46,7 +46,7 @@ async def test_expired_backups_are_deleted_with_their_snapshots_and_no_others(sc
     assert _names(plan) == (["second"], ["first"])
     found, refused = await check_plan(scene.tools, plan)
     assert ([one.id for one in found], refused) == (["s-second-data"], {})
-    assert (scene.names(), scene.kube.bucket.keys()) == (
+    assert (scene.names(), set(scene.kube.bucket)) == (
         {"first-data", "first-gone", "second-data", "third-data"},
         {"s-first-data", "s-first-gone", "s-second-data", "s-third-data"},
     )
@@ -116,7 +116,7 @@ async def _run_with_fault(index: int | None) -> list[str]:
     seen = [one.path for one in scene.kube.requests[before:]]
     scene.kube.request = inner  # type: ignore[method-assign]
     await execute_plan(scene.tools, await plan_expired(scene.tools))
-    assert (scene.names(), scene.kube.bucket.keys()) == ({"third-data"}, {"s-third-data"})
+    assert (scene.names(), set(scene.kube.bucket)) == ({"third-data"}, {"s-third-data"})
     assert _recorded(scene) == {}
     return seen
 

@@ -25,7 +25,8 @@ _TIMES = ScheduleTimes("0 2 * * *", "Europe/Berlin")
 
 def test_the_objects_of_a_schedule() -> None:
     agent = AgentImage("mover:1", "Always", ("pull",))
-    assert_golden("schedule-objects", build_schedule(_REQUEST, _TIMES, agent, NOON))
+    items = build_schedule(_REQUEST, _TIMES, agent, NOON)
+    assert_golden("schedule-objects", {"items": items})
 
 
 def test_the_image_is_that_of_the_agents() -> None:
