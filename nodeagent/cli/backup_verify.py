@@ -12,8 +12,8 @@ from click.core import ParameterSource
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
-from nodeagent.cli.backup_create import parse_claim
 from nodeagent.cli.backup_names import complete_backups
+from nodeagent.cli.claim_flags import parse_claim
 from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
 from nodeagent.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.serve import parse_serve
