@@ -62,6 +62,7 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
         method=Method(given.method),
         location=given.storage_location,
         ttl=_parse_ttl(given.ttl),
+        verify=given.verify,
         ignore_velero_server=given.ignore_velero_server,
     )
     return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
@@ -83,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
+    parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
     parser.add_argument("--ignore-velero-server", action="store_true", help="as of backup create")
     default = os.environ.get("VELERO_NAMESPACE") or DEFAULT_NAMESPACE
     parser.add_argument("--agent-namespace", metavar="NAME", default=default, help="namespace of the agents")

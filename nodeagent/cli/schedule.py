@@ -144,6 +144,7 @@ def _parse(words: Sequence[str]) -> ScheduleRequest:
     "--storage-location", metavar="NAME", default="", help="BackupStorageLocation (default: the one that is default)"
 )
 @click.option("--ttl", type=DurationType(), metavar="DURATION", help="when backups expire (default: never)")
+@click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
 @click.option("--ignore-velero-server", is_flag=True, help="back up although a Velero server is in the namespace")
 @output_option
@@ -160,6 +161,7 @@ def _create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) 
         method=Method(given["method"]),
         location=given["storage_location"],
         ttl=given["ttl"],
+        verify=given["verify"],
         ignore_velero_server=given["ignore_velero_server"],
     )
     times = ScheduleTimes(given["cron"], given["time_zone"], given["suspend"])

@@ -25,6 +25,7 @@ __all__ = [
     "DELETION_PERMISSIONS",
     "DESCRIBE_PERMISSIONS",
     "EXPIRY_PERMISSIONS",
+    "READ_BACK_PERMISSIONS",
     "REPO_PERMISSIONS",
     "RESTORE_PERMISSIONS",
     "SCHEDULED_PERMISSIONS",
@@ -273,7 +274,7 @@ _RETAINED: Final = "what stays by the policy Retain"
 _VERIFIED: Final = "the Job that reads the bucket"
 _COMPARED: Final = "--restore: the scratch volume"
 
-VERIFY_PERMISSIONS: Final = (
+READ_BACK_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),
@@ -285,6 +286,11 @@ VERIFY_PERMISSIONS: Final = (
     Permission(_OWN, kube.PODS, ("get",), _VERIFIED, subresource="log"),
     Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
     Permission(_OWN, kube.EVENTS, ("create",), "the Event about a result", without="a note, and no Event"),
+)
+"""What `nodeagent backup verify` needs to read a backup back; the account of a schedule with `--verify` has it."""
+
+VERIFY_PERMISSIONS: Final = (
+    *READ_BACK_PERMISSIONS,
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create", "delete"), _COMPARED),
     Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create", "delete"), _COMPARED),
     Permission(

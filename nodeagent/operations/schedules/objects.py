@@ -17,7 +17,7 @@ from exposer.placement import LINUX, Placement, build_node_affinity
 from nodeagent.operations.backups.deletion_record import build_record
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.install.accounts import build_rule
-from nodeagent.operations.permissions import EXPIRY_PERMISSIONS, SCHEDULED_PERMISSIONS
+from nodeagent.operations.permissions import EXPIRY_PERMISSIONS, READ_BACK_PERMISSIONS, SCHEDULED_PERMISSIONS
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
 from nodeagent.runtime.permissions import Permission, Scope
 
@@ -84,7 +84,11 @@ def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
         for one in SCHEDULED_PERMISSIONS
         if one.resource not in left_out and not (one.resource is kube.PODS and request.method is Method.CSI_SNAPSHOT)
     ]
-    return (*found, *(EXPIRY_PERMISSIONS if request.ttl is not None else ()))
+    return (
+        *found,
+        *(READ_BACK_PERMISSIONS if request.verify else ()),
+        *(EXPIRY_PERMISSIONS if request.ttl is not None else ()),
+    )
 
 
 def build_accounts(request: ScheduleRequest) -> list[JsonDict]:

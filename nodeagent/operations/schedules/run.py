@@ -1,14 +1,16 @@
-"""One run of a schedule: a backup of its PVCs, and then the deletion of all backups that are expired."""
+"""One run of a schedule: a backup of its PVCs, its verification, and the deletion of all backups that are expired."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET
+from core.models.phases import Phase
+from core.models.verification import WHOLE_PERCENT
 from nodeagent.operations.backups.create import check_backup, start_backup
 from nodeagent.operations.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired
 from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion
@@ -18,11 +20,21 @@ from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume
 from nodeagent.operations.backups.plan import BackupTools, plan_backup
 from nodeagent.operations.backups.progress import VolumeProgress
+from nodeagent.operations.backups.view import Backup
 from nodeagent.operations.schedules.request import ScheduleRequest
+from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from nodeagent.operations.verifications.view import (
+    VerificationReport,
+    choose_volumes,
+    explain_report,
+)
 
 __all__ = ["ScheduleError", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
 
 _STAMP: Final = "%Y%m%d%H%M%S"
+
+_VERIFICATION_TIMEOUT: Final = timedelta(hours=6)
+"""Of the Job that reads one repository."""
 
 
 class ScheduleError(AgentError):
@@ -57,7 +69,7 @@ class ScheduleRun:
 
 
 async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
-    """Back up, wait for the end, and delete what is expired; a failed backup does not keep it from deleting.
+    """Back up, wait for the end, verify, and delete what is expired; a failed backup does not keep it from deleting.
 
     The newest copies of volumes stay in any case. A run may be repeated: of the same Job it continues the backup.
 
@@ -145,6 +157,21 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     # What is missing has been named, with its reason.
     if not run.failures and (failure := explain_end(backup)):
         run.failures.append(f"backup {backup.name} is {backup.phase}: {failure}")
+    if request.verify and any(one.phase is Phase.COMPLETED for one in backup.volumes):
+        await _verify(tools, backup, run)
+
+
+async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
+    """Read all files of the backup back; the result is recorded on its transfers."""
+    jobs = tools.deletion.jobs
+    volumes, _ = choose_volumes(backup, ())
+    request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
+    means = VerificationTools(jobs, lambda: tools.deletion.date() or jobs.clock.now())
+    report = VerificationReport(backup=backup.name, volumes=await verify_volumes(means, volumes, request), notes=[])
+    for one in report.volumes:
+        tools.on_line(f"verification of {one.namespace}/{one.claim}: {one.outcome}")
+    if failure := explain_report(report):
+        run.failures.append(f"verification of backup {backup.name}: {failure}")
 
 
 async def _expire(tools: ScheduleTools, run: ScheduleRun) -> None:

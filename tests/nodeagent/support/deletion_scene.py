@@ -1,5 +1,6 @@
 """A cluster with agents, old backups and a bucket, whose Jobs run at once and delete snapshots."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import format_datetime
@@ -12,7 +13,8 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict, format_time
 from core.models.saved_claim import SavedClaim
-from datamover.arguments import DeletionOptions, parse_arguments
+from core.models.verification import SnapshotVerification, VerificationOutcome, VerifiedSnapshot, format_verified
+from datamover.arguments import DeletionOptions, VerifyOptions, parse_arguments
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.delete import DeletionTools
 from nodeagent.operations.mover_jobs import JobTools
@@ -29,7 +31,8 @@ class JobKube(FakeKube):
     """Runs each Job of a deletion when it is created; its answers have a Date.
 
     `bucket` has the transfers of the snapshots by their IDs, `pinned` the snapshots that something names, `failure` is
-    what a Job that is no dry run ends with, and `refused` what any ends with; empty: it succeeds.
+    what a Job that is no dry run ends with, and `refused` what any ends with; empty: it succeeds. `verified` is the
+    outcome of verifications.
     """
 
     def __init__(self, clock: HandClock) -> None:
@@ -39,6 +42,7 @@ class JobKube(FakeKube):
         self.bucket: dict[str, TransferToDelete] = {}
         self.pinned: set[str] = set()
         self.refused = self.failure = ""
+        self.verified = VerificationOutcome.PASSED
         self.ran: list[DeletionOptions] = []
 
     async def request(self, request: Request) -> Response:
@@ -52,6 +56,12 @@ class JobKube(FakeKube):
     def _run(self, job: JsonDict) -> None:
         meta, (container,) = job["metadata"], job["spec"]["template"]["spec"]["containers"]
         options = parse_arguments(container["args"], {})
+        if isinstance(options, VerifyOptions):
+            results = [VerifiedSnapshot(id=one, outcome=self.verified) for one in options.snapshots]
+            self._end(
+                meta["name"], "", SnapshotVerification(snapshots=len(results)).to_json(), map(format_verified, results)
+            )
+            return
         assert isinstance(options, DeletionOptions)
         assert options.cluster == CLUSTER
         self.ran.append(options)
@@ -72,13 +82,16 @@ class JobKube(FakeKube):
             for key, one in found.items()
         ]
         message = error or SnapshotDeletion(deleted=len(found) - len(kept), kept=len(kept)).to_json()
+        self._end(meta["name"], error, message, map(format_deleted, lines))
+
+    def _end(self, job: str, error: str, message: str, lines: Iterable[str]) -> None:
         terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}
         state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
         status = {"phase": "Failed" if error else "Succeeded", "containerStatuses": state}
-        name = f"{meta['name']}-x"
-        pod = {"name": name, "namespace": "velero", "labels": {"job-name": meta["name"]}}
+        name = f"{job}-x"
+        pod = {"name": name, "namespace": "velero", "labels": {"job-name": job}}
         self.put({"apiVersion": "v1", "kind": "Pod", "metadata": pod, "status": status})
-        self.logs["velero", name] = "".join(f"{format_deleted(line)}\n" for line in lines)
+        self.logs["velero", name] = "".join(f"{line}\n" for line in lines)
 
 
 @dataclass

@@ -41,8 +41,9 @@ def test_the_image_is_that_of_the_agents() -> None:
         _REQUEST,
         ScheduleRequest("a", "velero", selector_namespace="app", selector="tier in (web,db)", method=Method.FS_BACKUP),
         ScheduleRequest("a.b", "other", selector_namespace="app", location="bucket", ignore_velero_server=True),
+        ScheduleRequest("night", "velero", (DATA,), verify=True),
     ],
-    ids=["claims", "selector", "all of a namespace"],
+    ids=["claims", "selector", "all of a namespace", "verified"],
 )
 def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleRequest) -> None:
     cron_job = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
@@ -97,3 +98,12 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
     }
     assert used <= granted
     assert granted - used == rare
+
+
+def test_with_verify_the_cron_job_says_how_often_and_the_account_may_record_it() -> None:
+    request = replace(_REQUEST, verify=True)
+    cron_job = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
+    assert cron_job["metadata"]["annotations"] == {"nodeagent.io/verification-interval": "24h0m0s"}
+    patched = [one for one in schedule_permissions(request) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
+    assert len(patched) == 1
+    assert not [one for one in schedule_permissions(_REQUEST) if one.resource is DATA_UPLOADS and "patch" in one.verbs]

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.models.verification import VerificationOutcome
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.run import ScheduleError, preview_schedule, run_schedule
 from tests.nodeagent.support.schedule_scene import DATA, ScheduleScene
@@ -136,3 +137,36 @@ async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
     assert [(one.name, one.reasons) for one in deletion.kept] == [("second", ["it has the newest copy of app/data"])]
     assert (scene.made, len(scene.kube.bucket)) == ([], 2)
     assert (await preview_schedule(scene.tools(), scene.request()))[1] is None
+
+
+@pytest.fixture
+def verified(scene: ScheduleScene) -> ScheduleScene:
+    """The scene, with the repository of the volumes."""
+    spec = {"volumeNamespace": "app", "backupStorageLocation": "default", "repositoryType": "kopia"}
+    scene.old.put("BackupRepository", "app-default-kopia", spec=spec | {"maintenanceFrequency": "1h"})
+    scene.end_backups()
+    return scene
+
+
+async def test_with_verify_the_backup_is_read_back_and_the_result_recorded(verified: ScheduleScene) -> None:
+    await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert "verification of app/data: passed" in verified.lines
+    annotation = verified.made[0]["metadata"]["annotations"]["nodeagent.io/verification"]
+    assert '"outcome":"passed"' in annotation
+    assert verified.kube.bucket == {}
+
+
+async def test_a_backup_that_does_not_pass_fails_the_run_and_keeps_the_copy_before_it(verified: ScheduleScene) -> None:
+    verified.kube.verified = VerificationOutcome.FAILED
+    with pytest.raises(ScheduleError, match="verification of backup night-20261121120000: "):
+        await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert verified.kube.bucket.keys() == {"s-second-data"}
+    kept = "it has the newest copy of app/data whose verification did not fail"
+    assert f"backup second is expired, and kept: {kept}" in verified.lines
+
+
+async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
+    scene.end_backups("Failed")
+    with pytest.raises(ScheduleError, match="is Failed: PVC app/data is Failed"):
+        await run_schedule(scene.tools(), scene.request(verify=True))
+    assert not [line for line in scene.lines if line.startswith("verification")]
