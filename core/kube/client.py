@@ -187,6 +187,25 @@ class KubeClient:
         request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=True))
 
+    async def read_stamped(self, resource: Resource, namespace: str, name: str) -> tuple[JsonDict | None, str]:
+        """Return the object, or None, with the time of its last change by the API server's clock; empty: not known.
+
+        Source: Kubernetes v1.34, API concepts, "Field management": the time of a manager's entry in
+        `metadata.managedFields` is that of its last change of a value.
+
+        Raises:
+            KubeError: it cannot be read.
+        """
+        attempted = _attempted("get", resource, namespace, name)
+        request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
+        try:
+            obj = await self._send(resource, request, attempted, parse_object, again=True)
+        except NotFoundError:
+            return None, ""
+        managers = (obj.get("metadata") or {}).get("managedFields") or []
+        stamps = [str(one.get("time") or "") for one in managers if isinstance(one, dict)]
+        return self._checked(resource, obj), max(stamps, default="")
+
     async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
         """Return the object, or None where it does not exist."""
         try:

@@ -1,7 +1,7 @@
 """The installed agent's settings, from the command line in its DaemonSet."""
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
@@ -11,7 +11,7 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["read_settings", "serve_words"]
+__all__ = ["InstalledAgents", "read_agents", "read_settings", "serve_words"]
 
 _STARTS: Final = (["serve"], ["node-agent", "server"])
 """The commands that run an agent; the second one is that of Velero's DaemonSet."""
@@ -25,6 +25,21 @@ async def read_settings(client: KubeClient, namespace: str, parse: Callable[[Seq
     Raises:
         ConfigError: there is no agent, its DaemonSet cannot be read, or its arguments are not those of this version.
     """
+    return (await read_agents(client, namespace, parse)).settings
+
+
+class InstalledAgents(NamedTuple):
+    """What the DaemonSet of the agents says: their settings, how many there are to be, and how many are ready."""
+
+    settings: Settings
+    wanted: int
+    ready: int
+
+
+async def read_agents(
+    client: KubeClient, namespace: str, parse: Callable[[Sequence[str]], Settings]
+) -> InstalledAgents:
+    """Return the same with what its controller says of the pods; see `read_settings`."""
     place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
     try:
         daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
@@ -32,10 +47,12 @@ async def read_settings(client: KubeClient, namespace: str, parse: Callable[[Seq
         raise ConfigError(f"{place} cannot be read: {e}") from e
     if daemonset is None:
         raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
+    status = daemonset.get("status") or {}
     try:
-        return parse(serve_words(daemonset))
+        settings = parse(serve_words(daemonset))
     except ConfigError as e:
         raise ConfigError(f"{place}: {e}") from e
+    return InstalledAgents(settings, status.get("desiredNumberScheduled") or 0, status.get("numberReady") or 0)
 
 
 def serve_words(daemonset: JsonDict) -> list[str]:

@@ -47,6 +47,7 @@ class Rule(StrEnum):
     CONFIG_DIFFERS = "configuration-differs"
     ADMISSION_FAILS = "admission-fails"
     LOCATION_UNAVAILABLE = "location-unavailable"
+    LOCATION_NOT_VALIDATED = "location-not-validated"
     REPOSITORY_NOT_READY = "repository-not-ready"
     MAINTENANCE_FAILED = "maintenance-failed"
     MAINTENANCE_OVERDUE = "maintenance-overdue"
@@ -144,7 +145,12 @@ def _agents_not_ready(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     nodes = [agent.node or agent.pod for agent in snapshot.agents if not agent.ready]
     if nodes:
         message = f"{len(nodes)} of {len(snapshot.agents)} agents are not ready: {shown(nodes)}"
-        yield _degraded(Rule.AGENTS_NOT_READY, message, "troubleshooting.md#agent-unavailable")
+    elif (missing := snapshot.wanted_agents - snapshot.ready_agents) > 0:
+        # Such as pods that are not created: admission or a quota rejects them.
+        message = f"{missing} of {snapshot.wanted_agents} agents are not ready, as their DaemonSet says"
+    else:
+        return
+    yield _degraded(Rule.AGENTS_NOT_READY, message, "troubleshooting.md#agent-unavailable")
 
 
 def _no_leader(snapshot: ClusterSnapshot) -> Iterator[Finding]:
@@ -189,7 +195,10 @@ def _admission_fails(snapshot: ClusterSnapshot) -> Iterator[Finding]:
 
 def _locations(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     for one in snapshot.locations:
-        if one.phase not in {"", "Available"}:
+        if not one.phase:
+            message = f"BackupStorageLocation {one.name} was not validated: whether it can be reached is not known"
+            yield Finding(health=Health.UNKNOWN, rule=Rule.LOCATION_NOT_VALIDATED, message=message)
+        elif one.phase != "Available":
             message = f"BackupStorageLocation {one.name} is {one.phase}: {one.message or 'no message'}"
             see = "docs/troubleshooting.md#the-backup-repository-cannot-be-used"
             yield Finding(health=Health.UNHEALTHY, rule=Rule.LOCATION_UNAVAILABLE, message=message, see=see)

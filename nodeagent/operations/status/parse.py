@@ -13,7 +13,7 @@ from msgspec import field
 from core.errors import ConfigError, ContractError
 from core.kube.decode import parse_json
 from core.models.attempts import Attempts
-from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time
+from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.names import CONFIG_ANNOTATION
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
@@ -225,17 +225,23 @@ _SLACK: Final = timedelta(seconds=5)
 """A Date header has whole seconds, and a renewal may be under way."""
 
 
-def lease_record(raw: JsonDict | None) -> LeaseRecord:
+def lease_record(raw: JsonDict | None, changed_at: str = "") -> LeaseRecord:
     """Return the record of the leader's Lease; None: there is none.
+
+    `changed_at` is when it was changed, by the API server's clock; empty: not known, and the leader's clock counts.
 
     Raises:
         ContractError: it does not have the form of a Lease.
     """
     spec = _Lease.from_wire(raw or {}).spec
-    if spec.renew_time is None:
+    renewed = spec.renew_time
+    if renewed is None:
         return LeaseRecord(holder=spec.holder_identity)
+    if changed_at:
+        # The leader's clock may be off, and renewals by it count for other agents by their own clocks only.
+        renewed = parse_time(changed_at)
     try:
-        expires = spec.renew_time + timedelta(seconds=spec.lease_duration_seconds) + _SLACK
+        expires = renewed + timedelta(seconds=spec.lease_duration_seconds) + _SLACK
     except OverflowError as e:
         raise ContractError(f"leaseDurationSeconds: {spec.lease_duration_seconds} is out of range") from e
     return LeaseRecord(holder=spec.holder_identity, expires=expires)

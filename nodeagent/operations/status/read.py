@@ -23,7 +23,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.names import DISPATCHER_LEASE
 from nodeagent.config.models import LoadConcurrency
-from nodeagent.operations.installation import read_settings
+from nodeagent.operations.installation import InstalledAgents, read_agents
 from nodeagent.operations.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, TransferKind
 from nodeagent.operations.status.parse import (
@@ -124,17 +124,26 @@ class StatusReader:
         return found
 
     async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
-        lease, settings = await asyncio.gather(
+        lease, installed = await asyncio.gather(
             self._try(UnreadPart.LEASE, self._read_lease(), LeaseRecord()),
-            self._try(UnreadPart.FLAGS, self._read_settings(), None),
+            self._try(UnreadPart.FLAGS, self._read_installed(), None),
         )
+        settings = installed.settings if installed is not None else None
         page, (config, concurrency) = await asyncio.gather(
             self._try(UnreadPart.PAGE, self._read_page(settings, lease, agents), None),
             self._try(UnreadPart.CONFIG, self._read_config(settings), _NO_CONFIG),
         )
         slots = await self._try(UnreadPart.NODES, self._read_slots(concurrency), {})
         return ClusterSnapshot(
-            self._namespace, self.now(), lease=lease, config=config, slots=slots, settings=settings, page=page
+            self._namespace,
+            self.now(),
+            lease=lease,
+            config=config,
+            slots=slots,
+            settings=settings,
+            wanted_agents=installed.wanted if installed is not None else 0,
+            ready_agents=installed.ready if installed is not None else 0,
+            page=page,
         )
 
     async def _try(self, part: UnreadPart, read: Awaitable[_T], otherwise: _T) -> _T:
@@ -175,17 +184,17 @@ class StatusReader:
         return await self._try(part, self._each(part, selection, parse), ())
 
     async def _read_lease(self) -> LeaseRecord:
-        return lease_record(await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE))
+        return lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
 
-    async def _read_settings(self) -> Settings | None:
-        """Return the agents' settings.
+    async def _read_installed(self) -> InstalledAgents:
+        """Return the agents' settings, and how many agents there are to be.
 
         Raises:
             KubeError: their DaemonSet cannot be read.
             ConfigError: there is none, or its arguments are not those of this version.
         """
         try:
-            return await read_settings(self._client, self._namespace, self._parse_serve)
+            return await read_agents(self._client, self._namespace, self._parse_serve)
         except ConfigError as e:
             if isinstance(e.__cause__, KubeError):
                 raise e.__cause__ from e

@@ -108,7 +108,7 @@ class ConfigRecord(WireModel):
 
 
 class LocationRecord(WireModel):
-    """One BackupStorageLocation; an empty phase was not validated yet, and counts as available."""
+    """One BackupStorageLocation; an empty phase was not validated yet: whether it can be reached is not known."""
 
     name: str
     phase: str = ""
@@ -157,7 +157,8 @@ class ClusterSnapshot:
     """Everything that is judged, as read at `at`, a time by the API server's clock.
 
     What `unread` names is empty, and not known. `slots` is by node, where rules for single nodes exist. `settings` are
-    the agents'; None: there is no DaemonSet. `page` is None where it could not be read.
+    the agents'; None: there is no DaemonSet. `wanted_agents` and `ready_agents` are what its controller counts. `page`
+    is None where it could not be read.
     """
 
     namespace: str
@@ -170,6 +171,8 @@ class ClusterSnapshot:
     repositories: tuple[RepositoryRecord, ...] = ()
     locations: tuple[LocationRecord, ...] = ()
     settings: Settings | None = None
+    wanted_agents: int = 0
+    ready_agents: int = 0
     page: LeaderPage | None = None
     unread: tuple[Unread, ...] = ()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from core.kube.resources import DAEMON_SETS, LEASES
 from core.models.reasons import PendingReason
 from nodeagent.operations.status.health import Health, Rule, is_blocked, judge, worst
 from nodeagent.operations.status.kinds import TRANSFER_KINDS
@@ -48,6 +49,12 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
             status={"phase": "Unavailable", "message": "denied"},
         ),
     ),
+    Rule.LOCATION_NOT_VALIDATED: (
+        Health.UNKNOWN,
+        lambda scene: scene.put(
+            "BackupStorageLocation", "default", spec={"provider": "aws", "objectStorage": {"bucket": "b"}}
+        ),
+    ),
     Rule.REPOSITORY_NOT_READY: (Health.DEGRADED, lambda scene: _put_repository(scene, phase="NotReady")),
     Rule.MAINTENANCE_FAILED: (
         Health.DEGRADED,
@@ -89,6 +96,33 @@ async def test_each_rule_is_found_alone(rule: Rule) -> None:
     findings = judge(await scene.reader.read())
     assert [(finding.rule, finding.health) for finding in findings] == [(rule, health)]
     assert worst(findings) is health
+
+
+async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> None:
+    scene = StatusScene()
+    (daemonset,) = scene.kube.objects(DAEMON_SETS)
+    scene.kube.put(daemonset | {"status": {"desiredNumberScheduled": 5, "numberReady": 2}})
+    (finding,) = judge(await scene.reader.read())
+    assert (finding.rule, finding.health) == (Rule.AGENTS_NOT_READY, Health.DEGRADED)
+    assert finding.message == "3 of 5 agents are not ready, as their DaemonSet says"
+
+
+@pytest.mark.parametrize(
+    ("renewed", "stamped", "rules"),
+    [
+        pytest.param("2026-11-21T11:50:00.000000Z", "2026-11-21T11:59:55Z", [], id="a leader whose clock is behind"),
+        pytest.param("2026-11-21T12:10:00.000000Z", "2026-11-21T11:58:00Z", [Rule.NO_LEADER], id="ahead, and gone"),
+    ],
+)
+async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
+    renewed: str, stamped: str, rules: list[Rule]
+) -> None:
+    scene = StatusScene()
+    scene.put_lease(renewed)
+    (lease,) = [one for one in scene.kube.objects(LEASES) if one["metadata"]["name"] == "node-agent-dispatcher"]
+    managers = [{"manager": "agent", "time": "2026-11-20T00:00:00Z"}, {"manager": "agent", "time": stamped}]
+    scene.kube.put(lease | {"metadata": lease["metadata"] | {"managedFields": managers}})
+    assert [finding.rule for finding in judge(await scene.reader.read())] == rules
 
 
 @pytest.mark.parametrize(
