@@ -24,15 +24,17 @@ _LIMIT_BYTES: Final = 16 * 1024
 
 
 class SavedClaim(WireModel, omit_defaults=True):
-    """The spec of a PVC, and its labels.
+    """The spec of a PVC, its labels, and how large its volume was.
 
-    `size` is the requested quantity, empty: none was requested. An empty `storage_class`: the claim named none.
+    `size` is the requested quantity, empty: none was requested. `capacity` is that of the volume, which may have been
+    larger; empty: not known. `storage_class` of None: the claim named none; empty: one without a provisioner.
     """
 
     namespace: str
     name: str
     size: str = ""
-    storage_class: str = ""
+    capacity: str = ""
+    storage_class: str | None = None
     access_modes: tuple[str, ...] = ()
     volume_mode: str = "Filesystem"
     labels: dict[str, str] = field(default_factory=dict)
@@ -46,8 +48,8 @@ class SavedClaim(WireModel, omit_defaults=True):
             if not OBJECT_NAME.fullmatch(value):
                 text = f"{key}: not the name of an object"
                 raise ValueError(text)
-        if self.size:
-            parse_quantity(self.size)
+        for quantity in filter(None, (self.size, self.capacity)):
+            parse_quantity(quantity)
         if self.volume_mode not in _MODES:
             text = f"volumeMode: must be one of {', '.join(sorted(_MODES))}"
             raise ValueError(text)
@@ -65,6 +67,7 @@ class SavedClaim(WireModel, omit_defaults=True):
             "namespace": meta.get("namespace"),
             "name": meta.get("name"),
             "size": requests.get("storage"),
+            "capacity": ((claim.get("status") or {}).get("capacity") or {}).get("storage"),
             "storageClass": spec.get("storageClassName"),
             "accessModes": spec.get("accessModes"),
             "volumeMode": spec.get("volumeMode"),

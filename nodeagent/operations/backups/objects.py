@@ -133,7 +133,7 @@ class PlannedVolume:
                     "snapshotType": "CSI",
                     "csiSnapshot": {
                         "volumeSnapshot": self.name,
-                        "storageClass": claim.storage_class,
+                        "storageClass": claim.storage_class or "",
                         "snapshotClass": self.way.snapshot_class,
                         "driver": self.way.driver,
                     },

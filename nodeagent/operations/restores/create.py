@@ -56,7 +56,7 @@ def _check_mappings(planned: Sequence[PlannedRestore]) -> None:
     request = planned[0].request
     for flag, mapping, used in (
         ("--namespace-mappings", request.namespaces, {one.volume.claim.namespace for one in planned}),
-        ("--storage-class-mappings", request.classes, {one.saved_class for one in planned}),
+        ("--storage-class-mappings", request.classes, {one.saved_class or "" for one in planned}),
     ):
         for old in mapping:
             if old not in used:

@@ -20,6 +20,7 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
     label_value,
 )
+from core.models.units import parse_quantity
 from nodeagent.operations.backups.objects import OPERATION_TIMEOUT, is_reserved, transfer_name
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume
@@ -35,8 +36,9 @@ _VOLUME: Final = "data"
 class RestoreRequest:
     """A restore as the user asked for it; `namespace` is that of the transfers.
 
-    `size` and `storage_class` are for PVCs of which the backup has the names only; an empty class: the cluster's
-    default one. `wait_image` is the agents' image, whose `restore-wait` a pod runs in each PVC; empty: none does.
+    `size` and `storage_class` are for PVCs of which the backup has the names only, `storage_class` also for those whose
+    class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
+    pod runs in each PVC; empty: none does.
     """
 
     name: str
@@ -68,15 +70,24 @@ class PlannedRestore:
         return transfer_name(self.request.name, self.target.namespace, self.target.name)
 
     @property
-    def saved_class(self) -> str:
-        """The class before it is mapped: that of the old PVC or, if the backup does not say it, the given one."""
-        claim = self.volume.claim
-        return claim.storage_class if claim.size else self.request.storage_class
+    def saved_class(self) -> str | None:
+        """The class before it is mapped: that of the old PVC or, if it had none to be used again, the given one."""
+        claim, given = self.volume.claim, self.request.storage_class or None
+        if not claim.size:
+            return given
+        # Empty: no provisioner makes a volume of it.
+        return claim.storage_class if claim.storage_class != "" else given or claim.storage_class
 
     @property
-    def storage_class(self) -> str:
-        """The class of the new PVC; empty: the cluster's default one."""
-        return self.request.classes.get(self.saved_class, self.saved_class)
+    def storage_class(self) -> str | None:
+        """The class of the new PVC; None: the cluster's default one."""
+        return self.request.classes.get(self.saved_class or "", self.saved_class)
+
+    @property
+    def size(self) -> str:
+        """The size of the new PVC: the requested one, or that of the old volume if it was larger; empty: not known."""
+        claim = self.volume.claim
+        return max((claim.size, claim.capacity), key=_bytes) if claim.size else self.request.size
 
     @property
     def by_pod(self) -> bool:
@@ -97,25 +108,28 @@ class PlannedRestore:
         """Return the PVC. No provisioner fills it, unless a pod waits in it: it selects the volume that is restored.
 
         Raises:
-            RestoreError: its size is not known, or its volume can have no files.
+            RestoreError: its size is not known, its class makes no volume, or its volume can have no files.
         """
         claim = self.volume.claim
         if self.by_pod and claim.volume_mode == VolumeMode.BLOCK:
             raise RestoreError(f"PVC {self.volume.name}: its volume is a block device: leave out --method restore-wait")
-        size = claim.size or self.request.size
-        if not size:
+        if not self.by_pod and self.storage_class == "":
+            raise RestoreError(
+                f'PVC {self.volume.name}: its storage class was "", which no provisioner serves: set --storage-class'
+            )
+        if not self.size:
             raise RestoreError(
                 f"PVC {self.volume.name}: its backup does not say its size: set --size, and --storage-class"
             )
         labels = {key: value for key, value in claim.labels.items() if not is_reserved(key)}
         spec: JsonDict = {
             "accessModes": list(claim.access_modes or _DEFAULT_MODES),
-            "resources": {"requests": {"storage": size}},
+            "resources": {"requests": {"storage": self.size}},
             "volumeMode": claim.volume_mode,
         }
         if not self.by_pod:
             spec["selector"] = {"matchLabels": {RESTORE_SELECTOR_LABEL: self.name}}
-        if self.storage_class:
+        if self.storage_class is not None:
             spec["storageClassName"] = self.storage_class
         meta = {
             "name": self.target.name,
@@ -194,3 +208,7 @@ class PlannedRestore:
             "labels": {RESTORE_LABEL: label_value(self.request.name)},
             "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
         }
+
+
+def _bytes(quantity: str) -> int:
+    return int(parse_quantity(quantity)) if quantity else 0

@@ -61,6 +61,22 @@ def test_unknown_keys_are_not_kept() -> None:
     assert "more" not in saved.text
 
 
+@pytest.mark.parametrize(("spec", "kept"), [({}, None), ({"storageClassName": ""}, "")])
+def test_no_class_and_the_empty_one_are_kept_apart(spec: dict[str, str], kept: str | None) -> None:
+    claim = SavedClaim.from_claim({"metadata": {"namespace": "app", "name": "data"}, "spec": spec})
+    again = SavedClaim.parse(claim.text)
+    assert again is not None
+    assert (claim.storage_class, again.storage_class) == (kept, kept)
+
+
+def test_the_capacity_of_the_volume_is_kept_beside_the_request() -> None:
+    spec = {"resources": {"requests": {"storage": "1Gi"}}}
+    raw = {"metadata": {"namespace": "app", "name": "data"}, "spec": spec, "status": {"capacity": {"storage": "5Gi"}}}
+    claim = SavedClaim.from_claim(raw)
+    assert (claim.size, claim.capacity) == ("1Gi", "5Gi")
+    assert SavedClaim.parse(claim.text) == claim
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -49,6 +49,25 @@ def test_namespace_and_class_are_mapped_and_the_repository_stays() -> None:
     assert spec["sourceNamespace"] == "app"
 
 
+@pytest.mark.parametrize(
+    ("size", "capacity", "wanted"), [("1Gi", "5Gi", "5Gi"), ("2Gi", "", "2Gi"), ("2G", "1Gi", "2G")]
+)
+def test_the_new_claim_is_as_large_as_the_old_volume(size: str, capacity: str, wanted: str) -> None:
+    claim = SavedClaim(namespace="a", name="b", size=size, capacity=capacity)
+    spec = PlannedRestore(_REQUEST, saved(claim), 1).build_claim()["spec"]
+    assert spec["resources"] == {"requests": {"storage": wanted}}
+
+
+def test_a_claim_of_the_empty_class_stays_one_or_gets_the_given_one() -> None:
+    volume = saved(SavedClaim(namespace="a", name="b", size="1Gi", storage_class=""))
+    with pytest.raises(RestoreError, match=r'PVC a/b: its storage class was "", .* set --storage-class'):
+        PlannedRestore(_REQUEST, volume, 1).build_claim()
+    given = RestoreRequest("back", "velero", storage_class="fast")
+    assert PlannedRestore(given, volume, 1).build_claim()["spec"]["storageClassName"] == "fast"
+    by_pod = RestoreRequest("back", "velero", wait_image="agents:1")
+    assert PlannedRestore(by_pod, volume, 1).build_claim()["spec"]["storageClassName"] == ""
+
+
 def test_reserved_labels_of_the_old_claim_are_left_out() -> None:
     claim = SavedClaim(
         namespace="a", name="b", size="1Gi", labels={"nodeagent.io/restore": "x", "a.velero.io/b": "y", "app": "z"}
