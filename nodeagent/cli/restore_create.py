@@ -21,7 +21,7 @@ from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_restored_volumes
 from nodeagent.cli.stored import read_stored
 from nodeagent.cli.text import format_bytes
-from nodeagent.operations.backups.moving import explain_end
+from nodeagent.operations.backups.moving import explain_end, explain_velero_server
 from nodeagent.operations.backups.view import BackupList, read_backups, read_named
 from nodeagent.operations.restores.create import (
     check_restore,
@@ -89,6 +89,7 @@ class _Run:
     form: OutputFormat
     wait: bool
     by_pod: bool
+    ignore_velero_server: bool
     again: str
     printer: Printer = field(default_factory=Printer)
     started: bool = False
@@ -113,6 +114,7 @@ class _Run:
 @click.option("--size", metavar="QUANTITY", default="", help="size of a PVC, if the backup does not say it")
 @click.option("--storage-class", metavar="NAME", default="", help="class of such a PVC (default: the cluster's)")
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
+@click.option("--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace")
 @output_option
 @workload_options
 def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
@@ -137,6 +139,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         form,
         wait=given["wait"],
         by_pod=given["method"] == _BY_POD,
+        ignore_velero_server=given["ignore_velero_server"],
         again=_repetition(request.name),
     )
     try:
@@ -207,6 +210,10 @@ def _parse_size(text: str) -> str:
 async def _create(run: _Run, access: ClusterAccess) -> None:
     async with connect(access) as cluster:
         tools = RestoreTools(cluster.client, SystemClock(), run.printer.note)
+        if not run.ignore_velero_server:
+            benefit = "and it also restores manifests and runs hooks"
+            if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
+                raise RestoreError(text)
         volumes, request = await _find_volumes(run, cluster), run.request
         if run.by_pod:
             request = replace(request, wait_image=await find_image(cluster.client, cluster.namespace))

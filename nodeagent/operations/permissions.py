@@ -243,6 +243,13 @@ RESTORE_PERMISSIONS: Final = (
         ("get", "create", "delete"),
         "--method restore-wait, and restore cancel then: the pods that mount the PVCs",
     ),
+    Permission(
+        _OWN,
+        kube.DEPLOYMENTS,
+        ("list",),
+        "restore create: whether a Velero server runs here",
+        without="--ignore-velero-server is needed",
+    ),
     Permission(_OWN, kube.DATA_UPLOADS, ("list",), "restore create: the volumes of a backup"),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "restore create: the volumes of a backup"),
     Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create"), "restore create: the new PVCs"),

@@ -7,8 +7,9 @@ from typing import Final, TypedDict, TypeVar
 from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import NotFoundError
+from core.kube.errors import KubeError, NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import Resource
+from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
@@ -22,6 +23,7 @@ __all__ = [
     "cancel_transfers",
     "count_completed",
     "explain_end",
+    "explain_velero_server",
     "group_transfers",
     "list_transfers",
     "sort_newest_first",
@@ -43,6 +45,20 @@ _Whole = TypeVar("_Whole", bound=Moving)
 _Volume = TypeVar("_Volume", bound=MovingVolume)
 _Transfer = TypeVar("_Transfer", bound=Transfer)
 _Key = TypeVar("_Key", bound=Hashable)
+
+
+async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str:
+    """Return why a `what` (backup, restore) is refused beside a Velero server, or if there may be one; else empty."""
+    advice = f"--ignore-velero-server creates the {what} nevertheless"
+    try:
+        found = await has_velero_server(client, namespace)
+    except (UnreachableError, UnauthorizedError):
+        raise
+    except KubeError as e:
+        return f"cannot find out whether a Velero server is in namespace {namespace}: {e}: {advice}"
+    if not found:
+        return ""
+    return f"a Velero server is in namespace {namespace}: ask it (velero {what} create), {benefit}; {advice}"
 
 
 async def list_transfers(

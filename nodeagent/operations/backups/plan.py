@@ -9,13 +9,13 @@ from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotServedError
-from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, OBJECT_NAME
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
 from nodeagent.config.keys import hinted
 from nodeagent.operations.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
+from nodeagent.operations.backups.moving import explain_velero_server
 from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, is_reserved
 from nodeagent.operations.backups.view import Backup, read_backups
 
@@ -117,18 +117,10 @@ async def _check_installation(client: KubeClient, namespace: str, *, ignore_vele
     if await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET) is None:
         place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
         raise BackupError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
-    if ignore_velero_server:
-        return
-    advice = "--ignore-velero-server creates the backup nevertheless"
-    try:
-        found = await has_velero_server(client, namespace)
-    except KubeError as e:
-        raise BackupError(f"cannot find out whether a Velero server is in namespace {namespace}: {e}: {advice}") from e
-    if found:
-        raise BackupError(
-            f"a Velero server is in namespace {namespace}: ask it (velero backup create), and the backup also has "
-            f"manifests and hooks, and expires; {advice}"
-        )
+    if not ignore_velero_server:
+        benefit = "and the backup also has manifests and hooks, and expires"
+        if text := await explain_velero_server(client, namespace, "backup", benefit):
+            raise BackupError(text)
 
 
 async def _find_location(tools: BackupTools, request: BackupRequest) -> str:

@@ -161,6 +161,24 @@ def test_a_restore_into_pods_that_wait_names_both(shell: _Shell) -> None:
     assert pod["spec"]["initContainers"][0]["image"] == "mover:1"
 
 
+def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
+    meta = {"name": "velero", "namespace": "velero"}
+    shell.scene.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {}})
+    words = ("restore", "create", "back", "--from-backup", "night")
+    done = shell.run(*words)
+    assert (done.code, shell.scene.claims) == (1, {})
+    text = "ask it (velero restore create), and it also restores manifests and runs hooks; --ignore-velero-server"
+    assert text in done.err
+    assert shell.run(*words, "--ignore-velero-server").code == 0
+
+
+def test_whether_a_velero_server_is_there_may_not_be_known(shell: _Shell) -> None:
+    shell.scene.kube.fail_next("GET", "/deployments", 403, message="deployments is forbidden")
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert (done.code, shell.scene.claims) == (1, {})
+    assert "cannot find out whether a Velero server is in namespace velero" in done.err
+
+
 def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
     shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
