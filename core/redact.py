@@ -80,6 +80,13 @@ _FORMS: Final = (
     ),
     _form(_KEY_TRIGGERS, rf"({_KEY}[ \t]*=[ \t]*)(?:\"[^\"\n]*\"|'[^'\n]*'|(?!\*\*\*)[^{_END}]+(?<![:.]))", r"\1***"),
     _form(_KEY_TRIGGERS, rf"({_KEY}\\?[\"']\s*:\s*\\?[\"'])[^\"'\\]+(?:\\[^\"'][^\"'\\]*)*", r"\1***"),
+    # A pair of name and value, as of an environment variable.
+    _form(
+        _KEY_TRIGGERS,
+        rf"((?:name|key)\\?[\"']\s*:\s*\\?[\"'][^\"'\\]{{0,60}}{_KEY}\\?[\"']\s*,\s*\\?[\"']value\\?[\"']\s*:\s*\\?[\"'])"
+        r"[^\"'\\]+(?:\\[^\"'][^\"'\\]*)*",
+        r"\1***",
+    ),
     _form(_KEY_TRIGGERS, rf"(--[a-z-]{{0,40}}{_KEY}[ ]+)(?!-)(?=\S*[^a-z\s])[^{_END}]+", r"\1***"),
     _form("<", rf"(<[a-z]{{0,40}}{_KEY}>)[^<]+", r"\1***"),
     _form(
@@ -106,6 +113,7 @@ def _replace(text: str, forms: Iterable[_Form]) -> str:
 
 
 _SECRET_KEY: Final = re.compile(rf"{_KEY}\Z", re.IGNORECASE)
+_NAMES: Final = ("name", "key")
 _SECRET_FLAG: Final = re.compile(rf"--?[a-z_-]{{0,40}}?{_KEY}\Z", re.IGNORECASE)
 _FLAG: Final = re.compile(r"--[a-z]", re.IGNORECASE)
 
@@ -123,6 +131,13 @@ _LINE_FORMS: Final = (
     ),
     _form(
         _KEY_TRIGGERS, rf"([{{,][ \t]*[^\s:,{{}}]{{0,40}}{_KEY}[\"']?[ \t]*:[ \t]+)(?![{{\[\"'*])[^,}}\n]+", r"\1***"
+    ),
+    _form(
+        _KEY_TRIGGERS,
+        rf"(\b(?:name|key)[\"']?[ \t]*:[ \t]+[\"']?[^\s\"',]{{0,60}}{_KEY}[\"']?"
+        r"(?:[ \t]*\n[ \t]+|,[ \t]*)value[\"']?[ \t]*:[ \t]+)"
+        r"(?![{\[])[^,}\n]+",
+        r"\1***",
     ),
     # An argument and its value, in a list in one line or in lines of their own.
     _form(
@@ -142,9 +157,15 @@ def redact_lines(text: str) -> str:
 def redact_values(document: JsonDict, redact_text: Callable[[str], str] = redact) -> JsonDict:
     """Return a JSON document with `redact_text` applied to each text in it, except keys.
 
-    Replaced as a whole is the value of a key that looks like that of a secret, and what follows such a flag in a list.
+    Replaced as a whole is the value of a key that looks like that of a secret, also if the key is a text beside the
+    value (`{"name": "password", "value": ...}`), and what follows such a flag in a list.
     """
-    return {key: _redact_value(value, redact_text, secret=_is_secret_key(key)) for key, value in document.items()}
+    names = (document.get(key) for key in _NAMES)
+    is_pair = "value" in document and any(isinstance(name, str) and _is_secret_key(name) for name in names)
+    return {
+        key: _redact_value(value, redact_text, secret=_is_secret_key(key) or (is_pair and key == "value"))
+        for key, value in document.items()
+    }
 
 
 def _redact_value(value: object, redact_text: Callable[[str], str], *, secret: bool = False) -> object:

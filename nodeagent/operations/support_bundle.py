@@ -35,6 +35,9 @@ _MOVER_LOG_BYTES: Final = 64 * 1024
 _PODS: Final = 20
 """Agents whose pages, and pods whose logs are collected; those that are not ready, and the newest, come first."""
 
+_AGENT_CONTAINER: Final = "node-agent"
+"""Source: Velero v1.18, pkg/install/daemonset.go; ours has the same name."""
+
 _PAGE_BYTES: Final = 2 * 1024 * 1024
 
 
@@ -105,8 +108,10 @@ class BundleReader:
 
     async def _add_objects(self, one: Collected) -> None:
         namespace = self._namespace if one.resource.namespaced else ""
-        found = await self._client.list(Selection(one.resource, namespace, one.selector))
-        objects = [select_fields(raw, one.fields) for raw in found if one.keeps(raw)]
+        objects: list[JsonDict] = []
+        # Whole objects of one page at a time are in memory.
+        async for page in self._client.pages(Selection(one.resource, namespace, one.selector)):
+            objects += [select_fields(raw, one.fields) for raw in page.items if one.keeps(raw)]
         self._add_json(one.file, f"{len(objects)} {one.resource.plural}", objects)
 
     async def _add_named(self, settings: Settings | None) -> None:
@@ -136,7 +141,7 @@ class BundleReader:
                     f"logs of {len(pods) - len(chosen)} more pods of kind {what}: at most {_PODS}"
                 )
             for pod in chosen:
-                await self._add_log(pod["metadata"]["name"], limit, what)
+                await self._add_log(pod, limit, what)
         if settings is None:
             return
         async with _Missing(self._bundle, "pages of agents"):
@@ -144,10 +149,15 @@ class BundleReader:
             for pod in _first(agents):
                 await self._add_pages(pod["metadata"]["name"], settings)
 
-    async def _add_log(self, pod: str, limit: int, what: str) -> None:
+    async def _add_log(self, raw: JsonDict, limit: int, what: str) -> None:
+        """Add the log of the container that is ours: others in the pod, which are named, may log anything."""
+        pod, (container, *others) = raw["metadata"]["name"], _containers(raw)
         self._on_progress(f"reading the log of {pod}")
+        if others:
+            shown = redact(", ".join(others))
+            self._bundle.missing.append(f"log of Pod {pod}: those of the other containers are left out: {shown}")
         async with _Missing(self._bundle, f"log of Pod {pod}"):
-            text = await self._client.pod_log(self._namespace, pod, container="", limit_bytes=limit)
+            text = await self._client.pod_log(self._namespace, pod, container=container, limit_bytes=limit)
             self._add_text(f"logs/{pod}.log", f"end of the log of a pod of kind {what}", text)
 
     async def _add_pages(self, pod: str, settings: Settings) -> None:
@@ -188,6 +198,12 @@ class _Missing:
             return False
         self._bundle.missing.append(redact(f"{self._what}: {error}"))
         return True
+
+
+def _containers(pod: JsonDict) -> list[str]:
+    """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's is the first."""
+    names = [str(one.get("name", "")) for one in (pod.get("spec") or {}).get("containers") or []]
+    return sorted(names, key=lambda name: name != _AGENT_CONTAINER) or [""]
 
 
 def _first(pods: Sequence[JsonDict]) -> list[JsonDict]:

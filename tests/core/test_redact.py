@@ -50,6 +50,11 @@ SECRETS: dict[str, tuple[str, str]] = {
     "cos": (f"https://b.cos.myqcloud.com/o?q-ak=x&q-signature={HEX}", HEX),
     "in an error of Go": (f'Get "{BUCKET}?X-Amz-Signature={HEX}": dial tcp: i/o timeout', HEX),
     # connection strings, keys and values
+    "a name and its value": (json.dumps([{"name": "DB_PASSWORD", "value": "Hunter2Hunter2"}]), "Hunter2Hunter2"),
+    "a name and its value escaped": (
+        json.dumps(json.dumps({"key": "api-key", "value": "Hunter2Hunter2"})),
+        "Hunter2Hunter2",
+    ),
     "azure connection string": (
         f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={S};EndpointSuffix=core.windows.net",
         S,
@@ -255,3 +260,26 @@ def test_a_value_is_redacted_whose_key_or_flag_is_apart_from_it() -> None:
     assert redact_values(document) == shown
     kept = {"automountToken": True, "tokens": 3, "b": ["--password", "--x", "y"], "key": "z", "myToken": {"a": "b"}}
     assert redact_values(kept) == kept
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env:\n  - name: DB_PASSWORD\n    value: Hunter2Hunter2\n",
+        'env:\n  - name: "DB_PASSWORD"\n    value: "Hunter2Hunter2"\n',
+        "env: [{name: DB_PASSWORD, value: Hunter2Hunter2}]\n",
+    ],
+    ids=["block", "quoted", "flow"],
+)
+def test_the_value_beside_a_name_is_found_in_yaml(text: str) -> None:
+    assert "Hunter2" not in redact_lines(text)
+    harmless = text.replace("DB_PASSWORD", "DB_HOST")
+    assert redact_lines(harmless) == harmless
+
+
+@pytest.mark.parametrize("name", ["name", "key"])
+def test_the_value_beside_a_name_is_found_in_a_document(name: str) -> None:
+    pair = {"value": "plain", name: "password"}
+    assert redact_values({"env": [pair, {name: "host", "value": "plain"}]}) == {
+        "env": [pair | {"value": "***"}, {name: "host", "value": "plain"}]
+    }

@@ -125,6 +125,24 @@ async def test_logs_are_limited_in_number_and_agents_that_are_not_ready_come_fir
     assert "logs of 13 more pods of kind agent: at most 20" in bundle.missing
 
 
+async def test_of_a_pod_with_sidecars_the_log_of_the_agent_is_collected_and_the_others_are_named(
+    scene: StatusScene,
+) -> None:
+    spec = {"containers": [{"name": "istio-proxy"}, {"name": "node-agent"}]}
+    scene.put("Pod", "agent-a", "v1", metadata={"labels": {"role": "node-agent"}}, spec=spec)
+    bundle = await _read(scene)
+    asked = [one.query["container"] for one in scene.kube.requests if one.path.endswith("/pods/agent-a/log")]
+    assert asked == ["node-agent"]
+    assert "log of Pod agent-a: those of the other containers are left out: istio-proxy" in bundle.missing
+
+
+async def test_lists_are_read_page_by_page(scene: StatusScene) -> None:
+    await _read(scene)
+    lists = [one for one in scene.kube.requests if one.path.endswith(("/datauploads", "/nodes"))]
+    assert lists
+    assert all(one.query.get("limit") for one in lists)
+
+
 async def test_an_archive_has_each_file_for_its_owner_alone(scene: StatusScene) -> None:
     bundle = await _read(scene)
     with tarfile.open(fileobj=io.BytesIO(pack(bundle, "folder", NOON))) as archive:
