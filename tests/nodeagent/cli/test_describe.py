@@ -3,12 +3,14 @@
 import json
 import re
 
+import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 
 from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from nodeagent.cli.user_commands import _root
+from nodeagent.operations.status.describe import TransferDetails
 from tests.nodeagent.support.commands import Shell, open_shell
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.transfers import mover_pod
@@ -58,8 +60,11 @@ def test_everything_about_a_transfer(shell: Shell) -> None:
     assert _SECRET not in done.out
 
 
-def test_programs_get_a_document(shell: Shell) -> None:
-    found: JsonDict = json.loads(shell.run("describe", "dataupload", "long", "-o", "json").out)
+def test_programs_get_a_document_of_the_schema(shell: Shell) -> None:
+    text = shell.run("describe", "dataupload", "long", "-o", "json").out
+    found: JsonDict = json.loads(text)
+    assert_golden("cli/describe-schema", json.loads(json.dumps(msgspec.json.schema(TransferDetails))))
+    assert json.loads(TransferDetails.from_json(text).to_json()) == found
     for part in (found, *found["pods"], *found["events"]):
         part.pop("uid", None)
     assert_golden("cli/describe", found)

@@ -3,6 +3,7 @@
 import json
 import re
 
+import msgspec
 import pytest
 import yaml
 
@@ -59,9 +60,12 @@ def test_a_cluster_with_faults(scene: StatusScene, shell: Shell) -> None:
     assert wide.replace("\n", "").isprintable()
 
 
-def test_programs_get_a_document(scene: StatusScene, shell: Shell) -> None:
+def test_programs_get_a_document_of_the_schema(scene: StatusScene, shell: Shell) -> None:
     _break(scene)
-    found: JsonDict = json.loads(shell.run("status", "-o", "json").out)
+    text = shell.run("status", "-o", "json").out
+    found: JsonDict = json.loads(text)
+    assert_golden("cli/status-schema", json.loads(json.dumps(msgspec.json.schema(StatusView))))
+    assert json.loads(StatusView.from_json(text).to_json()) == found
     assert_golden("cli/status", found)
     assert yaml.safe_load(shell.run("status", "-o", "yaml").out) == found
 
