@@ -142,7 +142,7 @@ async def _check_classes(tools: RestoreTools, planned: Sequence[PlannedRestore])
             text = f"--storage-class-mappings {one.storage_class}:NAME chooses another"
             raise RestoreError(f"PVC {one.target}: StorageClass {one.storage_class} does not exist ({hint}): {text}")
     late = sorted(
-        {one.storage_class for one in planned if not one.by_pod}
+        {one.storage_class for one in planned if one.storage_class and not one.by_pod}
         & {name for name, raw in known.items() if raw.get("volumeBindingMode") == _LATE}
     )
     if late:

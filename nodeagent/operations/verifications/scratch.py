@@ -82,7 +82,9 @@ def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest,
     if volume.saved is None or not volume.saved.size:
         raise VerificationError("its backup does not say the size of its PVC: verify it without --restore")
     name = f"nodeagent-verify-{secrets.token_hex(4)}"
-    claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={})
+    # Without a class, it gets the default one: the empty class makes no volume.
+    storage_class = volume.saved.storage_class or None
+    claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={}, storage_class=storage_class)
     saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
     return RestoreRequest(name=name, namespace=namespace), saved
 
