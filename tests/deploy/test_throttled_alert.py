@@ -84,6 +84,6 @@ async def test_the_alert_fires_while_the_api_server_throttles_an_agent(tmp_path:
     }
     tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [case]}
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
-    argv = [tool("prometheus", "promtool"), "test", "rules", "tests.yaml"]
+    argv: list[str | Path] = [tool("prometheus", "promtool"), "test", "rules", "tests.yaml"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
