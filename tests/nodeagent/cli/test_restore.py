@@ -275,6 +275,20 @@ def test_ctrl_c_ends_the_waiting_and_says_how_to_cancel(shell: _Shell, monkeypat
     assert not any(one["spec"].get("cancel") for one in shell.scene.downloads)
 
 
+def test_ctrl_c_says_how_the_pods_that_wait_are_deleted(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+
+    async def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HandClock, "sleep", interrupt)
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait", "--wait")
+    done = shell.run("restore", *words)
+    assert (done.code, len(shell.scene.pods)) == (130, 1)
+    assert "nodeagent restore cancel back ends it and deletes its pods, also once it has ended" in done.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
