@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,22 +52,35 @@ class _Scene:
         self.run("backup", "create", name, *words)
         return name
 
-    def restore(self, backup: str, *words: str) -> str:
-        """Restore into a namespace of its own; return its name."""
+    def restore(self, backup: str, *words: str) -> None:
+        """Restore into a namespace of its own."""
+        with self._restored(backup, "--wait", *words) as (new, found):
+            assert [one["phase"] for one in found["volumes"]] == ["Completed"]
+            self._wait_without_pods(new)
+            script = ["-c", _CHECK]
+            self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
+
+    def cancel(self, backup: str, *words: str) -> None:
+        """Begin to restore into a namespace of its own, and cancel it."""
+        with self._restored(backup, *words) as (new, _):
+            argv = [sys.executable, "-m", "nodeagent", "restore", "cancel", new]
+            subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), check=True)
+            self._wait_without_pods(new)
+
+    @contextmanager
+    def _restored(self, backup: str, *words: str) -> Iterator[tuple[str, Any]]:
         # Other tests of the tier leave out objects with such a name.
         new = f"test-{hashlib.sha256(' '.join((backup, *words)).encode()).hexdigest()[:8]}"
         mapping = f"--namespace-mappings={self.space}:{new}"
         try:
-            found = self.run("restore", "create", new, f"--from-backup={backup}", mapping, "--wait", *words)
-            assert [one["phase"] for one in found["volumes"]] == ["Completed"]
-            self.bed.user.kubectl("wait", "pods", "--all", "--for=delete", "-n", new, "--timeout=60s")
-            script = ["-c", _CHECK]
-            self.bed.user.run_pod(build_pod(new, "read", claim="data", script=script, folders={}), seconds=120)
+            yield new, self.run("restore", "create", new, f"--from-backup={backup}", mapping, *words)
         finally:
             self.bed.user.kubectl("delete", "namespace", new, "--ignore-not-found", "--wait=false")
             label = ("-n", NAMESPACE, "-l", f"nodeagent.io/restore={new}")
             self.bed.user.kubectl("delete", "datadownloads,podvolumerestores", *label)
-        return new
+
+    def _wait_without_pods(self, namespace: str) -> None:
+        self.bed.user.kubectl("wait", "pods", "--all", "--for=delete", "-n", namespace, "--timeout=60s")
 
 
 @pytest.fixture
@@ -84,7 +98,9 @@ def scene(agent: Bed, space: str) -> Iterator[_Scene]:
 def test_a_snapshot_comes_back_directly_and_into_a_pod_that_waits(scene: _Scene) -> None:
     backup = scene.back_up("csi-snapshot")
     scene.restore(backup)
-    scene.restore(backup, "--method=restore-wait", "--storage-class-mappings=bed:bed-wait")
+    into_pod = ("--method=restore-wait", "--storage-class-mappings=bed:bed-wait")
+    scene.restore(backup, *into_pod)
+    scene.cancel(backup, *into_pod)
 
 
 def test_files_of_a_running_pod_come_back_without_a_pod(scene: _Scene) -> None:
