@@ -15,6 +15,7 @@ from typing import Annotated, Final, TypeVar
 from msgspec import UNSET, Meta, UnsetType, field
 
 from core.errors import ContractError, ResultError
+from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel
 from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
@@ -129,6 +130,8 @@ class MoverVerb(StrEnum):
     LIST_SNAPSHOTS = "list-snapshots"
     VERIFY_SNAPSHOTS = "verify-snapshots"
     DELETE_SNAPSHOTS = "delete-snapshots"
+    LIST_FILES = "list-files"
+    SEND_FILES = "send-files"
 
 
 class MaintenanceMode(StrEnum):
@@ -490,6 +493,7 @@ _Result = TypeVar(
     SnapshotListing,
     SnapshotVerification,
     SnapshotDeletion,
+    FileListing,
 )
 
 

@@ -12,12 +12,15 @@ from pathlib import Path
 
 from core.contract import MoverVerb, TransferToDelete, VolumeMode
 from core.errors import ConfigError
+from core.file_contract import decode_path
 from core.models.verification import WHOLE_PERCENT
 from datamover.flags import LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
 __all__ = [
     "DeletionOptions",
+    "FileOptions",
+    "FileSource",
     "InitOptions",
     "ListOptions",
     "LocalBackup",
@@ -30,6 +33,7 @@ __all__ = [
     "PodOptions",
     "ReportOptions",
     "RepositoryOptions",
+    "SendOptions",
     "ValidationOptions",
     "VerifyOptions",
     "parse_arguments",
@@ -156,6 +160,37 @@ class DeletionOptions:
     log: LogOptions
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """A file or directory of a snapshot in the repository of a namespace; of a block `device`, there is no path."""
+
+    location: str
+    volume_namespace: str
+    snapshot_id: str
+    path: str = ""
+    device: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """The list of a directory in a snapshot, in a pod: at most `limit` entries, of names after `after`."""
+
+    source: FileSource
+    limit: int
+    after: str = ""
+    termination_file: Path
+    log: LogOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendOptions:
+    """A file or directory of a snapshot that is sent from a pod."""
+
+    source: FileSource
+    termination_file: Path
+    log: LogOptions
+
+
 PodCommand = (
     PodOptions
     | InitOptions
@@ -165,6 +200,8 @@ PodCommand = (
     | ListOptions
     | VerifyOptions
     | DeletionOptions
+    | FileOptions
+    | SendOptions
 )
 
 
@@ -242,6 +279,16 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
             termination_file=parsed.termination_message_path,
             log=log,
         )
+    if parsed.command == MoverVerb.LIST_FILES:
+        return FileOptions(
+            source=_parse_source(parsed),
+            limit=parsed.limit,
+            after=decode_path(parsed.after),
+            termination_file=parsed.termination_message_path,
+            log=log,
+        )
+    if parsed.command == MoverVerb.SEND_FILES:
+        return SendOptions(source=_parse_source(parsed), termination_file=parsed.termination_message_path, log=log)
     if parsed.command == MoverVerb.VALIDATE_LOCATION:
         return ValidationOptions(
             name=parsed.backup_storage_location,
@@ -274,6 +321,16 @@ def _parse_verify(parsed: argparse.Namespace, log: LogOptions) -> VerifyOptions:
         mode=parsed.volume_mode,
         termination_file=parsed.termination_message_path,
         log=log,
+    )
+
+
+def _parse_source(parsed: argparse.Namespace) -> FileSource:
+    return FileSource(
+        location=parsed.backup_storage_location,
+        volume_namespace=parsed.volume_namespace,
+        snapshot_id=parsed.snapshot,
+        path=decode_path(parsed.path),
+        device=parsed.device,
     )
 
 

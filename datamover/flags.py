@@ -185,6 +185,36 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
     )
     in_pod.add_argument("--dry-run", action="store_true", help="only check that they may be deleted, and list them")
     _add_pod(in_pod)
+    _add_file_commands(commands)
+
+
+def _add_file_commands(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
+    listing = _add_command(commands, MoverVerb.LIST_FILES, "list a directory of a snapshot")
+    in_pod = _add_file_source(listing)
+    in_pod.add_argument(
+        "--limit", metavar="NUMBER", type=_positive, default=5000, help="most entries to list (default: %(default)s)"
+    )
+    in_pod.add_argument(
+        "--after", metavar="NAME", default="", help="list names after this one, percent-encoded (default: all)"
+    )
+    _add_file_source(_add_command(commands, MoverVerb.SEND_FILES, "send a file or directory of a snapshot as a tar"))
+
+
+def _add_file_source(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    group = parser.add_argument_group(_POD_MODE)
+    group.add_argument(
+        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
+    )
+    group.add_argument(
+        "--volume-namespace", metavar="NAME", required=True, help="namespace of the volumes in the repository"
+    )
+    group.add_argument("--snapshot", metavar="ID", required=True, help="ID of the snapshot")
+    group.add_argument(
+        "--path", metavar="PATH", default="", help="path below the volume, percent-encoded (default: the volume)"
+    )
+    group.add_argument("--device", action="store_true", help="the snapshot is one of a block device")
+    _add_pod(group)
+    return group
 
 
 def _add_verify(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:

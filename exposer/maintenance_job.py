@@ -11,12 +11,14 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb
+from core.file_contract import encode_path
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
     SNAPSHOT_DELETION_LABEL,
+    SNAPSHOT_FILES_LABEL,
     SNAPSHOT_LIST_LABEL,
     SNAPSHOT_REPORT_LABEL,
     SNAPSHOT_VERIFICATION_LABEL,
@@ -30,9 +32,11 @@ from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
 __all__ = [
+    "FileRequest",
     "JobSettings",
     "MaintenanceRun",
     "build_deletion_job",
+    "build_file_job",
     "build_list_job",
     "build_maintenance_job",
     "build_report_job",
@@ -54,6 +58,9 @@ Velero server would wait."""
 
 _REPORT_DEADLINE_SECONDS: Final = 3600
 """Reading the metadata of tens of thousands of snapshots and thousands of backups takes minutes."""
+
+_SEND_DEADLINE_SECONDS: Final = 86_400
+"""A terabyte takes hours. A pod that nobody reads ends much sooner by itself."""
 
 _REPORT_KEPT_SECONDS: Final = 3600
 """For readers of the log."""
@@ -125,6 +132,35 @@ class MaintenanceRun:
         return tuple(flags)
 
 
+@dataclass(frozen=True)
+class FileRequest:
+    """A file or directory of a snapshot in the repository of a namespace; of a block `device`, there is no path.
+
+    It is listed up to `limit` entries, of names after `after`; 0: it is sent.
+    """
+
+    volume_namespace: str
+    snapshot_id: str
+    path: str = ""
+    device: bool = False
+    limit: int = 0
+    after: str = ""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The flags of the mover."""
+        flags = [f"--volume-namespace={self.volume_namespace}", f"--snapshot={self.snapshot_id}"]
+        if self.path:
+            flags.append(f"--path={encode_path(self.path)}")
+        if self.device:
+            flags.append("--device")
+        if self.limit:
+            flags.append(f"--limit={self.limit}")
+        if self.after:
+            flags.append(f"--after={encode_path(self.after)}")
+        return tuple(flags)
+
+
 def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
     """Return the manifest of the Job, a batch/v1 Job as JSON dict.
 
@@ -184,12 +220,23 @@ def build_deletion_job(run: MaintenanceRun, expose: ExposeSettings, options: Seq
     return _build_command_job(run, expose, SNAPSHOT_DELETION_LABEL, MoverVerb.DELETE_SNAPSHOTS, tuple(options))
 
 
+def build_file_job(run: MaintenanceRun, expose: ExposeSettings, request: FileRequest) -> JsonDict:
+    """Return the manifest of a Job that lists or sends files of a snapshot in `run.owner`, a BackupStorageLocation.
+
+    It is like that of a report. With a `limit`, the entries are in its pod's log (`core.file_contract.parse_entry`),
+    the FileListing in the termination message. Without, the pod sends them to `core.file_contract.SEND_COMMAND`.
+    """
+    verb = MoverVerb.LIST_FILES if request.limit else MoverVerb.SEND_FILES
+    return _build_command_job(run, expose, SNAPSHOT_FILES_LABEL, verb, request.options)
+
+
 def _build_command_job(
     run: MaintenanceRun, expose: ExposeSettings, label: str, verb: MoverVerb, options: tuple[str, ...] = ()
 ) -> JsonDict:
+    seconds = _SEND_DEADLINE_SECONDS if verb is MoverVerb.SEND_FILES else _REPORT_DEADLINE_SECONDS
     labels = {label: label_value(run.owner.name)}
-    template = _build_template(run, expose, verb, _REPORT_DEADLINE_SECONDS, options)
-    more = {"activeDeadlineSeconds": _REPORT_DEADLINE_SECONDS, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
+    template = _build_template(run, expose, verb, seconds, options)
+    more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
     return _build_job(run, labels, more, template)
 
 

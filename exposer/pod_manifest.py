@@ -25,7 +25,14 @@ _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
 
 _READERS: Final = frozenset(
-    {MoverVerb.RESTORE, MoverVerb.VALIDATE_LOCATION, MoverVerb.LIST_SNAPSHOTS, MoverVerb.VERIFY_SNAPSHOTS}
+    {
+        MoverVerb.RESTORE,
+        MoverVerb.VALIDATE_LOCATION,
+        MoverVerb.LIST_SNAPSHOTS,
+        MoverVerb.VERIFY_SNAPSHOTS,
+        MoverVerb.LIST_FILES,
+        MoverVerb.SEND_FILES,
+    }
 )
 """What only reads the storage."""
 

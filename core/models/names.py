@@ -78,6 +78,7 @@ __all__ = [
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
     "SNAPSHOT_DELETION_LABEL",
+    "SNAPSHOT_FILES_LABEL",
     "SNAPSHOT_LIST_LABEL",
     "SNAPSHOT_REPORT_LABEL",
     "SNAPSHOT_REQUESTERS",
@@ -237,6 +238,8 @@ SNAPSHOT_LIST_LABEL: Final = "nodeagent.io/snapshot-list"
 """On a Job that lists the snapshots of a storage location: the name of the location, as `label_value` returns it."""
 SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"
 """On a Job that verifies snapshots: the name of the BackupRepository, as `label_value` returns it."""
+SNAPSHOT_FILES_LABEL: Final = "nodeagent.io/snapshot-files"
+"""On a Job that lists or sends files of a snapshot: the name of its location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
 BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"

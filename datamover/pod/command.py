@@ -21,12 +21,14 @@ from core.models.storage import BackupRepository
 from core.redact import Redactor
 from datamover.arguments import (
     DeletionOptions,
+    FileOptions,
     InitOptions,
     ListOptions,
     MaintenanceOptions,
     PodCommand,
     PodOptions,
     ReportOptions,
+    SendOptions,
     ValidationOptions,
     VerifyOptions,
 )
@@ -43,6 +45,8 @@ from datamover.pod.cluster import (
     resolve_repository,
     resolve_storage,
 )
+from datamover.pod.file_source import list_files
+from datamover.pod.file_stream import FileSender
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
 from datamover.pod.snapshot_deletion import delete_transfers
@@ -58,11 +62,13 @@ from datamover.runtime.work_dir import open_work_dir
 
 __all__ = [
     "run_deletion",
+    "run_file_list",
     "run_in_pod",
     "run_init",
     "run_list",
     "run_maintenance",
     "run_report",
+    "run_send",
     "run_validation",
     "run_verification",
 ]
@@ -132,6 +138,28 @@ async def run_deletion(options: DeletionOptions, context: PodContext) -> int:
     The termination message is the SnapshotDeletion, or the error.
     """
     return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
+
+
+async def run_file_list(options: FileOptions, context: PodContext) -> int:
+    """List a directory of a snapshot, and return the exit code.
+
+    The termination message is the FileListing, or the error.
+    """
+    return await _run(lambda: list_files(options, context), context, "list of files")
+
+
+async def run_send(options: SendOptions, context: PodContext) -> int:
+    """Send a file or directory of a snapshot to whoever asks for it, and return the exit code.
+
+    The termination message is SentFiles, or the error.
+    """
+    return await _run(FileSender(options.source, context).run, context, "sending of files")
+
+
+async def _run_files(options: FileOptions | SendOptions, context: PodContext) -> int:
+    if isinstance(options, FileOptions):
+        return await run_file_list(options, context)
+    return await run_send(options, context)
 
 
 async def _run(
@@ -231,22 +259,28 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
         redactor=redactor,
     )
     try:
-        match options:
-            case InitOptions():
-                return await run_init(options.name, context)
-            case ValidationOptions():
-                return await run_validation(options, context)
-            case MaintenanceOptions():
-                return await run_maintenance(options, context)
-            case ReportOptions():
-                return await run_report(options, context)
-            case ListOptions():
-                return await run_list(options, context)
-            case VerifyOptions():
-                return await run_verification(options, context)
-            case DeletionOptions():
-                return await run_deletion(options, context)
-            case PodOptions():
-                return await PodTransfer(options, context).run()
+        return await _dispatch(options, context)
     finally:
         await transport.close()
+
+
+async def _dispatch(options: PodCommand, context: PodContext) -> int:
+    match options:
+        case InitOptions():
+            return await run_init(options.name, context)
+        case ValidationOptions():
+            return await run_validation(options, context)
+        case MaintenanceOptions():
+            return await run_maintenance(options, context)
+        case ReportOptions():
+            return await run_report(options, context)
+        case ListOptions():
+            return await run_list(options, context)
+        case VerifyOptions():
+            return await run_verification(options, context)
+        case DeletionOptions():
+            return await run_deletion(options, context)
+        case FileOptions() | SendOptions():
+            return await _run_files(options, context)
+        case PodOptions():
+            return await PodTransfer(options, context).run()

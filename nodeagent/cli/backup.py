@@ -8,6 +8,7 @@ import click
 from core.clock import SystemClock
 from nodeagent.cli.backup_create import create
 from nodeagent.cli.backup_delete import delete
+from nodeagent.cli.backup_files import copy, ls
 from nodeagent.cli.backup_names import complete_backups
 from nodeagent.cli.backup_pages import print_backup, print_list, print_volumes
 from nodeagent.cli.backup_verify import verify
@@ -34,6 +35,8 @@ examples:
         end it
   nodeagent backup delete before-upgrade
         delete it and its snapshots
+  nodeagent backup cp before-upgrade:app/data/etc/app.conf .
+        copy a file of it to this machine; backup ls shows what there is
 
 -n is the namespace of PVCs; --agent-namespace that of the agents.
 
@@ -80,6 +83,8 @@ def backup() -> None:
 backup.add_command(create)
 backup.add_command(verify)
 backup.add_command(delete)
+backup.add_command(ls)
+backup.add_command(copy)
 
 
 @backup.command("get", epilog=_GET_EXAMPLES)

@@ -5,7 +5,8 @@ Needs the user's permissions to create, get and delete Jobs, to list pods, and t
 
 import dataclasses
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple, TypeVar
@@ -36,7 +37,19 @@ from nodeagent.operations.installation import read_settings
 from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, read_template
 
-__all__ = ["JobAnswer", "JobError", "JobSubject", "JobTools", "plan_job", "read_location", "run_job"]
+__all__ = [
+    "JobAnswer",
+    "JobError",
+    "JobSubject",
+    "JobTimeoutError",
+    "JobTools",
+    "check_end",
+    "open_job",
+    "plan_job",
+    "read_location",
+    "run_job",
+    "wait_for_start",
+]
 
 _T = TypeVar("_T")
 
@@ -52,7 +65,11 @@ _NAME_CHARACTERS: Final = 40
 
 
 class JobError(AgentError):
-    """The Job failed, or did not end in time."""
+    """The Job failed, or did not start or end in time."""
+
+
+class JobTimeoutError(JobError):
+    """The Job did not start or end in time."""
 
 
 @dataclass(frozen=True)
@@ -139,31 +156,85 @@ async def run_job(tools: JobTools, manifest: JsonDict, what: str, timeout: timed
         JobError: the Job failed, cannot start, or did not end in time.
         KubeError: the API server rejected a request.
     """
+    async with open_job(tools, manifest) as job:
+        pod, end = await _wait(tools, job, timeout, parse_pod_end)
+        return await _read_answer(tools, what, pod, end)
+
+
+@asynccontextmanager
+async def open_job(tools: JobTools, manifest: JsonDict) -> AsyncIterator[JsonDict]:
+    """Create the Job, yield it, and delete it in any case, as `run_job` does.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
-        job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
-        pod, end = await _wait(tools, job, Deadline.after(tools.clock, timeout), timeout)
-        return await _read_answer(tools, what, pod, end)
+        yield await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
     finally:
         await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
+
+
+async def wait_for_start(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> JsonDict:  # noqa: ASYNC109 - of the start
+    """Return the pod of the Job once it runs; `what` is a word for messages.
+
+    Raises:
+        JobError: it failed, cannot start, or did not start in time.
+        KubeError: the API server rejected a request.
+    """
+    pod, end = await _wait(tools, job, timeout, _look_for_start)
+    if isinstance(end, PodEnd):
+        _check_end(what, pod, end)
+        raise JobError(f"{_shown(pod)} of the {what} has ended already")
+    return pod
+
+
+async def check_end(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+    """Return once the pod of the Job has ended with 0.
+
+    Raises:
+        JobError: it failed, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
+
+
+def _look_for_start(pod: JsonDict) -> PodEnd | bool | None:
+    return parse_pod_end(pod) or (pod.get("status") or {}).get("phase") == "Running" or None
+
+
+def _shown(pod: JsonDict) -> str:
+    return f"Pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _check_end(what: str, pod: JsonDict, end: PodEnd) -> None:
+    if end.exit_code != 0:
+        cause = ": ".join(filter(None, (explain_exit(end), end.message)))
+        raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
 
 
 async def _shielded(tools: JobTools, step: Callable[[], Awaitable[_T]], name: str) -> _T:
     return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, _REQUEST_TIMEOUT))
 
 
-async def _wait(tools: JobTools, job: JsonDict, deadline: Deadline, timeout: timedelta) -> tuple[JsonDict, PodEnd]:  # noqa: ASYNC109 - shown
-    """Return the pod of the Job once it has ended, and how.
+async def _wait(
+    tools: JobTools,
+    job: JsonDict,
+    timeout: timedelta,  # noqa: ASYNC109 - shown
+    look: Callable[[JsonDict], _T | None],
+) -> tuple[JsonDict, _T]:
+    """Return the pod of the Job once `look` returns something about it, and what that is.
 
     Raises:
-        JobError: it cannot run, or did not end before the deadline.
+        JobError: it cannot run, or nothing was returned in time.
     """
+    deadline = Deadline.after(tools.clock, timeout)
     client, namespace, name = tools.client, tools.namespace, job["metadata"]["name"]
     causes, shown = CauseFinder(client, tools.clock), ""
     while True:
         pod = await read_pod(client, namespace, name)
-        if pod is not None and (end := parse_pod_end(pod)) is not None:
-            return pod, end
+        if pod is not None and (found := look(pod)) is not None:
+            return pod, found
         current = await client.read(JOBS, namespace, name)
         if current is None:
             raise JobError(f"Job {namespace}/{name} was deleted before it ended")
@@ -175,7 +246,7 @@ async def _wait(tools: JobTools, job: JsonDict, deadline: Deadline, timeout: tim
             tools.on_progress(doing)
             shown = doing
         if deadline.expired:
-            raise JobError(f"Job {namespace}/{name} did not end within {format_duration(timeout)}: {doing}")
+            raise JobTimeoutError(f"Job {namespace}/{name} did not end within {format_duration(timeout)}: {doing}")
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
 
 
@@ -202,9 +273,7 @@ async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: Js
 
 async def _read_answer(tools: JobTools, what: str, pod: JsonDict, end: PodEnd) -> JobAnswer:
     meta = pod["metadata"]
-    if end.exit_code != 0:
-        cause = ": ".join(filter(None, (explain_exit(end), end.message)))
-        raise JobError(f"Pod {meta['namespace']}/{meta['name']} of the {what} failed: {cause}")
+    _check_end(what, pod, end)
     log = await tools.client.pod_log(
         meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
     )

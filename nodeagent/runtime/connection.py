@@ -11,6 +11,7 @@ from core.clock import Clock, SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
+from nodeagent.runtime.pod_exec import PodExec
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from nodeagent.runtime.transport import load_transport
 
@@ -73,11 +74,12 @@ class ServerTime:
 
 @dataclass(frozen=True)
 class Connection:
-    """A client, the namespace that it is used for, and the time of the API server."""
+    """A client, the namespace that it is used for, the time of the API server, and processes in pods."""
 
     client: KubeClient
     namespace: str
     time: ServerTime
+    pod_exec: PodExec
 
 
 @asynccontextmanager
@@ -92,6 +94,6 @@ async def connect(access: ClusterAccess) -> AsyncIterator[Connection]:
         clock = SystemClock()
         timed = ServerTime(transport, clock)
         client = KubeClient(timed, Retry(clock, attempts=_ATTEMPTS))
-        yield Connection(client, access.namespace or context_namespace or DEFAULT_NAMESPACE, timed)
+        yield Connection(client, access.namespace or context_namespace or DEFAULT_NAMESPACE, timed, PodExec(transport))
     finally:
         await transport.close()

@@ -4,18 +4,25 @@ Addresses and credentials come from an `Endpoint` (`nodeagent.runtime.transport`
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
+from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import aiohttp
 
-from core.kube.errors import UnreachableError, raise_for_status
+from core.kube.errors import UnreachableError, build_error, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size
 
 __all__ = ["Endpoint", "HttpTransport"]
 
 _CONNECT_SECONDS: Final = 10.0
+_SILENCE_SECONDS: Final = 900.0
+"""Of a WebSocket: longer than a data mover waits for a storage that does not answer."""
+
+_MESSAGE_BYTES: Final = 4 << 20
+"""Kubelets send 32 KiB at a time."""
+
 _FAILURES: Final = (aiohttp.ClientError, TimeoutError, OSError)
 
 
@@ -98,19 +105,56 @@ class HttpTransport:
                 answer.connection.transport.abort()
             answer.close()
 
+    @asynccontextmanager
+    async def messages(
+        self, path: str, query: Sequence[tuple[str, str]], protocols: Sequence[str]
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a WebSocket with one of these protocols, and yield its binary messages until the server closes it.
+
+        Messages are received as they are read. Leaving the context closes the connection.
+
+        Raises:
+            KubeError: the API server rejected it (raised on entering).
+            UnreachableError: the connection failed, broke, or was silent for a quarter of an hour.
+        """
+        request = Request("GET", path)
+        try:
+            # No heartbeat: its answer would be read as late as everything else, when a disk is slow.
+            opened = await self._open_session().ws_connect(
+                self._endpoint.url + path,
+                params=query,
+                protocols=protocols,
+                headers=await self._endpoint.headers(),
+                timeout=aiohttp.ClientWSTimeout(ws_receive=_SILENCE_SECONDS, ws_close=_CONNECT_SECONDS),
+                max_msg_size=_MESSAGE_BYTES,
+                **self._endpoint.options,
+            )
+        except aiohttp.WSServerHandshakeError as e:
+            if e.status >= HTTPStatus.BAD_REQUEST:
+                # The library does not read the answer.
+                raise build_error(e.status, b"", attempted=f"GET {path}") from e
+            raise _unreachable(request, e) from e
+        except _FAILURES as e:
+            raise _unreachable(request, e) from e
+        async with opened:
+            yield _binary(request, opened)
+
     async def close(self) -> None:
         """Close all connections; may be called twice."""
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:  # noqa: ASYNC109 - aiohttp's own type
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = self._endpoint.open_session()
+        return self._session
+
+    async def _send(self, request: Request, timeout: aiohttp.ClientTimeout) -> aiohttp.ClientResponse:  # noqa: ASYNC109 - aiohttp's own type
         headers = {"Accept": "application/json"} | dict(await self._endpoint.headers())
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        return await self._session.request(
+        return await self._open_session().request(
             request.method,
             self._endpoint.url + request.path,
             params=dict(request.query),
@@ -120,6 +164,20 @@ class HttpTransport:
             allow_redirects=False,
             **self._endpoint.options,
         )
+
+
+async def _binary(request: Request, opened: aiohttp.ClientWebSocketResponse) -> AsyncGenerator[bytes, None]:
+    while True:
+        try:
+            message = await opened.receive()
+        except _FAILURES as e:
+            raise _unreachable(request, e) from e
+        if message.type is aiohttp.WSMsgType.BINARY:
+            yield message.data
+        elif message.type is aiohttp.WSMsgType.ERROR:
+            raise _unreachable(request, message.data)
+        elif message.type in {aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED}:
+            return
 
 
 async def _read_rejection(request: Request, answer: aiohttp.ClientResponse) -> bytes:

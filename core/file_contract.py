@@ -1,0 +1,103 @@
+"""The contract between a command and the data movers that read files of a snapshot: what they say about them.
+
+A mover that lists files writes one line for each. One that sends them writes a line about what it sends, and then a tar
+of it, to the first process of its own pod that connects to its socket; `SEND_COMMAND` is that process.
+"""
+
+import json
+from enum import StrEnum
+from typing import Final
+from urllib.parse import quote, unquote
+
+from msgspec import field
+
+from core.errors import ContractError
+from core.models.base import Int64, WireModel
+
+__all__ = [
+    "SEND_COMMAND",
+    "FileEntry",
+    "FileListing",
+    "FileType",
+    "SentFiles",
+    "decode_path",
+    "encode_path",
+    "format_entry",
+    "parse_entry",
+]
+
+SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
+"""What is executed in the pod to read what it sends: the stream on standard output, SentFiles on standard error."""
+
+
+class FileType(StrEnum):
+    """What an entry of a directory is."""
+
+    FILE = "file"
+    DIRECTORY = "directory"
+    LINK = "link"
+    OTHER = "other"
+
+
+class FileEntry(WireModel, omit_defaults=True):
+    """An entry of a directory in a snapshot; whoever wrote to the volume chose all of it.
+
+    `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are those of all below it.
+    """
+
+    name: str
+    type: FileType
+    mode: str = ""
+    user_id: Int64 = 0
+    group_id: Int64 = 0
+    size_bytes: Int64 = 0
+    files: Int64 = 0
+    modified: str = ""
+
+
+class FileListing(WireModel, omit_defaults=True):
+    """The termination message of `list-files` that succeeded.
+
+    `type` is that of what was listed: of a directory, `entries` is how many it has after the name where the list
+    begins, and `listed` how many of them were listed; the others exceed the limit. Of anything else, both are 1.
+    """
+
+    type: FileType
+    entries: Int64 = 0
+    listed: Int64 = 0
+
+
+class SentFiles(WireModel, omit_defaults=True):
+    """How `send-files` ended: how many bytes it sent, the first line included, and why not all; empty: all."""
+
+    bytes: Int64 = 0
+    error: str = ""
+
+
+class _EntryLine(WireModel):
+    """A line of the mover's output, which no line of a log is taken for."""
+
+    entry: FileEntry = field(name="nodeagent.io/file-entry")
+
+
+def format_entry(entry: FileEntry) -> str:
+    """Return the line for a mover's output, in ASCII: control characters are escaped."""
+    return json.dumps(_EntryLine(entry=entry).to_wire(), separators=(",", ":"))
+
+
+def parse_entry(line: str) -> FileEntry | None:
+    """Return the entry in a line of a mover's output or log; None: the line has none."""
+    try:
+        return _EntryLine.from_json(line).entry
+    except ContractError:
+        return None
+
+
+def encode_path(path: str) -> str:
+    """Return a path for a mover's command line, in which Kubernetes replaces `$(NAME)` by a variable."""
+    return quote(path)
+
+
+def decode_path(text: str) -> str:
+    """Return the path that `encode_path` encoded."""
+    return unquote(text)

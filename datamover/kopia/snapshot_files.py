@@ -1,0 +1,145 @@
+"""Files and directories in a kopia snapshot: finding one by its path, and listing a directory.
+
+No link is followed: a link is an entry like any other.
+Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/dir_writer.go (a directory is one JSON
+document).
+"""
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import IO, Final
+
+import msgspec
+
+from core.errors import DataPathError
+from core.file_contract import FileEntry, FileType
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.tree import escape_controls
+
+__all__ = ["StoredEntry", "find_entry", "find_only_file", "read_directory", "split_path"]
+
+_TYPES: Final = {"f": FileType.FILE, "d": FileType.DIRECTORY, "s": FileType.LINK}
+
+
+class _Summary(msgspec.Struct):
+    size: int = 0
+    files: int = 0
+
+
+class StoredEntry(msgspec.Struct, rename={"object_id": "obj", "kind": "type", "summary": "summ", "modified": "mtime"}):
+    """One entry of a directory as kopia keeps it: what it is, its attributes, and the object with its content."""
+
+    name: str
+    kind: str = ""
+    object_id: str = ""
+    mode: str = ""
+    size: int = 0
+    modified: str = ""
+    uid: int = 0
+    gid: int = 0
+    summary: _Summary = msgspec.field(default_factory=_Summary)
+
+    @property
+    def type(self) -> FileType:
+        """What it is."""
+        return _TYPES.get(self.kind, FileType.OTHER)
+
+    def describe(self) -> FileEntry:
+        """Return what a command is told about it."""
+        directory = self.type is FileType.DIRECTORY
+        return FileEntry(
+            name=self.name,
+            type=self.type,
+            mode=self.mode,
+            user_id=self.uid,
+            group_id=self.gid,
+            size_bytes=self.summary.size if directory else self.size,
+            files=self.summary.files if directory else 0,
+            modified=self.modified,
+        )
+
+
+class _Directory(msgspec.Struct):
+    entries: list[StoredEntry] = []
+
+
+def split_path(path: str) -> list[str]:
+    """Return the names in a path below a volume; slashes at its ends, and doubled ones, mean nothing.
+
+    Raises:
+        DataPathError: a name in it is `.` or `..`.
+    """
+    names = [name for name in path.split("/") if name]
+    if strange := [name for name in names if name in {".", ".."}]:
+        raise DataPathError(f'path {_show(names)}: "{strange[0]}" is no name of a file')
+    return names
+
+
+async def find_entry(
+    repository: Repository, snapshot: Snapshot, path: str, open_output: Callable[[], IO[bytes]]
+) -> StoredEntry:
+    """Return the entry at a path below the volume; that of an empty path has no name.
+
+    Args:
+        repository: it is connected.
+        open_output: returns a file for kopia's output.
+
+    Raises:
+        DataPathError: there is none; the message has the name that may be meant.
+    """
+    names = split_path(path)
+    found = StoredEntry("", "d", snapshot.root_object, summary=_Summary(snapshot.size_bytes, snapshot.entries))
+    for depth, name in enumerate(names):
+        if found.type is not FileType.DIRECTORY:
+            raise DataPathError(f"{_show(names[:depth])} is no directory but a {found.type}, which is not followed")
+        entries = await read_directory(repository, found, open_output)
+        by_name = {one.name: one for one in entries}
+        if name not in by_name:
+            close = difflib.get_close_matches(name, by_name, n=1)
+            hint = f" (did you mean {escape_controls(close[0])}?)" if close else ""
+            raise DataPathError(f"the snapshot has no {_show(names[: depth + 1])}{hint}")
+        found = by_name[name]
+    return found
+
+
+async def find_only_file(
+    repository: Repository, snapshot: Snapshot, open_output: Callable[[], IO[bytes]]
+) -> StoredEntry:
+    """Return the only file of the snapshot of a block device, which is the device.
+
+    Raises:
+        DataPathError: the snapshot is not one of a device.
+    """
+    root = await find_entry(repository, snapshot, "", open_output)
+    entries = await read_directory(repository, root, open_output)
+    if len(entries) != 1 or entries[0].type is not FileType.FILE:
+        raise DataPathError(f"snapshot {snapshot.snapshot_id} is not one of a block device: it has no single file")
+    return entries[0]
+
+
+async def read_directory(
+    repository: Repository, directory: StoredEntry, open_output: Callable[[], IO[bytes]]
+) -> Sequence[StoredEntry]:
+    """Return the entries of a directory, in the order of their names.
+
+    Raises:
+        KopiaError: it cannot be read.
+    """
+    with open_output() as file:
+        attempted = f"read directory {escape_controls(directory.name) or '/'} of {repository.description}"
+        answer = await repository.call(attempted, "show", directory.object_id, output_fd=file.fileno())
+        return sorted(_parse(answer.check(), file), key=lambda one: one.name)
+
+
+def _parse(answer: KopiaAnswer, file: IO[bytes]) -> Sequence[StoredEntry]:
+    file.seek(0)
+    try:
+        return msgspec.json.decode(file.read(), type=_Directory).entries
+    except msgspec.DecodeError as e:
+        raise answer.error(f"kopia's output is not a directory: {e}") from e
+
+
+def _show(names: Sequence[str]) -> str:
+    return escape_controls("/".join(names))

@@ -1,0 +1,96 @@
+"""A snapshot whose files are read in a pod, and their list: nothing is written, neither here nor in the repository."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO, Final
+
+from core.errors import ConfigError
+from core.file_contract import FileListing, FileType, format_entry
+from core.models.names import OBJECT_NAME
+from datamover.arguments import FileOptions, FileSource
+from datamover.kopia.long_lists import open_output
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory
+from datamover.kopia.snapshots import Snapshot, read_snapshot
+from datamover.kopia.stalls import read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, resolve_place
+from datamover.pod.reporting import Termination, build_success
+from datamover.runtime.work_dir import WorkDir, open_work_dir
+
+__all__ = ["OpenSnapshot", "list_files", "open_snapshot"]
+
+_LISTED_BYTES: Final = 8 << 20
+"""Of the lines of a list: kubelets keep 10 MiB of a log by default.
+
+Source: Kubernetes v1.34, KubeletConfiguration, `containerLogMaxSize`."""
+
+
+@dataclass(frozen=True)
+class OpenSnapshot:
+    """A snapshot in a repository to which kopia is connected, read-only."""
+
+    repository: Repository
+    snapshot: Snapshot
+    work_dir: WorkDir
+
+    async def find(self, source: FileSource) -> StoredEntry:
+        """Return the entry at the path of the source; of a block device, the device.
+
+        Raises:
+            DataPathError: there is none.
+        """
+        make = partial(open_output, self.work_dir)
+        if source.device:
+            return await find_only_file(self.repository, self.snapshot, make)
+        return await find_entry(self.repository, self.snapshot, source.path, make)
+
+
+@asynccontextmanager
+async def open_snapshot(source: FileSource, context: PodContext) -> AsyncIterator[OpenSnapshot]:
+    """Connect to the repository, and yield the snapshot.
+
+    Raises:
+        ConfigError: an argument is invalid.
+        AgentError: the repository cannot be opened, or does not have the snapshot.
+    """
+    namespace = source.volume_namespace
+    if not OBJECT_NAME.fullmatch(namespace):
+        raise ConfigError(f'--volume-namespace: not the name of a namespace: "{namespace}"')
+    location = await context.reader.location(source.location)
+    with open_work_dir(context.environment) as work_dir:
+        settings = context.limits.maintenance_settings(context.environment)
+        context = replace(context, environment={**context.environment, **settings, "TMPDIR": str(work_dir.path)})
+        tools = MoverTools(work_dir, Waits(context.clock, read_stall_limits(context.environment)))
+        place = RepositoryPlace(location, namespace, f"repository of namespace {namespace}")
+        repository = await resolve_place(context, place, tools)
+        snapshot = await repository.open(partial(read_snapshot, repository, source.snapshot_id), read_only=True)
+        yield OpenSnapshot(repository, snapshot, work_dir)
+
+
+async def list_files(options: FileOptions, context: PodContext, output: IO[str] | None = None) -> Termination:
+    """Write a line for each entry of a directory of a snapshot, or for one file; return the FileListing.
+
+    Raises:
+        AgentError: the snapshot cannot be read, or has no such entry.
+    """
+    output = output or sys.stdout
+    async with open_snapshot(options.source, context) as opened:
+        found = await opened.find(options.source)
+        entries = [found]
+        if found.type is FileType.DIRECTORY:
+            read = await read_directory(opened.repository, found, partial(open_output, opened.work_dir))
+            entries = [one for one in read if one.name > options.after]
+        listed = size = 0
+        for one in entries[: options.limit]:
+            line = f"{format_entry(one.describe())}\n"
+            size += len(line)
+            if size > _LISTED_BYTES:
+                break
+            output.write(line)
+            listed += 1
+        output.flush()
+    return build_success(FileListing(type=found.type, entries=len(entries), listed=listed).to_json())

@@ -1,0 +1,243 @@
+"""Sends a file or a directory of a snapshot as a tar to the one process in the pod that asks for it.
+
+kopia writes the tar of a directory; that of one file has its header from here. No more than the buffers of pipes is
+held in memory: who reads slowly slows kopia down. The pod ends by itself if nobody reads.
+Source: kopia 0.23.1, cli/command_restore.go (restoreModeTar), snapshot/restore/tar_output.go.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import tarfile
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from core.errors import AgentError, DataPathError, KopiaError
+from core.file_contract import FileType, SentFiles, format_entry
+from core.models.base import parse_time
+from datamover.arguments import FileSource
+from datamover.kopia.process import KopiaAnswer, KopiaFiles
+from datamover.kopia.snapshot_files import StoredEntry
+from datamover.pod.cluster import PodContext
+from datamover.pod.file_relay import RESULT_SUFFIX, SOCKET_NAME
+from datamover.pod.file_source import OpenSnapshot, open_snapshot
+from datamover.pod.reporting import Termination, build_success
+
+__all__ = ["FileSender", "SendLimits"]
+
+_logger = logging.getLogger(__name__)
+
+_PIECE_BYTES: Final = 256 * 1024
+_BLOCK_BYTES: Final = 512
+_END_OF_TAR: Final = bytes(2 * _BLOCK_BYTES)
+_ERROR_CHARACTERS: Final = 2000
+_PERMISSIONS: Final = 0o777
+
+_Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True)
+class SendLimits:
+    """How long nobody may ask for the files, how long nothing may move, and how long to stay after the end.
+
+    The pod stays because its end would end the process that passes the last bytes on.
+    """
+
+    wait_seconds: float = 300.0
+    idle_seconds: float = 600.0
+    linger_seconds: float = 15.0
+
+
+@dataclass
+class FileSender:
+    """Sends what `source` names."""
+
+    source: FileSource
+    context: PodContext
+    limits: SendLimits = field(default_factory=SendLimits)
+    sent_bytes: int = 0
+
+    async def run(self) -> Termination:
+        """Send the files, and return SentFiles.
+
+        Raises:
+            AgentError: they cannot be read, nobody asks for them, or whoever did has stopped reading.
+        """
+        async with open_snapshot(self.source, self.context) as opened:
+            entry = await opened.find(self.source)
+            if entry.type is FileType.OTHER:
+                raise DataPathError(f"{self.source.path} is neither a file, a directory nor a link")
+            path = opened.work_dir.path.parent / SOCKET_NAME
+            async with self._accept(path) as (reader, writer):
+                try:
+                    await self._send(opened, entry, writer)
+                except AgentError as e:
+                    error = self.context.redactor.redact(str(e))[:_ERROR_CHARACTERS]
+                    await self._end(path, reader, writer, SentFiles(bytes=self.sent_bytes, error=error))
+                    raise
+                result = SentFiles(bytes=self.sent_bytes)
+                await self._end(path, reader, writer, result)
+        return build_success(result.to_json())
+
+    @asynccontextmanager
+    async def _accept(self, path: Path) -> AsyncIterator[_Connection]:
+        """Wait for the process that asks for the files, and yield the connection to it; there is only one."""
+        accepted: asyncio.Future[_Connection] = asyncio.get_running_loop().create_future()
+
+        def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if accepted.done():
+                writer.close()
+            else:
+                accepted.set_result((reader, writer))
+
+        with _listen(path) as listening:
+            server = await asyncio.start_unix_server(on_connection, sock=listening)
+            _logger.info("waiting for the command that asks for the files")
+            try:
+                async with asyncio.timeout(self.limits.wait_seconds):
+                    reader, writer = await accepted
+            except TimeoutError as e:
+                raise DataPathError(f"nobody asked for the files within {self.limits.wait_seconds:.0f} s") from e
+            finally:
+                server.close()
+            try:
+                yield reader, writer
+            finally:
+                writer.transport.abort()
+
+    async def _send(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
+        await self._write(writer, f"{format_entry(entry.describe())}\n".encode())
+        match entry.type:
+            case FileType.DIRECTORY:
+                await self._send_directory(opened, entry, writer)
+            case FileType.LINK:
+                answer = await opened.repository.call(f"read link {entry.name!a}", "show", entry.object_id)
+                target = os.fsdecode(answer.check().output)
+                await self._write(writer, _header(entry, target) + _END_OF_TAR)
+            case _:
+                await self._send_file(opened, entry, writer)
+
+    async def _send_directory(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
+        pipe = opened.work_dir.path / "tar"
+        os.mkfifo(pipe, mode=0o600)
+        # A pipe without a writer would have ended: so this process is one until kopia has ended.
+        ours = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        kopias = os.open(pipe, os.O_WRONLY | os.O_CLOEXEC)
+        kopia = opened.repository.kopia.call(
+            f"read directory {entry.name!a}", "restore", entry.object_id, str(pipe), "--mode=tar", seconds=None
+        )
+        (await self._forward(kopia, ours, kopias, writer)).check()
+
+    async def _send_file(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
+        await self._write(writer, _header(entry))
+        before = self.sent_bytes
+        ours, kopias = os.pipe()
+        kopia = opened.repository.kopia.move_data(
+            f"read file {entry.name!a}",
+            "show",
+            entry.object_id,
+            files=KopiaFiles(stdout_fd=kopias),
+            listener=_Silence(),
+        )
+        answer = (await self._forward(kopia, ours, kopias, writer)).check()
+        if (count := self.sent_bytes - before) != entry.size:
+            raise KopiaError(f"{answer.attempted}: it has {count} bytes instead of {entry.size}")
+        await self._write(writer, bytes(-entry.size % _BLOCK_BYTES) + _END_OF_TAR)
+
+    async def _forward(
+        self, kopia: Coroutine[Any, Any, KopiaAnswer], ours: int, kopias: int, writer: asyncio.StreamWriter
+    ) -> KopiaAnswer:
+        """Run kopia, pass on what it writes to a pipe, and return its answer; both ends of the pipe are closed."""
+
+        async def run() -> KopiaAnswer:
+            try:
+                return await kopia
+            finally:
+                os.close(kopias)
+
+        running = asyncio.create_task(run(), name="kopia")
+        pumping = asyncio.create_task(self._pump(ours, writer), name="file-pump")
+        try:
+            await asyncio.wait({running, pumping}, return_when=asyncio.FIRST_EXCEPTION)
+            if pumping.done():
+                pumping.result()
+            return running.result()
+        finally:
+            running.cancel()
+            pumping.cancel()
+            await asyncio.wait({running, pumping})
+
+    async def _pump(self, source: int, writer: asyncio.StreamWriter) -> None:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=_PIECE_BYTES)
+        transport, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(source, "rb", buffering=0)
+        )
+        try:
+            async with asyncio.timeout(self.limits.idle_seconds) as idle:
+                while piece := await reader.read(_PIECE_BYTES):
+                    await self._write(writer, piece)
+                    idle.reschedule(loop.time() + self.limits.idle_seconds)
+        except TimeoutError as e:
+            raise DataPathError(f"no byte was read or sent for {self.limits.idle_seconds:.0f} s") from e
+        finally:
+            transport.close()
+
+    async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        try:
+            writer.write(data)
+            await writer.drain()
+        except ConnectionError as e:
+            raise DataPathError("the command that asked for the files does not read them any more") from e
+        self.sent_bytes += len(data)
+
+    async def _end(
+        self, path: Path, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, result: SentFiles
+    ) -> None:
+        """End the stream, and wait until the process that passes it on has done so."""
+        path.with_suffix(RESULT_SUFFIX).write_text(result.to_json())
+        with suppress(OSError):
+            writer.write_eof()
+            async with asyncio.timeout(self.limits.idle_seconds):
+                await reader.read()
+        await self.context.clock.sleep(self.limits.linger_seconds)
+
+
+@contextmanager
+def _listen(path: Path) -> Iterator[socket.socket]:
+    """Yield a socket at the path for this user alone, and remove it and its result at the end."""
+    files = (path, path.with_suffix(RESULT_SUFFIX))
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+            path.unlink(missing_ok=True)
+            listening.bind(str(path))
+            path.chmod(0o600)
+            yield listening
+    finally:
+        for one in files:
+            one.unlink(missing_ok=True)
+
+
+class _Silence:
+    """Has no use for what kopia reports meanwhile."""
+
+    def take_progress(self, line: str) -> str:
+        return line
+
+    def keep(self, line: str) -> None:
+        pass
+
+
+def _header(entry: StoredEntry, target: str = "") -> bytes:
+    """Return the header of a file or link in a tar."""
+    info = tarfile.TarInfo(entry.name)
+    info.type = tarfile.SYMTYPE if entry.type is FileType.LINK else tarfile.REGTYPE
+    info.size = 0 if entry.type is FileType.LINK else entry.size
+    info.linkname = target
+    info.mode = int(entry.mode or "0", 8) & _PERMISSIONS
+    info.uid, info.gid = entry.uid, entry.gid
+    info.mtime = int(parse_time(entry.modified).timestamp()) if entry.modified else 0
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")

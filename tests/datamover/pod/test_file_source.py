@@ -1,0 +1,110 @@
+"""The list of a directory in a snapshot, with a real kopia."""
+
+from pathlib import Path
+
+import pytest
+
+from core.contract import parse_result
+from core.file_contract import FileEntry, FileListing, FileType, parse_entry
+from datamover.arguments import FileOptions, LogOptions
+from datamover.pod import file_source
+from datamover.pod.command import run_file_list
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.stored_files import SnapshotBed, make_volume
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def bed(kopia_program: Path, tmp_path: Path) -> SnapshotBed:
+    return SnapshotBed.make(PlainKopia(kopia_program, tmp_path), tmp_path, make_volume(tmp_path / "volume"))
+
+
+class Lister:
+    """Lists, and reads what was printed."""
+
+    def __init__(self, bed: SnapshotBed, capsys: pytest.CaptureFixture[str]) -> None:
+        self.bed = bed
+        self._capsys = capsys
+        self.printed: dict[str, FileEntry] = {}
+
+    async def list(self, path: str = "", *, device: bool = False, limit: int = 100, after: str = "") -> int:
+        context = self.bed.pod.context
+        source = self.bed.source(path, device=device)
+        options = FileOptions(
+            source=source,
+            limit=limit,
+            after=after,
+            termination_file=context.termination_file,
+            log=LogOptions("info"),
+        )
+        code = await run_file_list(options, context)
+        lines = [parse_entry(line) for line in self._capsys.readouterr().out.splitlines()]
+        self.printed = {one.name: one for one in lines if one is not None}
+        return code
+
+    @property
+    def listing(self) -> FileListing:
+        return parse_result(FileListing, self.bed.pod.message)
+
+
+@pytest.fixture
+def lister(bed: SnapshotBed, capsys: pytest.CaptureFixture[str]) -> Lister:
+    return Lister(bed, capsys)
+
+
+async def test_the_volume_is_listed_with_attributes_in_the_order_of_names(lister: Lister) -> None:
+    assert await lister.list() == 0, lister.bed.pod.message
+    assert lister.listing == FileListing(type=FileType.DIRECTORY, entries=6, listed=6)
+    assert list(lister.printed) == ["a", "bad\ufffd", "empty", "new\nline\x1b[31m", "sparse", "sub"]
+    file = lister.printed["a"]
+    assert (file.type, file.mode, file.size_bytes) == (FileType.FILE, "0640", 3)
+    assert file.modified[:4] == "2026" or file.modified.endswith("Z")
+    assert (lister.printed["sub"].type, lister.printed["sub"].size_bytes) == (FileType.DIRECTORY, 7)
+    assert lister.printed["sub"].files == 2
+
+
+async def test_a_path_with_odd_names_leads_to_the_file(lister: Lister) -> None:
+    assert await lister.list("/sub//deep/$(HOME) ü%41") == 0
+    assert lister.listing == FileListing(type=FileType.FILE, entries=1, listed=1)
+    assert lister.printed["$(HOME) ü%41"].size_bytes == 4
+
+
+async def test_links_are_listed_and_not_followed(lister: Lister) -> None:
+    assert await lister.list("sub") == 0
+    assert lister.printed["link"].type is FileType.LINK
+    assert await lister.list("sub/link/x") == 10
+    assert "sub/link is no directory but a link, which is not followed" in lister.bed.pod.message
+
+
+async def test_the_list_is_cut_and_goes_on_after_a_name(lister: Lister) -> None:
+    assert await lister.list(limit=2) == 0
+    assert (lister.listing.entries, lister.listing.listed, list(lister.printed)) == (6, 2, ["a", "bad\ufffd"])
+    assert await lister.list(after="new\nline\x1b[31m") == 0
+    assert (lister.listing.entries, list(lister.printed)) == (2, ["sparse", "sub"])
+
+
+async def test_the_list_is_cut_at_the_size_of_a_log(lister: Lister, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_source, "_LISTED_BYTES", 300)
+    assert await lister.list() == 0
+    assert lister.listing.entries == 6
+    assert 0 < lister.listing.listed == len(lister.printed) < 6
+
+
+async def test_a_name_that_is_not_there_is_an_error_with_the_one_that_may_be_meant(lister: Lister) -> None:
+    assert await lister.list("sbu") == 10
+    assert "the snapshot has no sbu (did you mean sub?)" in lister.bed.pod.message
+    assert await lister.list("sub/../a") == 10
+    assert '".." is no name of a file' in lister.bed.pod.message
+
+
+async def test_the_only_file_of_a_device_is_the_device(lister: Lister, tmp_path: Path, kopia_program: Path) -> None:
+    assert await lister.list(device=True) == 10
+    assert "is not one of a block device" in lister.bed.pod.message
+    device = tmp_path / "device"
+    device.mkdir()
+    (device / "disk").write_bytes(bytes(1024))
+    other = SnapshotBed.make(PlainKopia(kopia_program, tmp_path / "other"), tmp_path / "other", device)
+    lister.bed = other
+    assert await lister.list(device=True) == 0
+    assert lister.printed["disk"].size_bytes == 1024

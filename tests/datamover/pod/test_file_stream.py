@@ -1,0 +1,164 @@
+"""Files and directories of a snapshot as a stream, with a real kopia: what arrives, and how the pod ends."""
+
+import asyncio
+import io
+import os
+import sys
+import tarfile
+from asyncio.subprocess import PIPE
+from pathlib import Path
+
+import pytest
+
+from core.file_contract import SEND_COMMAND, FileEntry, FileType, SentFiles, parse_entry
+from datamover.arguments import LogOptions, SendOptions
+from datamover.pod.command import run_send
+from datamover.pod.file_relay import SOCKET_NAME, relay
+from datamover.pod.file_stream import FileSender, SendLimits
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.stored_files import SnapshotBed, make_volume
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def bed(kopia_program: Path, tmp_path: Path) -> SnapshotBed:
+    return SnapshotBed.make(PlainKopia(kopia_program, tmp_path), tmp_path, make_volume(tmp_path / "volume"))
+
+
+class Received:
+    """What the process that is executed in the pod passed on."""
+
+    def __init__(self, code: int, output: bytes, errors: bytes) -> None:
+        self.code = code
+        line, _, self.tar = output.partition(b"\n")
+        self.entry: FileEntry | None = parse_entry(line.decode())
+        self.result = SentFiles.from_json(errors.decode().strip())
+        self.whole = self.result == SentFiles(bytes=len(output))
+
+    def open(self) -> tarfile.TarFile:
+        return tarfile.open(fileobj=io.BytesIO(self.tar))
+
+
+async def _relay() -> Received:
+    command = [sys.executable, *SEND_COMMAND[1:]]
+    child = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=PIPE, env=os.environ)
+    output, errors = await child.communicate()
+    return Received(child.returncode or 0, output, errors)
+
+
+def _sender(bed: SnapshotBed, path: str = "", **limits: float) -> FileSender:
+    return FileSender(bed.source(path), bed.pod.context, SendLimits(linger_seconds=0, **limits))
+
+
+async def _receive(bed: SnapshotBed, path: str = "") -> Received:
+    async with asyncio.TaskGroup() as group:
+        sending = group.create_task(_sender(bed, path).run(), name="sending")
+        receiving = group.create_task(_relay(), name="receiving")
+    assert SentFiles.from_json(sending.result().message) == receiving.result().result
+    return receiving.result()
+
+
+async def test_a_directory_arrives_with_all_that_kopia_keeps(bed: SnapshotBed) -> None:
+    received = await _receive(bed)
+    assert (received.code, received.whole) == (0, True)
+    assert received.entry is not None
+    assert (received.entry.type, received.entry.name) == (FileType.DIRECTORY, "")
+    with received.open() as tar:
+        members = {one.name: one for one in tar}
+        assert sorted(members) == [
+            *("a", "bad\ufffd", "empty", "new\nline\x1b[31m", "sparse", "sub", "sub/deep"),
+            *("sub/deep/$(HOME) ü%41", "sub/hard", "sub/link"),
+        ]
+        assert members["sub/link"].linkname == "../a"
+        assert members["empty"].isdir()
+        assert members["a"].mode & 0o777 == 0o640
+        for name in ("a", "new\nline\x1b[31m", "sparse", "sub/deep/$(HOME) ü%41", "sub/hard"):
+            content = tar.extractfile(members[name])
+            assert content is not None
+            assert content.read() == (bed.volume / name).read_bytes()
+
+
+@pytest.mark.parametrize("path", ["sparse", "sub/deep/$(HOME) ü%41"])
+async def test_a_file_arrives_alone(bed: SnapshotBed, path: str) -> None:
+    received = await _receive(bed, path)
+    assert (received.code, received.whole) == (0, True)
+    with received.open() as tar:
+        (member,) = tar
+        content = tar.extractfile(member)
+        assert content is not None
+        assert (member.name, content.read()) == (Path(path).name, (bed.volume / path).read_bytes())
+
+
+async def test_a_link_arrives_as_a_link(bed: SnapshotBed) -> None:
+    received = await _receive(bed, "sub/link")
+    with received.open() as tar:
+        (member,) = tar
+    assert (member.name, member.issym(), member.linkname) == ("link", True, "../a")
+
+
+async def test_a_pod_that_nobody_reads_ends_by_itself(bed: SnapshotBed) -> None:
+    with pytest.raises(Exception, match="nobody asked for the files within 0 s"):
+        await _sender(bed, wait_seconds=0.1).run()
+    assert not (bed.pod.folder / SOCKET_NAME).exists()
+
+
+async def _connect(bed: SnapshotBed) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    path = bed.pod.folder / SOCKET_NAME
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await asyncio.open_unix_connection(path, limit=1)
+            except (FileNotFoundError, ConnectionRefusedError):
+                await asyncio.sleep(0.05)
+
+
+async def test_a_pod_whose_reader_stops_ends_by_itself(bed: SnapshotBed) -> None:
+    sending = asyncio.create_task(_sender(bed, "sparse", idle_seconds=1).run(), name="sending")
+    _, writer = await _connect(bed)
+    with pytest.raises(Exception, match="no byte was read or sent for 1 s"):
+        await sending
+    writer.close()
+
+
+async def test_a_pod_whose_reader_goes_away_ends(bed: SnapshotBed) -> None:
+    sending = asyncio.create_task(_sender(bed, "sparse").run(), name="sending")
+    reader, writer = await _connect(bed)
+    await reader.read(1)
+    writer.transport.abort()
+    with pytest.raises(Exception, match="does not read them any more"):
+        await sending
+
+
+async def test_content_that_cannot_be_read_is_an_error_at_both_ends(bed: SnapshotBed) -> None:
+    sending = asyncio.create_task(_sender(bed, "sparse").run(), name="sending")
+    receiving = asyncio.create_task(_relay_after_damage(bed), name="receiving")
+    with pytest.raises(Exception, match="read file 'sparse'"):
+        await sending
+    received = await receiving
+    assert received.code == 1
+    assert "read file 'sparse'" in received.result.error
+
+
+async def _relay_after_damage(bed: SnapshotBed) -> Received:
+    """Remove the content of the files once the mover has found the file."""
+    async with asyncio.timeout(60):
+        while not (bed.pod.folder / SOCKET_NAME).exists():
+            await asyncio.sleep(0.05)
+    for blob in (bed.pod.folder / "location" / "kopia" / "app").glob("p*/**/*.f"):
+        blob.unlink()
+    return await _relay()
+
+
+async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: SnapshotBed) -> None:
+    context = bed.pod.context
+    options = SendOptions(
+        source=bed.source("missing"), termination_file=context.termination_file, log=LogOptions("info")
+    )
+    assert await run_send(options, context) == 10
+    assert "the snapshot has no missing" in bed.pod.message
+
+
+def test_a_relay_without_a_mover_gives_up(tmp_path: Path) -> None:
+    result, code = relay({"VELERO_SCRATCH_DIR": str(tmp_path)}, 1, wait_seconds=0)
+    assert (code, SentFiles.from_json(result).error) == (1, "the mover sends nothing")
