@@ -26,6 +26,7 @@ __all__ = [
     "DESCRIBE_PERMISSIONS",
     "EXPIRY_PERMISSIONS",
     "READ_BACK_PERMISSIONS",
+    "FILES_PERMISSIONS",
     "REPO_PERMISSIONS",
     "RESTORE_PERMISSIONS",
     "SCHEDULED_PERMISSIONS",
@@ -282,6 +283,23 @@ _VERIFIED: Final = "the Job that reads the bucket"
 _COMPARED: Final = "--restore: the scratch volume"
 
 READ_BACK_PERMISSIONS: Final = (
+_READ_FILES: Final = "the Job that reads the repository"
+
+FILES_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "the volumes of the backup"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "the volumes of the backup"),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _READ_FILES, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _READ_FILES),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _READ_FILES),
+    Permission(_OWN, kube.PODS, ("list",), _READ_FILES),
+    Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
+    Permission(_OWN, kube.PODS, ("get",), "backup ls: the list of files", subresource="log"),
+    Permission(_OWN, kube.PODS, ("create", "get"), "backup cp: the stream of files", subresource="exec"),
+)
+"""What `nodeagent backup ls` and `backup cp` need. An API server before 1.35 asks `get` alone of `pods/exec`."""
+
+VERIFY_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),

@@ -6,7 +6,7 @@ Source: Kubernetes v1.34, staging/src/k8s.io/apimachinery/pkg/util/remotecommand
 the first byte of a message is its channel.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -76,7 +76,7 @@ class PodExec:
         """Execute them through this transport."""
         self._sockets = sockets
 
-    async def run(self, process: ExecProcess) -> AsyncIterator[tuple[int, bytes]]:
+    async def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]:
         """Yield each piece of what the process writes, with its channel, until it has ended, however it ends.
 
         Raises:

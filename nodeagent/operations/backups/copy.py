@@ -6,7 +6,7 @@ Nothing is kept in between: a slow disk here slows the pod down. The Job is dele
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,21 +15,15 @@ from typing import Final, Protocol
 
 from core.errors import ContractError
 from core.file_contract import SEND_COMMAND, FileEntry, SentFiles, parse_entry
-from core.kube.resources import PODS
 from core.models.names import MAINTENANCE_CONTAINER
 from nodeagent.operations.backups.files import FilePlace, FilesError, build_job
 from nodeagent.operations.backups.unpack import Unpacker, UnpackError, choose_target
 from nodeagent.operations.mover_jobs import JobTimeoutError, JobTools, check_end, open_job, wait_for_start
+from nodeagent.operations.permissions import FILES_PERMISSIONS
 from nodeagent.runtime.access_review import missing_permissions
-from nodeagent.runtime.permissions import Permission, Scope
 from nodeagent.runtime.pod_exec import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
 
-__all__ = ["EXEC_PERMISSION", "CopyEvents", "CopyResult", "FileCopy", "copy_files"]
-
-EXEC_PERMISSION: Final = Permission(
-    Scope.OWN_NAMESPACE, PODS, ("create", "get"), "backup cp: the stream of files", subresource="exec"
-)
-"""An API server before 1.35 asks for `get` alone, for a WebSocket."""
+__all__ = ["CopyEvents", "CopyResult", "FileCopy", "copy_files"]
 
 _WHAT: Final = "copy"
 _LINE_BYTES: Final = 64 * 1024
@@ -39,7 +33,7 @@ _END: Final = timedelta(seconds=30)
 
 
 class _PodExec(Protocol):
-    def run(self, process: ExecProcess) -> AsyncIterator[tuple[int, bytes]]: ...
+    def run(self, process: ExecProcess) -> AsyncGenerator[tuple[int, bytes], None]: ...
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,8 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:  # no
         KubeError: the API server rejected a request.
     """
     tools = copy.tools
-    if await missing_permissions(tools.client, tools.namespace, [EXEC_PERMISSION]):
+    needed = [one for one in FILES_PERMISSIONS if one.subresource == "exec"]
+    if await missing_permissions(tools.client, tools.namespace, needed):
         raise forbidden_exec(f"copy {copy.place.shown}", tools.namespace)
     async with open_job(tools, await build_job(tools, copy.place)) as job:
         pod = await wait_for_start(tools, job, _WHAT, timeout)
@@ -128,7 +123,7 @@ class _Stream:
         self._check_result()
         return CopyResult(target.folder / target.name, unpacker.files, unpacker.size_bytes, unpacker.refused)
 
-    async def _output(self, process: ExecProcess) -> AsyncIterator[bytes]:
+    async def _output(self, process: ExecProcess) -> AsyncGenerator[bytes, None]:
         async with aclosing(self._copy.pod_exec.run(process)) as pieces:
             async for channel, content in pieces:
                 if channel == OUTPUT:

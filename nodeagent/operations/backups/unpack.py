@@ -110,7 +110,7 @@ class Unpacker:
                 for member in tar:
                     self._unpack(tar, member)
                     # tarfile remembers all of them.
-                    tar.members.clear()
+                    tar.members.clear()  # type: ignore[attr-defined]  # typeshed lacks it
         except tarfile.TarError as e:
             raise UnpackError(f"what was sent is not a complete tar: {e}") from e
         except OSError as e:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tarfile
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import yaml
 
 from core.file_contract import FileEntry, FileListing, FileType, format_entry
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS
-from nodeagent.cli import backup_files
 from nodeagent.operations.backups import copy
 from nodeagent.operations.backups.files import FileList
 from tests.nodeagent.cli.backup_shell import BackupShell, backup_shell
@@ -227,7 +227,7 @@ def test_an_interrupted_copy_deletes_its_job(
 
 
 def test_a_python_without_the_filters_is_an_error(shell: BackupShell, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(backup_files.check_python.__globals__["tarfile"], "data_filter")
+    monkeypatch.delattr(tarfile, "data_filter")
     done = shell.run("cp", "night:data/etc", "x")
     assert done.code == 2
     assert "use Python 3.11.4 or newer" in done.err

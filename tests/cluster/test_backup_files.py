@@ -1,0 +1,72 @@
+"""`nodeagent backup ls` and `cp` on a real kubelet: files of a backup reach a person's machine as they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.cluster.scenes import Volume
+from tests.cluster.sharing import Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE
+from tests.testbed.layout import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+
+_FILL = """
+import hashlib, os
+os.makedirs("/data/etc/empty")
+with open("/data/etc/big", "wb") as file:
+    for seed in range(40):
+        file.write(hashlib.sha256(str(seed).encode()).digest() * 32768)
+with open("/data/etc/odd \\x1b[2J name", "w") as file:
+    file.write("odd")
+os.symlink("big", "/data/etc/link")
+os.symlink("/etc/passwd", "/data/etc/out")
+"""
+
+
+def _expected() -> bytes:
+    return b"".join(hashlib.sha256(str(seed).encode()).digest() * 32768 for seed in range(40))
+
+
+def _run(bed: Bed, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "nodeagent", "backup", *words]
+    return subprocess.run(argv, cwd=ROOT, env=dict(bed.env), capture_output=True, text=True, check=False)
+
+
+def test_files_of_a_backup_are_listed_and_copied(agent: Bed, space: str, tmp_path: Path) -> None:
+    Volume(agent, space).fill(_FILL, size="128Mi")
+    name = f"{space}-night"
+    with relies_on(agent, Shared.AGENTS):
+        done = _run(agent, "create", name, f"--pvc={space}/data", "--wait")
+        assert done.returncode == 0, done.stderr
+        done = _run(agent, "ls", name, "data/etc", "-o", "json")
+        assert done.returncode == 0, done.stderr
+        entries = {one["name"]: one for one in json.loads(done.stdout)["entries"]}
+        assert entries.keys() == {"big", "empty", "link", "odd \x1b[2J name", "out"}
+        assert entries["big"]["sizeBytes"] == 40 << 20
+        done = _run(agent, "cp", f"{name}:{space}/data/etc", str(tmp_path / "copied"))
+        assert done.returncode == 1, done.stderr
+        assert "note: out is not copied: it is a link to an absolute path" in done.stderr
+        copied = tmp_path / "copied"
+        assert sorted(path.name for path in copied.iterdir()) == ["big", "empty", "link", "odd \x1b[2J name"]
+        assert (copied / "link").read_bytes() == _expected()
+        done = _run(agent, "cp", f"{name}:data/etc/big", str(tmp_path / "one"))
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "one").read_bytes() == _expected()
+        done = _run(agent, "cp", f"{name}:data/ect", str(tmp_path / "none"))
+        assert done.returncode == 1
+        assert "the snapshot has no ect (did you mean etc?)" in done.stderr
+    jobs = agent.user.kubectl("get", "jobs", "-n", NAMESPACE, "-l", "nodeagent.io/snapshot-files", "-o", "name")
+    assert jobs.strip() == ""
+    agent.user.kubectl("delete", "datauploads", "-n", NAMESPACE, "-l", f"nodeagent.io/backup={name}", "--wait=false")
