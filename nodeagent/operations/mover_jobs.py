@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, Self, TypeVar
 
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
@@ -18,7 +18,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
 from core.models.base import JsonDict
 from core.models.names import MAINTENANCE_CONTAINER
-from core.models.storage import BackupStorageLocation, RepositoryKey
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from core.models.units import format_duration
 from exposer.causes import CauseFinder
 from exposer.maintenance_job import MaintenanceRun
@@ -30,6 +30,7 @@ from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.source import read_config
+from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.leader.maintenance.record import MaintenanceRecord
 from nodeagent.leader.maintenance.rules import decide_memory
@@ -99,6 +100,13 @@ class JobSubject:
     what: str
     key: RepositoryKey
     record: MaintenanceRecord = dataclasses.field(default_factory=MaintenanceRecord)
+
+    @classmethod
+    def of(cls, repository: BackupRepository, what: str) -> Self:
+        """Return the repository as the subject of a Job."""
+        spec = repository.spec
+        key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
+        return cls(Owner.of(repository), what, key, record_of(repository))
 
 
 class JobAnswer(NamedTuple):

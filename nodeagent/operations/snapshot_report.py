@@ -5,10 +5,7 @@ from typing import Final
 
 from core.contract import ReportedSnapshot, SnapshotReport, SnapshotVerdict, parse_reported, parse_result
 from core.models.base import WireModel
-from core.models.storage import RepositoryKey
 from exposer.maintenance_job import build_report_job
-from exposer.model import Owner
-from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 from nodeagent.operations.repositories import read_repository
 
@@ -36,10 +33,8 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
         KubeError: the API server rejected a request.
     """
     repository = await read_repository(tools.client, tools.namespace, name)
-    spec = repository.spec
-    location = await read_location(tools.client, tools.namespace, spec.backup_storage_location)
-    key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
-    subject = JobSubject(Owner.of(repository), "report", key, record_of(repository))
+    location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)
+    subject = JobSubject.of(repository, "report")
     answer = await run_job(tools, build_report_job(*await plan_job(tools, subject, location)), "report", timeout)
     return _read(name, answer)
 

@@ -13,9 +13,7 @@ from core.models.base import JsonDict
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import SnapshotVerification, VerifiedSnapshot, parse_verified
 from exposer.maintenance_job import build_verification_job
-from exposer.model import Owner
 from exposer.pod_files import MoverVolume
-from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.operations.mover_jobs import JobAnswer, JobError, JobSubject, JobTools, plan_job, read_location, run_job
 
 __all__ = ["VerificationWork", "find_repository", "plan_verification", "read_answer", "verify_snapshots"]
@@ -59,11 +57,8 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict
         ConfigError: no agent is installed, or its configuration cannot be read.
         KubeError: the API server rejected a request.
     """
-    spec = work.repository.spec
-    location = await read_location(tools.client, tools.namespace, spec.backup_storage_location)
-    key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
-    subject = JobSubject(Owner.of(work.repository), "verify", key, record_of(work.repository))
-    run, expose = await plan_job(tools, subject, location)
+    location = await read_location(tools.client, tools.namespace, work.repository.spec.backup_storage_location)
+    run, expose = await plan_job(tools, JobSubject.of(work.repository, "verify"), location)
     settings = dataclasses.replace(run.settings, active_deadline=work.timeout + _JOB_EXTRA)
     run = dataclasses.replace(run, settings=settings, volume=work.volume)
     return build_verification_job(run, expose, work.snapshots, work.percent)
