@@ -111,7 +111,7 @@ def test_a_backup_is_read_back_and_damage_of_the_bucket_is_found(scene: _Scene) 
         kopia.connect()
         packs = kopia.json("blob", "list", "--prefix=p")
         largest = max(packs, key=lambda one: one["length"])["id"]
-        kopia.run("blob", "delete", largest, "--advanced-commands=enabled")
+        kopia.run("blob", "delete", largest, "--dangerous-commands=enabled")
     (found,) = scene.verify("--percent=1", fails=True).values()
     assert found["outcome"] == "failed"
     assert f"is backed by missing blob {largest}" in found["message"]
