@@ -25,8 +25,8 @@ __all__ = [
     "DELETION_PERMISSIONS",
     "DESCRIBE_PERMISSIONS",
     "EXPIRY_PERMISSIONS",
-    "READ_BACK_PERMISSIONS",
     "FILES_PERMISSIONS",
+    "READ_BACK_PERMISSIONS",
     "REPO_PERMISSIONS",
     "RESTORE_PERMISSIONS",
     "SCHEDULED_PERMISSIONS",
@@ -282,7 +282,6 @@ _RETAINED: Final = "what stays by the policy Retain"
 _VERIFIED: Final = "the Job that reads the bucket"
 _COMPARED: Final = "--restore: the scratch volume"
 
-READ_BACK_PERMISSIONS: Final = (
 _READ_FILES: Final = "the Job that reads the repository"
 
 FILES_PERMISSIONS: Final = (
@@ -299,7 +298,7 @@ FILES_PERMISSIONS: Final = (
 )
 """What `nodeagent backup ls` and `backup cp` need. An API server before 1.35 asks `get` alone of `pods/exec`."""
 
-VERIFY_PERMISSIONS: Final = (
+READ_BACK_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
     Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),
