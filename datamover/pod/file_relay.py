@@ -7,7 +7,6 @@ what the mover itself writes to its standard output would be kept in the node's 
 import os
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ SOCKET_NAME: Final = "node-agent-files.sock"
 RESULT_SUFFIX: Final = ".json"
 """Of the file beside the socket with the SentFiles; it is written before the stream ends."""
 
+_TEMPORARY: Final = "/tmp"  # noqa: S108 - nothing is written to it
+
 _WAIT_SECONDS: Final = 900.0
 """The mover opens the repository first; if it fails, its end ends this process too."""
 
@@ -29,7 +30,7 @@ _PIECE_BYTES: Final = 256 * 1024
 
 
 def _find_socket(environment: Mapping[str, str]) -> Path | None:
-    parents = (environment.get("VELERO_SCRATCH_DIR", ""), "/scratch", tempfile.gettempdir())
+    parents = (environment.get("VELERO_SCRATCH_DIR", ""), "/scratch", environment.get("TMPDIR", ""), _TEMPORARY)
     return next((path for one in parents if one and (path := Path(one, SOCKET_NAME)).exists()), None)
 
 
