@@ -1,5 +1,6 @@
 """Each mode of the command line is a type of its own."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from core.contract import MoverArgs, MoverVerb, TransferToDelete, VolumeMode
 from core.errors import ConfigError
 from datamover.arguments import (
     DeletionOptions,
+    FileOptions,
+    FileSource,
     InitOptions,
     ListOptions,
     LocalBackup,
@@ -21,10 +24,12 @@ from datamover.arguments import (
     PodOptions,
     ReportOptions,
     RepositoryOptions,
+    SendOptions,
     VerifyOptions,
     parse_arguments,
 )
 from datamover.kinds import TRANSFER_KINDS
+from exposer.maintenance_job import FileRequest
 from tests.support.golden import recorded
 
 _TERMINATION_FILE = Path("/dev/termination-log")
@@ -217,3 +222,16 @@ def test_an_attempt_has_a_positive_number(number: str) -> None:
 
 def test_no_repr_of_the_options_holds_the_password() -> None:
     assert "a secret password" not in repr(parse_arguments(["list", *_LOCAL], _PASSWORD))
+
+
+def test_the_command_lines_of_files_have_paths_of_any_characters() -> None:
+    path = "a/$(HOME) \u00fc%41\n/-x"
+    request = FileRequest("app", "k1", path, limit=7, after="b c")
+    argv = MoverArgs(MoverVerb.LIST_FILES, "backup-storage-location", "default", options=request.options).argv
+    assert not any(character in "".join(argv) for character in "$\n ")
+    source = FileSource(location="default", volume_namespace="app", snapshot_id="k1", path=path)
+    common: dict[str, Any] = {"termination_file": _TERMINATION_FILE, "log": LogOptions("info")}
+    assert parse_arguments(argv, {}) == FileOptions(source=source, limit=7, after="b c", **common)
+    device = FileRequest("app", "k1", device=True)
+    argv = MoverArgs(MoverVerb.SEND_FILES, "backup-storage-location", "default", options=device.options).argv
+    assert parse_arguments(argv, {}) == SendOptions(source=replace(source, path="", device=True), **common)

@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 
+import pytest
+
 from core.contract import VolumeMode
 from core.models.names import (
     OWNER_UID_LABEL,
     SNAPSHOT_DELETION_LABEL,
+    SNAPSHOT_FILES_LABEL,
     SNAPSHOT_LIST_LABEL,
     SNAPSHOT_REPORT_LABEL,
     SNAPSHOT_VERIFICATION_LABEL,
     label_value,
 )
 from exposer.maintenance_job import (
+    FileRequest,
     JobSettings,
     build_deletion_job,
+    build_file_job,
     build_list_job,
     build_maintenance_job,
     build_report_job,
@@ -127,3 +132,13 @@ def test_the_job_of_a_deletion_differs_from_a_list_in_label_and_arguments() -> N
             ["delete-snapshots", *arguments, "--cluster=c", "--transfer=app/night/u"],
         ),
     }
+
+
+@pytest.mark.parametrize(("limit", "verb", "seconds"), [(5, "list-files", 3600), (0, "send-files", 86_400)])
+def test_the_job_of_files_reads_only_and_ends_by_itself(limit: int, verb: str, seconds: int) -> None:
+    owner = replace(OWNER, kind="BackupStorageLocation", name="default")
+    job = build_file_job(run(owner=owner), expose(), FileRequest("app", "k1", limit=limit))
+    assert job["metadata"]["labels"] == {SNAPSHOT_FILES_LABEL: "default"}
+    pod = job["spec"]["template"]["spec"]
+    assert (job["spec"]["activeDeadlineSeconds"], pod["activeDeadlineSeconds"]) == (seconds, seconds)
+    assert pod["containers"][0]["args"][0] == verb
