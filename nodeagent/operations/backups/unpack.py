@@ -25,6 +25,8 @@ _PIECE_BYTES: Final = 1 << 20
 _HOLE_BYTES: Final = 64 * 1024
 """The smallest hole that is written as one."""
 
+_ZEROS: Final = bytes(_HOLE_BYTES)
+
 _TEMPORARY: Final = ".nodeagent-cp-"
 _FILE_MODE: Final = 0o644
 
@@ -201,7 +203,7 @@ class Unpacker:
 def _write_sparsely(file: IO[bytes], data: memoryview) -> None:
     for start in range(0, len(data), _HOLE_BYTES):
         piece = data[start : start + _HOLE_BYTES]
-        if not piece[0] and not any(piece):
+        if not piece[0] and bytes(piece) == _ZEROS[: len(piece)]:
             file.seek(len(piece), os.SEEK_CUR)
             continue
         while piece:
