@@ -10,8 +10,6 @@ from core.models.names import (
     ADMISSIONS_CONFIGMAP,
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
-    CLUSTER_NAMESPACE,
-    DELETIONS_CONFIGMAP,
     DISPATCHER_LEASE,
     REPO_CREDENTIALS_SECRET,
 )
@@ -22,15 +20,11 @@ from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [
     "BACKUP_PERMISSIONS",
-    "DELETION_PERMISSIONS",
     "DESCRIBE_PERMISSIONS",
-    "EXPIRY_PERMISSIONS",
     "FILES_PERMISSIONS",
     "READ_BACK_PERMISSIONS",
     "REPO_PERMISSIONS",
     "RESTORE_PERMISSIONS",
-    "SCHEDULED_PERMISSIONS",
-    "SCHEDULE_PERMISSIONS",
     "STATUS_PERMISSIONS",
     "SUPPORT_BUNDLE_PERMISSIONS",
     "UNINSTALL_PERMISSIONS",
@@ -110,68 +104,6 @@ BACKUP_PERMISSIONS: Final = (
     ),
 )
 """What `nodeagent backup` needs; those on PVCs, snapshots and pods in the namespaces of the PVCs suffice."""
-
-_RULES: Final = "the rules: newest copies, running restores"
-_DELETED: Final = "the Job that deletes snapshots"
-_RECORD: Final = "the record of what is being deleted"
-
-_RUN_DELETION: Final = (
-    Permission(_OWN, kube.DATA_UPLOADS, ("list", "delete"), "the transfers of the backup; the rules"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "delete"), "the transfers of the backup; the rules"),
-    Permission(_OWN, kube.DATA_DOWNLOADS, ("list",), _RULES),
-    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("list",), _RULES),
-    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here"),
-    Permission(_OWN, kube.CONFIG_MAPS, ("patch",), _RECORD, names=(DELETIONS_CONFIGMAP,)),
-    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _DELETED),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), _DELETED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), f"{_DELETED}; {_RECORD}"),
-    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _DELETED),
-    Permission(_OWN, kube.PODS, ("list",), _DELETED),
-    Permission(_OWN, kube.EVENTS, ("list",), _DELETED),
-    Permission(_OWN, kube.PODS, ("get",), _DELETED, subresource="log"),
-    Permission(
-        Scope.CLUSTER, kube.NAMESPACES, ("get",), "which snapshots are of this cluster", names=(CLUSTER_NAMESPACE,)
-    ),
-)
-
-DELETION_PERMISSIONS: Final = (
-    *_RUN_DELETION,
-    Permission(_OWN, kube.CONFIG_MAPS, ("create",), _RECORD),
-)
-"""What `nodeagent backup delete` needs."""
-
-SCHEDULED_PERMISSIONS: Final = (
-    *(one for one in BACKUP_PERMISSIONS if one.verbs != ("patch",)),
-    Permission(_OWN, kube.JOBS, ("get",), "the time of the run, which names the backup"),
-)
-"""What the account of a schedule has: on PVCs, snapshots and pods, in the namespaces of the PVCs alone."""
-
-EXPIRY_PERMISSIONS: Final = _RUN_DELETION
-"""What it has besides with `--ttl`."""
-
-_SCHEDULE: Final = "schedule create: "
-
-SCHEDULE_PERMISSIONS: Final = (
-    Permission(_OWN, kube.CRON_JOBS, ("get", "list", "create", "patch", "delete"), "the schedules"),
-    Permission(_OWN, kube.DAEMON_SETS, ("get",), f"{_SCHEDULE}the image of the agents", names=(AGENT_DAEMONSET,)),
-    Permission(_OWN, kube.SERVICE_ACCOUNTS, ("create", "patch", "delete"), "the account of a schedule"),
-    Permission(_OWN, kube.CONFIG_MAPS, ("create", "patch"), f"{_SCHEDULE}{_RECORD}"),
-    *(
-        Permission(Scope.CLUSTER, resource, ("create", "patch", "delete"), "the roles of its account")
-        for resource in (kube.ROLES, kube.ROLE_BINDINGS, kube.CLUSTER_ROLES, kube.CLUSTER_ROLE_BINDINGS)
-    ),
-    *(
-        Permission(
-            Scope.CLUSTER,
-            resource,
-            ("escalate", "bind"),
-            f"{_SCHEDULE}grant permissions that the user does not have",
-            without="the user has all permissions of the account",
-        )
-        for resource in (kube.ROLES, kube.CLUSTER_ROLES)
-    ),
-)
-"""What `nodeagent schedule` needs."""
 
 _UNKNOWN: Final = "status says what is unknown"
 _LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)

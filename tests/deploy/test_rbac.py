@@ -13,15 +13,11 @@ from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     BACKUP_PERMISSIONS,
-    DELETION_PERMISSIONS,
     DESCRIBE_PERMISSIONS,
-    EXPIRY_PERMISSIONS,
     FILES_PERMISSIONS,
     READ_BACK_PERMISSIONS,
     REPO_PERMISSIONS,
     RESTORE_PERMISSIONS,
-    SCHEDULE_PERMISSIONS,
-    SCHEDULED_PERMISSIONS,
     STATUS_PERMISSIONS,
     SUPPORT_BUNDLE_PERMISSIONS,
     UNINSTALL_PERMISSIONS,
@@ -29,6 +25,12 @@ from nodeagent.operations.permissions import (
     VERSION_PERMISSIONS,
     VOLUME_CHECK_PERMISSIONS,
     installer_permissions,
+)
+from nodeagent.operations.schedules.permissions import (
+    DELETION_PERMISSIONS,
+    EXPIRY_PERMISSIONS,
+    SCHEDULE_PERMISSIONS,
+    SCHEDULED_PERMISSIONS,
 )
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,

@@ -89,6 +89,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/operations/events.py": "tests/nodeagent/operations/test_repositories.py",
     "nodeagent/operations/status/describe.py": "tests/nodeagent/cli/test_describe.py",
     "nodeagent/operations/status/records.py": "tests/nodeagent/operations/status/test_read.py",
+    "nodeagent/operations/schedules/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/operations/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/operations/repository_view.py": "tests/nodeagent/operations/test_repositories.py",
     "nodeagent/cli/preflight.py": "tests/integration/test_preflight_command.py",

@@ -20,8 +20,8 @@ from core.kube.resources import (
 )
 from nodeagent.cli.main import main
 from nodeagent.operations.backups.plan import ClaimName
-from nodeagent.operations.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
 from nodeagent.operations.schedules.objects import schedule_permissions
+from nodeagent.operations.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
 from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.integration.test_backup_command import _Cluster

@@ -17,13 +17,10 @@ from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     BACKUP_PERMISSIONS,
-    DELETION_PERMISSIONS,
     DESCRIBE_PERMISSIONS,
     FILES_PERMISSIONS,
     REPO_PERMISSIONS,
     RESTORE_PERMISSIONS,
-    SCHEDULE_PERMISSIONS,
-    SCHEDULED_PERMISSIONS,
     STATUS_PERMISSIONS,
     SUPPORT_BUNDLE_PERMISSIONS,
     UNINSTALL_PERMISSIONS,
@@ -33,6 +30,7 @@ from nodeagent.operations.permissions import (
     delete_permissions,
     installer_permissions,
 )
+from nodeagent.operations.schedules.permissions import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube

@@ -17,7 +17,8 @@ from exposer.placement import LINUX, Placement, build_node_affinity
 from nodeagent.operations.backups.deletion_record import build_record
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.install.accounts import build_rule
-from nodeagent.operations.permissions import EXPIRY_PERMISSIONS, READ_BACK_PERMISSIONS, SCHEDULED_PERMISSIONS
+from nodeagent.operations.permissions import READ_BACK_PERMISSIONS
+from nodeagent.operations.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULED_PERMISSIONS
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
 from nodeagent.runtime.permissions import Permission, Scope
 
