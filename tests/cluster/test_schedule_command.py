@@ -83,8 +83,9 @@ def test_a_run_backs_up_and_deletes_the_expired_backup_and_never_the_last_copy(s
     scene.run("backup", "create", f"{space}-old", *scene.selection, "--ttl=1s", "--wait")
     old = scene.snapshots
     assert len(old) == 1
-    scene.run("schedule", "create", space, f"--schedule={_NEVER}", *scene.selection, "--ttl=1s")
+    scene.run("schedule", "create", space, f"--schedule={_NEVER}", *scene.selection, "--ttl=1s", "--verify")
     log = scene.start(f"{space}-1")
+    assert f"verification of {space}/data: passed" in log
     assert f"backup {space}-old was expired, and is deleted with 1 snapshots" in log
     ((name, first),) = scene.backups.items()
     assert (first["phase"], name.startswith(f"{space}-20")) == ("Completed", True)
