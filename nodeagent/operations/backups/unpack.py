@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Final
 
@@ -152,6 +153,9 @@ class Unpacker:
             return "it is a hard link"
         if not (member.isreg() or member.isdir() or member.issym()):
             return "it is a device or a pipe"
+        if member.issym() and _turns_back(member.linkname):
+            # Any of the directories in it may become a link later, and the filter sees only what is there by now.
+            return "it is a link through a directory and back (..)"
         try:
             tarfile.data_filter(member.replace(name=name, deep=False), str(self.target.folder))
         except tarfile.FilterError as e:
@@ -208,6 +212,12 @@ def _write_sparsely(file: IO[bytes], data: memoryview) -> None:
             continue
         while piece:
             piece = piece[file.write(piece) :]
+
+
+def _turns_back(link: str) -> bool:
+    """Return whether the target of a link has `..` behind an ordinary name."""
+    parts = Path(link).parts
+    return ".." in parts[sum(1 for _ in takewhile("..".__eq__, parts)) :]
 
 
 def _explain(error: tarfile.FilterError) -> str:

@@ -98,6 +98,7 @@ _HOSTILE: dict[str, tuple[Callable[[Tar], Tar], str, str]] = {
     "hard-link": (lambda tar: tar.add("h", kind=tarfile.LNKTYPE, link="../outside/kept"), "h", "hard link"),
     "link-absolute": (lambda tar: tar.link("l", "/etc/passwd"), "l", "absolute path"),
     "link-out": (lambda tar: tar.link("l", "../outside"), "l", "leads out of the target"),
+    "link-back": (lambda tar: tar.link("l", "./d/later/../../outside"), "l", "through a directory and back"),
     "no-directory": (lambda tar: tar.add("missing/x", b"1"), "missing/x", "directory was refused"),
     "huge-name": (lambda tar: tar.add("n" * 5000, b"1"), "n" * 5000, "File name too long"),
     "long-path": (lambda tar: tar.add("/".join(["n" * 200] * 50), b"1"), "/".join(["n" * 200] * 50), ""),
@@ -123,6 +124,12 @@ def test_nothing_is_written_through_a_link_of_the_tar_or_of_the_target(place: Pl
     assert place.refused.keys() == {"in/x", "mine/kept", "mine"}
     assert list((place.target / "d").iterdir()) == []
     assert (place.outside / "kept").read_bytes() == b"kept"
+
+
+def test_a_link_cannot_be_led_out_by_one_that_comes_later(place: Place) -> None:
+    place.unpack(Tar().link("0x", "a/b/../../outside").directory("a").link("a/b", "..").link("a/up", ".././/a/../c"))
+    assert place.refused.keys() == {"0x", "a/up"}
+    assert place.tree() == ["a", "a/b"]
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(place: Place) -> None:
