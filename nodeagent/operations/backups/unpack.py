@@ -6,12 +6,12 @@ changed, and so are hard links, which kopia has none of. A file appears under it
 Source: Python 3.11.4, "Extraction filters" of tarfile.
 """
 
+import errno
 import os
 import secrets
 import stat
 import tarfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -30,6 +30,12 @@ _ZEROS: Final = bytes(_HOLE_BYTES)
 
 _TEMPORARY: Final = ".nodeagent-cp-"
 _FILE_MODE: Final = 0o644
+
+_NO_DIRECTORY: Final = "its directory was refused"
+_NO_NAME: Final = "its name cannot be used here"
+
+_UNUSABLE: Final = {errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL}
+"""Errors about one name or link, not about the target as a whole; which names a file system takes differs."""
 
 
 class UnpackError(AgentError):
@@ -124,7 +130,17 @@ class Unpacker:
         place = self.target.folder / name
         if why := self._find_fault(member, name, place):
             self._refuse(member.name, why)
-        elif member.isdir():
+        else:
+            try:
+                self._make(tar, member, place)
+            except OSError as e:
+                if e.errno not in _UNUSABLE:
+                    raise
+                self._refuse(member.name, e.strerror or _NO_NAME)
+        self.on_progress(self.size_bytes, self.files)
+
+    def _make(self, tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
+        if member.isdir():
             place.mkdir(exist_ok=True)
         elif member.issym():
             self._replace(place, lambda temporary: temporary.symlink_to(member.linkname))
@@ -134,7 +150,6 @@ class Unpacker:
                 self._refuse(member.name, "it is no file")
                 return
             self._replace(place, lambda temporary: self._write(temporary, content, member))
-        self.on_progress(self.size_bytes, self.files)
 
     def _refuse(self, name: str, why: str) -> None:
         self.refused += 1
@@ -160,20 +175,27 @@ class Unpacker:
             tarfile.data_filter(member.replace(name=name, deep=False), str(self.target.folder))
         except tarfile.FilterError as e:
             return _explain(e)
-        # Names of any length come with a path that is too long to look at.
-        with suppress(FileNotFoundError):
+        return self._find_obstacle(parts) or self._find_conflict(member, place)
+
+    def _find_obstacle(self, parts: Sequence[str]) -> str:
+        try:
             for depth in range(1, len(parts)):
                 if stat.S_ISLNK(self.target.folder.joinpath(*parts[:depth]).lstat().st_mode):
                     return "it would be written through a link"
-        return self._find_conflict(member, place)
+        except FileNotFoundError:
+            # Names of any length come with a path that is too long to look at.
+            return _NO_DIRECTORY
+        except OSError as e:
+            return f"{_NO_DIRECTORY}: {e.strerror}"
+        return ""
 
     def _find_conflict(self, member: tarfile.TarInfo, place: Path) -> str:
         try:
             mode = place.lstat().st_mode
         except FileNotFoundError:
-            return "" if place.parent.is_dir() else "its directory was refused"
+            return "" if place.parent.is_dir() else _NO_DIRECTORY
         except OSError as e:
-            return e.strerror or "its name cannot be used here"
+            return e.strerror or _NO_NAME
         if member.isdir():
             return "" if stat.S_ISDIR(mode) else "a file of that name exists"
         if stat.S_ISDIR(mode):

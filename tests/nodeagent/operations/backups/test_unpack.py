@@ -1,5 +1,6 @@
 """Unpacking what a tenant stored: nothing is written outside of the target, whatever the tar says."""
 
+import errno
 import io
 import os
 import tarfile
@@ -101,6 +102,12 @@ _HOSTILE: dict[str, tuple[Callable[[Tar], Tar], str, str]] = {
     "link-back": (lambda tar: tar.link("l", "./d/later/../../outside"), "l", "through a directory and back"),
     "no-directory": (lambda tar: tar.add("missing/x", b"1"), "missing/x", "directory was refused"),
     "huge-name": (lambda tar: tar.add("n" * 5000, b"1"), "n" * 5000, "File name too long"),
+    "huge-directory": (
+        lambda tar: tar.add("n" * 300 + "/x", b"1"),
+        "n" * 300 + "/x",
+        "directory was refused: File name",
+    ),
+    "huge-link": (lambda tar: tar.link("l", "n" * 5000), "l", "File name too long"),
     "long-path": (lambda tar: tar.add("/".join(["n" * 200] * 50), b"1"), "/".join(["n" * 200] * 50), ""),
 }
 
@@ -159,6 +166,43 @@ def test_a_file_never_replaces_a_directory_nor_a_directory_a_file(place: Place) 
     (place.target / "f").write_bytes(b"old")
     place.unpack(Tar().add("d", b"1").directory("f"), overwrite=True)
     assert place.refused == {"d": "a directory of that name exists", "f": "a file of that name exists"}
+
+
+def test_what_is_below_a_directory_that_was_refused_is_refused_too_and_the_rest_goes_on(place: Place) -> None:
+    place.target.mkdir()
+    (place.target / "f").write_bytes(b"old")
+    place.unpack(Tar().directory("f").directory("f/d").add("f/d/e/x", b"1").add("good", b"good"))
+    assert place.refused.keys() == {"f", "f/d", "f/d/e/x"}
+    assert place.refused["f/d/e/x"] == "its directory was refused: Not a directory"
+    assert place.tree() == ["f", "good"]
+
+
+@pytest.mark.parametrize("method", ["mkdir", "replace"])
+def test_a_name_that_the_file_system_does_not_take_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    original = getattr(Path, method)
+
+    def refuse(self: Path, *args: Path, **options: bool) -> None:
+        if "bad" in {self.name, *(path.name for path in args)}:
+            raise OSError(errno.EILSEQ, os.strerror(errno.EILSEQ))
+        original(self, *args, **options)
+
+    monkeypatch.setattr(Path, method, refuse)
+    tar = Tar().directory("bad") if method == "mkdir" else Tar().add("bad", b"1" * 9000)
+    place.unpack(tar.add("good", b"good"))
+    assert place.refused == {"bad": os.strerror(errno.EILSEQ)}
+    assert place.tree() == ["good"]
+
+
+def test_a_target_that_is_full_ends_the_copy(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(UnpackError, match="No space left on device"):
+        place.unpack(Tar().add("f", b"1"))
+    assert place.tree() == []
 
 
 def test_zeros_become_holes(place: Place) -> None:
