@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import field
 
 from core.contract import parse_result
-from core.errors import AgentError
+from core.errors import AgentError, ConfigError
 from core.file_contract import FileEntry, FileListing, FileType, parse_entry
 from core.models.base import JsonDict, WireModel
 from core.models.phases import Phase
@@ -60,9 +60,11 @@ def find_place(backup: Backup, text: str) -> FilePlace:
     """Return what `NAMESPACE/PVC/PATH` or `PVC/PATH` means in a backup; the first form wins.
 
     Raises:
+        ConfigError: the text is not UTF-8.
         FilesError: there is no such volume, several have that name, it is not in the bucket, or it is a device and has
             no paths.
     """
+    _check_text(text)
     first, _, rest = text.strip("/").partition("/")
     second, _, path = rest.partition("/")
     by_name = {(one.namespace, one.claim): one for one in backup.volumes}
@@ -84,6 +86,17 @@ def find_place(backup: Backup, text: str) -> FilePlace:
     return FilePlace(volume, path, device)
 
 
+def _check_text(text: str) -> None:
+    """Check that the bytes of an argument are UTF-8: Python has half of a surrogate pair for each that is not.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    shown = text.encode(errors="backslashreplace").decode()
+    if shown != text:
+        raise ConfigError(f'"{shown}" is not UTF-8: kopia keeps U+FFFD for each byte that is not, so name it with that')
+
+
 def _missing(backup: Backup, claim: str, name: str) -> FilesError:
     claims, names = [one.claim for one in backup.volumes], [f"{one.namespace}/{one.claim}" for one in backup.volumes]
     hint = guess(name, names) or guess(claim, claims)
@@ -96,9 +109,10 @@ async def build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after:
 
     Raises:
         NotFoundError: the location of the backup does not exist.
-        ConfigError: no agent is installed, or its configuration cannot be read.
+        ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
         KubeError: the API server rejected a request.
     """
+    _check_text(after)
     volume = place.volume
     location = await read_location(tools.client, tools.namespace, volume.location)
     subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location))
@@ -120,7 +134,7 @@ async def list_files(
 
     Raises:
         NotFoundError: the location of the backup does not exist.
-        ConfigError: no agent is installed, or its configuration cannot be read.
+        ConfigError: no agent is installed, its configuration cannot be read, or `after` is not UTF-8.
         JobError: the Job failed, such as for a path that does not exist, or did not end in time.
         KubeError: the API server rejected a request.
     """

@@ -116,11 +116,14 @@ def test_an_empty_directory_is_a_note(shell: BackupShell, kube: FilesKube) -> No
         (["ls", "night", "zzz"], 1, "has no PVC zzz: nodeagent backup ls night lists its volumes"),
         (["ls", "night", "files"], 1, r"of PVC files is Failed: disk\\x1b\[2J full: it has no files"),
         (["ls", "night", "data", "--limit=0"], 2, r"Invalid value for '--limit'"),
+        (["ls", "night", "data/\udcff"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
+        (["ls", "night", "data", "--after=\udcff"], 2, r'"\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
+        (["cp", "night:data/\udcff", "x"], 2, r'"data/\\udcff" is not UTF-8: kopia keeps U\+FFFD'),
         (["cp", "night", "x"], 2, '"night" names no file of a backup: expected NAME:PVC/PATH'),
         (["cp", "night:", "x"], 2, '"night:" names no file of a backup'),
         (["cp", "night:data"], 2, r"Missing argument 'DEST' \(see nodeagent backup cp --help\)"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
 def test_an_error_is_one_line_with_an_exit_code(shell: BackupShell, words: list[str], code: int, error: str) -> None:
     done = shell.run(*words)
