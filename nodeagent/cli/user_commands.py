@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 from core.errors import AgentError, ConfigError
-from core.kube.errors import UnauthorizedError, UnreachableError
+from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
 from nodeagent.cli.output import NoteHandler
 
 __all__ = ["run_user_command"]
@@ -62,7 +62,8 @@ def _root() -> None:
 
 def _is_unreachable(error: BaseException | None) -> bool:
     """Return whether the error, or one that it was raised from, is that the cluster cannot be reached."""
-    while error is not None:
+    # A path that the server does not know is an answer, once it is known that it does not serve the resource.
+    while error is not None and not isinstance(error, NotServedError):
         if isinstance(error, (UnreachableError, UnauthorizedError)):
             return True
         error = error.__cause__
