@@ -5,11 +5,13 @@ of it, to the first process of its own pod that connects to its socket; `SEND_CO
 """
 
 import json
+import re
 from enum import StrEnum
 from typing import Final
 from urllib.parse import quote, unquote
 
 from msgspec import field
+from msgspec.structs import force_setattr
 
 from core.errors import ContractError
 from core.models.base import Int64, WireModel
@@ -20,6 +22,7 @@ __all__ = [
     "FileListing",
     "FileType",
     "SentFiles",
+    "check_mode",
     "decode_path",
     "encode_path",
     "format_entry",
@@ -28,6 +31,9 @@ __all__ = [
 
 SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
 """What is executed in the pod to read what it sends: the stream on standard output, SentFiles on standard error."""
+
+
+_MODE: Final = re.compile(r"[0-7]{0,7}")
 
 
 class FileType(StrEnum):
@@ -54,6 +60,10 @@ class FileEntry(WireModel, omit_defaults=True):
     files: Int64 = 0
     modified: str = ""
 
+    def __post_init__(self) -> None:
+        """Read a mode that is none as empty."""
+        force_setattr(self, "mode", check_mode(self.mode))
+
 
 class FileListing(WireModel, omit_defaults=True):
     """The termination message of `list-files` that succeeded.
@@ -78,6 +88,11 @@ class _EntryLine(WireModel):
     """A line of the mover's output, which no line of a log is taken for."""
 
     entry: FileEntry = field(name="nodeagent.io/file-entry")
+
+
+def check_mode(mode: str) -> str:
+    """Return the permissions of an entry if they are an octal number of at most seven digits, else nothing."""
+    return mode if _MODE.fullmatch(mode) else ""
 
 
 def format_entry(entry: FileEntry) -> str:

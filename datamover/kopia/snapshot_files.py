@@ -12,7 +12,7 @@ from typing import IO, Final
 import msgspec
 
 from core.errors import DataPathError
-from core.file_contract import FileEntry, FileType
+from core.file_contract import FileEntry, FileType, check_mode
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
@@ -40,6 +40,10 @@ class StoredEntry(msgspec.Struct, rename={"object_id": "obj", "kind": "type", "s
     uid: int = 0
     gid: int = 0
     summary: _Summary = msgspec.field(default_factory=_Summary)
+
+    def __post_init__(self) -> None:
+        """Read a mode that is none as empty."""
+        self.mode = check_mode(self.mode)
 
     @property
     def type(self) -> FileType:

@@ -161,7 +161,7 @@ _TYPE_BITS: Final = {FileType.FILE: stat.S_IFREG, FileType.DIRECTORY: stat.S_IFD
 
 def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
     directory = one.type is FileType.DIRECTORY
-    permissions = int(one.mode, 8) if one.mode.isdecimal() else 0
+    permissions = int(one.mode or "0", 8)
     return [
         stat.filemode(_TYPE_BITS.get(one.type, 0) | permissions),
         f"{one.user_id}:{one.group_id}",

@@ -23,7 +23,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/__main__.py": "tests/datamover/test_main.py",
     "datamover/data_path/compare.py": "tests/datamover/pod/test_snapshot_verification.py",
     "core/file_contract.py": "tests/datamover/pod/test_file_source.py",
-    "datamover/kopia/snapshot_files.py": "tests/datamover/pod/test_file_source.py",
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "nodeagent/operations/backups/copy.py": "tests/nodeagent/cli/test_backup_files.py",
     "nodeagent/operations/backups/files.py": "tests/nodeagent/cli/test_backup_files.py",

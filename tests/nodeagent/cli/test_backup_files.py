@@ -102,6 +102,15 @@ def test_a_list_that_is_cut_says_so(shell: BackupShell, kube: FilesKube) -> None
     assert b"--after=a%20b" in (created.body or b"")
 
 
+@pytest.mark.parametrize("mode", ["0899", "-1", "x", "77777777"])
+def test_a_mode_that_is_none_is_shown_as_no_permissions(shell: BackupShell, kube: FilesKube, mode: str) -> None:
+    _listing(kube, FileEntry(name="name", type=FileType.FILE))
+    kube.log = kube.log.replace('"type"', f'"mode":"{mode}","type"')
+    assert mode in kube.log
+    done = shell.run("ls", "night", "data")
+    assert (done.code, done.out.splitlines()[1].split()[0]) == (0, "----------")
+
+
 def test_an_empty_directory_is_a_note(shell: BackupShell, kube: FilesKube) -> None:
     _listing(kube)
     assert "note: app/data is empty" in shell.run("ls", "night", "data").err
