@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from core.errors import ContractError
 from core.file_contract import SEND_COMMAND, FileEntry, SentFiles, parse_entry
+from core.kube.errors import ForbiddenError, KubeError
 from core.models.names import MAINTENANCE_CONTAINER
 from nodeagent.operations.backups.files import FilePlace, FilesError, build_job
 from nodeagent.operations.backups.unpack import Unpacker, UnpackError, choose_target
@@ -86,9 +87,11 @@ async def copy_files(copy: FileCopy, *, timeout: timedelta) -> CopyResult:  # no
         process = ExecProcess(meta["namespace"], meta["name"], MAINTENANCE_CONTAINER, SEND_COMMAND)
         try:
             return await _Stream(copy).receive(process)
-        except (ExecError, _UnexplainedError):
-            # A pod that failed says why; the process in it was ended with it.
-            with suppress(JobTimeoutError):
+        except ForbiddenError:
+            raise
+        except (ExecError, KubeError, _UnexplainedError):
+            # A pod that failed says why; the process in it was ended with it, and the connection may break with it.
+            with suppress(JobTimeoutError, KubeError):
                 await check_end(tools, job, _WHAT, _END)
             raise
 

@@ -3,6 +3,7 @@
 import json
 import re
 import tarfile
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 import yaml
 
 from core.file_contract import FileEntry, FileListing, FileType, format_entry
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS
+from core.kube.errors import UnreachableError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
 from nodeagent.operations.backups import copy
 from nodeagent.operations.backups.files import FileList
 from tests.nodeagent.cli.backup_shell import BackupShell, backup_shell
@@ -213,6 +215,40 @@ def test_a_connection_that_breaks_is_an_error_and_the_job_is_deleted(
     assert "the connection ended before the process did" in done.err
     assert list((tmp_path / "new").iterdir()) == []
     assert kube.objects(JOBS) == []
+
+
+def test_a_pod_that_fails_says_why_when_the_connection_breaks_with_it(
+    shell: BackupShell, kube: FilesKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def break_off() -> AsyncIterator[bytes]:
+        for message in kube.played[:4]:
+            yield message
+        kube.end(137, "the node has no memory left")
+        (pod,) = kube.objects(PODS)
+        kube.put(pod | {"status": kube.pod})
+        raise UnreachableError("the connection was reset")
+
+    monkeypatch.setattr(kube, "_play", break_off)
+    kube.send(DIRECTORY, pack(first=b"1" * 9000))
+    done = shell.run("cp", "night:data/etc", str(tmp_path / "new"))
+    assert done.code == 1
+    assert re.search(r"error: Pod \S+ of the copy failed: .*the node has no memory left\n", done.err)
+    assert kube.objects(JOBS) == []
+
+
+def test_the_first_error_is_shown_when_the_pod_cannot_be_asked_for_its_cause(
+    shell: BackupShell, kube: FilesKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise UnreachableError("the API server is gone")
+
+    monkeypatch.setattr(copy, "check_end", fail)
+    kube.send(DIRECTORY, pack(first=b"1" * 9000))
+    kube.played = kube.played[:4]
+    done = shell.run("cp", "night:data/etc", str(tmp_path / "new"))
+    assert done.code == 1
+    assert "the connection ended before the process did" in done.err
+    assert "is gone" not in done.err
 
 
 @pytest.mark.parametrize("seen", ["before", "then"])
