@@ -208,13 +208,19 @@ class FileSender:
 
 @contextmanager
 def _listen(path: Path) -> Iterator[socket.socket]:
-    """Yield a socket at the path for this user alone, and remove it and its result at the end."""
-    files = (path, path.with_suffix(RESULT_SUFFIX))
+    """Yield a socket at the path for this user alone, and remove it and its result at the end.
+
+    It gets its name when it listens: a connection to one that does not is refused.
+    """
+    temporary = path.with_suffix(".new")
+    files = (temporary, path, path.with_suffix(RESULT_SUFFIX))
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-            path.unlink(missing_ok=True)
-            listening.bind(str(path))
-            path.chmod(0o600)
+            temporary.unlink(missing_ok=True)
+            listening.bind(str(temporary))
+            temporary.chmod(0o600)
+            listening.listen()
+            temporary.replace(path)
             yield listening
     finally:
         for one in files:

@@ -3,10 +3,13 @@
 import asyncio
 import io
 import os
+import socket
+import stat
 import sys
 import tarfile
 from asyncio.subprocess import PIPE
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +114,30 @@ async def _connect(bed: SnapshotBed) -> tuple[asyncio.StreamReader, asyncio.Stre
                 return await asyncio.open_unix_connection(path, limit=1)
             except (FileNotFoundError, ConnectionRefusedError):
                 await asyncio.sleep(0.05)
+
+
+async def test_a_command_that_sees_the_socket_first_is_not_refused(
+    bed: SnapshotBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, start, listen = bed.pod.folder / SOCKET_NAME, asyncio.start_unix_server, socket.socket.listen
+    named: list[bool] = []
+
+    def look(self: socket.socket, *backlog: int) -> None:
+        named.append(path.exists())
+        listen(self, *backlog)
+
+    async def connect_first(*arguments: Any, **options: Any) -> asyncio.Server:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with socket.socket(socket.AF_UNIX) as command:
+            command.connect(str(path))
+        return await start(*arguments, **options)
+
+    monkeypatch.setattr(socket.socket, "listen", look)
+    monkeypatch.setattr(asyncio, "start_unix_server", connect_first)
+    with pytest.raises(Exception, match="does not read them any more"):
+        await _sender(bed, "sparse").run()
+    assert named[0] is False
+    assert not path.exists()
 
 
 async def test_a_pod_whose_reader_stops_ends_by_itself(bed: SnapshotBed) -> None:
