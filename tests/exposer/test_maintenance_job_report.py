@@ -1,6 +1,7 @@
 """The Jobs of a snapshot report, a list of snapshots and a verification: like maintenance Jobs, never taken for one."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -132,6 +133,13 @@ def test_the_job_of_a_deletion_differs_from_a_list_in_label_and_arguments() -> N
             ["delete-snapshots", *arguments, "--cluster=c", "--transfer=app/night/u"],
         ),
     }
+
+
+@pytest.mark.parametrize("page", ["commands", "limits"])
+def test_the_pages_say_when_a_copy_ends(page: str) -> None:
+    job = build_file_job(run(owner=replace(OWNER, kind="BackupStorageLocation")), expose(), FileRequest("app", "k1"))
+    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
+    assert f"A copy ends after {job['spec']['activeDeadlineSeconds'] // 3600} hours" in text
 
 
 @pytest.mark.parametrize(("limit", "verb", "seconds"), [(5, "list-files", 3600), (0, "send-files", 86_400)])
