@@ -20,6 +20,7 @@ from typing import IO, Final
 from core.contract import VolumeMode
 from core.errors import DataPathError
 from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
+from core.strict_tar import StrictTarInfo
 from datamover.data_path.links import show_path
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
@@ -77,6 +78,7 @@ async def compare_volume(
                 raise answer.error(f"kopia's archive is invalid: {e}") from e
             except OSError as e:
                 raise DataPathError(f"cannot open the restored volume {volume}: {e.strerror}") from e
+    found.check_count(snapshot)
     return VerifiedSnapshot(
         id=snapshot.snapshot_id,
         outcome=VerificationOutcome.FAILED if found.fault_count else VerificationOutcome.PASSED,
@@ -108,6 +110,7 @@ class _Comparison:
 
     volume: Path
     mode: VolumeMode
+    entries: int = 0
     files: int = 0
     byte_count: int = 0
     fault_count: int = 0
@@ -123,13 +126,25 @@ class _Comparison:
         with open(pipe, "rb", buffering=0) as stream:
             try:
                 with tarfile.open(
-                    fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES, encoding="utf-8", errors="surrogateescape"
+                    fileobj=stream,
+                    mode="r|",
+                    bufsize=_CHUNK_BYTES,
+                    encoding="utf-8",
+                    errors="surrogateescape",
+                    tarinfo=StrictTarInfo,
                 ) as archive:
                     self._read_entries(archive, stop)
             finally:
                 # kopia waits until somebody reads what it writes.
                 while not stop() and stream.read(_CHUNK_BYTES):
                     pass
+
+    def check_count(self, snapshot: Snapshot) -> None:
+        """Add a fault if kopia's archive did not have what the snapshot's manifest says: nothing else would miss it."""
+        # The manifest of a single file, which has no directory, does not count it as this one does.
+        expected = 1 if self.mode is VolumeMode.BLOCK else snapshot.entries
+        if self.entries != expected:
+            self._add(b"", f"the snapshot has {self.entries} entries instead of {expected}")
 
     def _read_entries(self, archive: tarfile.TarFile, stop: ShouldStop) -> None:
         block = self.mode is VolumeMode.BLOCK
@@ -138,6 +153,7 @@ class _Comparison:
             while not stop() and (entry := archive.next()) is not None:
                 # A snapshot may have millions of entries, all of which tarfile would keep.
                 archive.members = []  # type: ignore[attr-defined]  # its stubs leave it out
+                self.entries += 1
                 path = os.fsencode(entry.name.rstrip("/"))
                 try:
                     if block:

@@ -19,6 +19,7 @@ from typing import IO, Final
 
 from core.errors import AgentError, ConfigError
 from core.file_contract import FileEntry, FileType
+from core.strict_tar import StrictTarInfo
 
 __all__ = ["Target", "UnpackError", "Unpacker", "check_python", "choose_target"]
 
@@ -115,7 +116,9 @@ class Unpacker:
         try:
             if not self.target.name:
                 self.target.folder.mkdir(exist_ok=True)
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=_HOLE_BYTES, errors="surrogateescape") as tar:
+            with tarfile.open(
+                fileobj=stream, mode="r|", bufsize=_HOLE_BYTES, errors="surrogateescape", tarinfo=StrictTarInfo
+            ) as tar:
                 for member in tar:
                     self._unpack(tar, member)
                     # tarfile remembers all of them.

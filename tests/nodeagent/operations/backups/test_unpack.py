@@ -221,6 +221,15 @@ def test_a_stream_that_ends_early_leaves_no_partial_file(place: Place) -> None:
     assert place.tree() == ["first"]
 
 
+@pytest.mark.parametrize("rest", [b"y" * 10_000, b"y" * 100, b""], ids=["invalid", "cut off", "missing"])
+def test_a_stream_with_a_broken_header_is_not_complete(place: Place, rest: bytes) -> None:
+    header = Tar().add("first").stream().getvalue()[: tarfile.BLOCKSIZE]
+    unpacker = Unpacker(Target(place.target), place.refused.__setitem__)
+    with pytest.raises(UnpackError, match=r"not a complete tar: .* header"):
+        unpacker.run(io.BytesIO(header + rest))
+    assert place.tree() == ["first"]
+
+
 def test_a_single_file_gets_the_name_that_was_chosen(place: Place) -> None:
     place.target.mkdir()
     place.unpack(Tar().add("from", b"1"), name="to")
