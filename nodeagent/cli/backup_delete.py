@@ -56,6 +56,8 @@ def delete(name: str, form: OutputFormat, access: ClusterAccess, *, confirm: boo
     """Delete a backup: its transfers and its snapshots."""
     if not (confirm or dry_run or sys.stdin.isatty()):
         raise ConfigError("backup delete asks a question, and there is no terminal: --confirm skips it")
+    if form.for_programs and not (confirm or dry_run):
+        raise ConfigError(f"-o {form} shows no plan before the question: use --confirm, or --dry-run first")
     asyncio.run(_run(name, form, access, ask=not confirm, dry_run=dry_run))
 
 

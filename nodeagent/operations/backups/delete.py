@@ -154,13 +154,14 @@ async def _prepare(tools: DeletionTools) -> tuple[DeletionPlan, list[Judgment]]:
     client, namespace = tools.jobs.client, tools.jobs.namespace
     if await has_velero_server(client, namespace):
         raise DeletionError(f"a Velero server is in namespace {namespace}: nothing is deleted beside it")
-    copies = [copy async for copy in _read_copies(client, namespace)]
-    restoring = {snapshot: restore async for snapshot, restore in _read_restoring(client, namespace)}
+    # Before the transfers: what is recorded after that is not taken for stale.
     record = DeletionRecord(client, namespace)
     await record.read()
+    copies = [copy async for copy in _read_copies(client, namespace)]
+    restoring = {snapshot: restore async for snapshot, restore in _read_restoring(client, namespace)}
     cluster = await read_cluster(client)
     if not cluster:
-        raise DeletionError("Namespace kube-system cannot be read: it tells this cluster's snapshots from others'")
+        raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
     now = tools.date()
     if now is None:
         raise DeletionError("the API server's answers have no Date: how old backups are is not known")
@@ -229,10 +230,13 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[list[Del
 async def execute_plan(tools: DeletionTools, plan: DeletionPlan) -> list[DeletedSnapshot]:
     """Delete the transfers and the snapshots, and return the snapshots, also those that are kept.
 
+    Each backup is judged again before: a question, or Jobs that check the snapshots, may have taken hours.
+
     Raises:
         DeletionError: not all is deleted; the next deletion continues.
         KubeError: the API server rejected a request.
     """
+    plan, changed = await _judge_again(tools, plan)
     record = plan.record
     await record.drop({one for _, one in plan.stale})
     for judgment in plan.deleted:
@@ -253,7 +257,22 @@ async def execute_plan(tools: DeletionTools, plan: DeletionPlan) -> list[Deleted
         await record.drop({one for one in done if not {"", one.volume_namespace} & unread.keys()})
     if failed:
         raise DeletionError(f"snapshots were not deleted, repeat the command to delete them: {failed[0]}")
+    if changed:
+        raise DeletionError(changed[0])
     return found
+
+
+async def _judge_again(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
+    """Return the plan without the backups of which another rule speaks now, and why each of them is kept."""
+    fresh, judgments = await _prepare(tools)
+    now = {one.backup: one for one in judgments}
+    left, changed = [], []
+    for one in plan.deleted:
+        if why := one.changed_since(now.get(one.backup)):
+            changed.append(f"backup {one.backup} is not deleted, it has changed since the plan was made: {why}")
+        else:
+            left.append(one)
+    return replace(plan, record=fresh.record, stale=plan.stale & fresh.stale, deleted=tuple(left)), changed
 
 
 async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy]) -> None:

@@ -111,6 +111,15 @@ class Judgment:
         wanted = frozenset(rules)
         return tuple(hold for hold in self.holds if hold.rule in wanted)
 
+    def changed_since(self, later: "Judgment | None") -> str:
+        """Return what of a later judgment of the backup speaks against a deletion; empty: nothing.
+
+        A hold that was known when it was planned, such as a last copy that was named, does not.
+        """
+        if later is None or {one.uid for one in later.copies} != {one.uid for one in self.copies}:
+            return "its transfers are others"
+        return next((hold.text for hold in later.holds if hold not in self.holds), "")
+
 
 def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
     """Return the volume of a backup of ours that this transfer is; None: it names no such backup."""
@@ -189,7 +198,7 @@ def _find_newest(copies: Sequence[Copy]) -> dict[str, str]:
     """Return the UIDs of the copies of one volume that are to be kept, and why."""
 
     def latest(found: Sequence[Copy]) -> Copy:
-        # Of copies of the same second, none can be told to be the newest: the name decides, always alike.
+        # Of copies of the same second, none is known to be the newest: the name decides, always alike.
         return max(found, key=lambda one: (_created(one), one.backup, one.uid))
 
     whole = latest(copies)

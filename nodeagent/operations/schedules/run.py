@@ -25,6 +25,7 @@ from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from nodeagent.operations.verifications.view import (
     VerificationReport,
+    VolumeOutcome,
     choose_volumes,
     explain_report,
 )
@@ -62,10 +63,14 @@ class ScheduleTools:
 
 @dataclass
 class ScheduleRun:
-    """A run: the name of its backup, and why it did not succeed, one line each."""
+    """A run: the name of its backup, and why it did not succeed, one line each.
+
+    `unverified`: of a completed volume it is not known whether its data can be read back.
+    """
 
     backup: str
     failures: list[str] = field(default_factory=list)
+    unverified: bool = False
 
 
 async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
@@ -81,7 +86,11 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         await _back_up(tools, request, run)
     except AgentError as e:
         run.failures.append(f"backup {run.backup}: {e}")
-    if request.ttl is not None:
+    if run.unverified and request.ttl is not None:
+        run.failures.append(
+            "expired backups are not deleted, since it is not known whether the new one can be read back"
+        )
+    elif request.ttl is not None:
         try:
             await _expire(tools, run)
         except AgentError as e:
@@ -167,7 +176,9 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
     volumes, _ = choose_volumes(backup, ())
     request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
     means = VerificationTools(jobs, lambda: tools.deletion.date() or jobs.clock.now())
+    run.unverified = True
     report = VerificationReport(backup=backup.name, volumes=await verify_volumes(means, volumes, request), notes=[])
+    run.unverified = any(one.outcome is VolumeOutcome.UNVERIFIED for one in report.volumes)
     for one in report.volumes:
         tools.on_line(f"verification of {one.namespace}/{one.claim}: {one.outcome}")
     if failure := explain_report(report):

@@ -32,7 +32,7 @@ class JobKube(FakeKube):
 
     `bucket` has the transfers of the snapshots by their IDs, `pinned` the snapshots that something names, `failure` is
     what a Job that is no dry run ends with, and `refused` what any ends with; empty: it succeeds. `verified` is the
-    outcome of verifications.
+    outcome of verifications; None: they cannot be carried out.
     """
 
     def __init__(self, clock: HandClock) -> None:
@@ -42,7 +42,7 @@ class JobKube(FakeKube):
         self.bucket: dict[str, TransferToDelete] = {}
         self.pinned: set[str] = set()
         self.refused = self.failure = ""
-        self.verified = VerificationOutcome.PASSED
+        self.verified: VerificationOutcome | None = VerificationOutcome.PASSED
         self.ran: list[DeletionOptions] = []
 
     async def request(self, request: Request) -> Response:

@@ -174,6 +174,21 @@ async def test_a_backup_that_a_person_names_goes_before_it_expires_and_with_the_
     assert scene.names() == {"first-data", "first-gone", "second-data"}
 
 
+async def test_a_backup_that_has_become_the_last_copy_since_the_plan_is_not_deleted(scene: DeletionScene) -> None:
+    """Its Jobs, or a question, may take hours, in which another command deletes the newer one."""
+    expired, named = await plan_expired(scene.tools), await plan_named(scene.tools, "second")
+    await execute_plan(scene.tools, await plan_named(scene.tools, "third"))
+    for plan in (expired, named):
+        with pytest.raises(
+            DeletionError, match=r"^backup second is not deleted, .*: it has the newest copy of app/data$"
+        ):
+            await execute_plan(scene.tools, plan)
+    assert scene.names() == {"first-data", "first-gone", "second-data"}
+    assert _recorded(scene) == {}
+    await execute_plan(scene.tools, await plan_named(scene.tools, "second"))
+    assert scene.names() == {"first-data", "first-gone"}
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [

@@ -165,6 +165,15 @@ async def test_a_backup_that_does_not_pass_fails_the_run_and_keeps_the_copy_befo
     assert f"backup second is expired, and kept: {kept}" in verified.lines
 
 
+async def test_nothing_is_deleted_when_it_is_not_known_whether_the_backup_can_be_read_back(
+    verified: ScheduleScene,
+) -> None:
+    verified.kube.verified = None
+    with pytest.raises(ScheduleError, match="expired backups are not deleted, since it is not known"):
+        await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert "s-second-data" in verified.kube.bucket
+
+
 async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
     scene.end_backups("Failed")
     with pytest.raises(ScheduleError, match="is Failed: PVC app/data is Failed"):
