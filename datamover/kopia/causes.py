@@ -33,6 +33,7 @@ NOT_TRUSTED: Final = "the endpoint's certificate is not trusted"
 _BAD_FORMAT: Final = "the repository's format file is damaged"
 _BAD_FILE: Final = "a repository file is damaged"
 _NO_FILE: Final = "a repository file is missing"
+_REFUSED: Final = "the storage does not accept the credentials"
 _UNREACHABLE: Final = "the endpoint cannot be reached"
 _UNKNOWN_HOST: Final = "the endpoint's host name cannot be resolved"
 _BROKEN: Final = "the endpoint closed the connection"
@@ -88,6 +89,11 @@ _CAUSES: Final = (
     ("reduce your request rate|slow ?down|too ?many ?requests|throttl|server ?busy|rate ?limit", _BUSY),
     ("internal ?error|internal server error|bad gateway|gateway time-?out|(response|error) 50[0234]", _UNAVAILABLE),
     ("(service|temporarily|currently) ?unavailable|not initialized yet|please try again|try again later", _UNAVAILABLE),
+    ("provided token has expired|expiredtoken|request has expired", "the session token or the request has expired"),
+    ("authenticationfailed|server failed to authenticate|cannot fetch token|403 forbidden", _REFUSED),
+    ("invalidobjectstate|not valid for the object's storage class", "the storage has archived the object"),
+    ("too many open files", "too many files are open"),
+    ("cannot allocate memory", "there is no memory left"),
 )
 """A regular expression for kopia's error in lower case, and the cause as messages name it.
 

@@ -35,6 +35,15 @@ _FAULT_CHARACTERS: Final = 600
 _QUEUE: Final = 1000
 """Files that wait to be read; kopia's own 20,000 take tens of megabytes with long paths."""
 
+_OF_CONTENT: Final = re.compile(
+    r"checksum|decrypt|decompress|ciphertext too short|unexpected chunk length|invalid slice offset|invalid blob offset"
+    r"|invalid compression header|(invalid|requested) ?range|missing blob|\b(content|object)( \S+)? not found"
+)
+"""What kopia and storages say of data that is there and wrong, or is not there.
+
+Source: kopia 0.23.1, repo/content, repo/compression, repo/blob (ErrInvalidRange), snapshot/snapshotfs; S3 error codes.
+"""
+
 _PREFIX: Final = "error processing "
 _ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"
 """What follows the source in kopia's name of a snapshot's root. Source: kopia 0.23.1, formatTimestamp in cli/app.go."""
@@ -111,17 +120,23 @@ def _parse(answer: KopiaAnswer) -> _Result:
         result = _Result.from_json(answer.output.decode(errors="replace"))
     except ContractError as e:
         raise answer.error("" if not answer.succeeded else f"kopia's output is invalid: {e}") from e
-    causes = [find_cause([one]) for one in result.error_strings]
-    if not answer.succeeded and all(cause and cause not in DAMAGED for cause in causes):
-        raise answer.error(causes[0] if causes else "")
+    errors = result.error_strings
+    if (errors or not answer.succeeded) and not any(map(_is_fault, errors)):
+        raise answer.error((find_cause(errors[:1]) or errors[0][:_FAULT_CHARACTERS]) if errors else "")
     return result
+
+
+def _is_fault(error: str) -> bool:
+    """Return whether the error is one of the data; an unknown one says nothing about it."""
+    if cause := find_cause([error]):
+        return cause in DAMAGED
+    return _OF_CONTENT.search(error.lower()) is not None
 
 
 def _name_faults(answer: KopiaAnswer, result: _Result, snapshot: Snapshot) -> list[str]:
     if not result.error_strings:
         return [] if result.stats.processed_object_count else ["kopia found nothing in it"]
-    faults = [one for one in result.error_strings if (cause := find_cause([one])) in DAMAGED or not cause]
-    return [_name_fault(one, answer.lines, snapshot) for one in faults]
+    return [_name_fault(one, answer.lines, snapshot) for one in result.error_strings if _is_fault(one)]
 
 
 def _name_fault(error: str, lines: Sequence[str], snapshot: Snapshot) -> str:
