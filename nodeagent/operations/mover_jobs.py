@@ -6,7 +6,7 @@ Needs the user's permissions to create, get and delete Jobs, to list pods, and t
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple, Self, TypeVar
@@ -15,6 +15,7 @@ from core.aio import run_shielded
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
 from core.models.base import JsonDict
 from core.models.names import MAINTENANCE_CONTAINER
@@ -155,8 +156,16 @@ async def plan_job(
     return MaintenanceRun(owner=subject.owner, name=name, settings=job, storage=access_of(location)), expose
 
 
-async def run_job(tools: JobTools, manifest: JsonDict, what: str, timeout: timedelta) -> JobAnswer:  # noqa: ASYNC109 - of the Job
+async def run_job(
+    tools: JobTools,
+    manifest: JsonDict,
+    what: str,
+    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    on_failed: Callable[[str], None] | None = None,
+) -> JobAnswer:
     """Run the Job and return its answer; `what` is a word for messages.
+
+    Before a Job that did not end as it should is deleted, `on_failed` gets the log of its pod, if there is one.
 
     The Job is deleted in any case, also after a cancellation; if that fails, `on_note` gets the command that does it.
 
@@ -165,8 +174,15 @@ async def run_job(tools: JobTools, manifest: JsonDict, what: str, timeout: timed
         KubeError: the API server rejected a request.
     """
     async with open_job(tools, manifest) as job:
-        pod, end = await _wait(tools, job, timeout, parse_pod_end)
-        return await _read_answer(tools, what, pod, end)
+        try:
+            pod, end = await _wait(tools, job, timeout, parse_pod_end)
+            _check_end(what, pod, end)
+        except JobError:
+            with suppress(KubeError):
+                if on_failed and (left := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])):
+                    on_failed(await _read_log(tools, left))
+            raise
+        return JobAnswer(end.message, await _read_log(tools, pod))
 
 
 @asynccontextmanager
@@ -279,13 +295,11 @@ async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: Js
     return f"{text}: {warnings[-1].get('message', '')}" if warnings else text
 
 
-async def _read_answer(tools: JobTools, what: str, pod: JsonDict, end: PodEnd) -> JobAnswer:
+async def _read_log(tools: JobTools, pod: JsonDict) -> str:
     meta = pod["metadata"]
-    _check_end(what, pod, end)
-    log = await tools.client.pod_log(
+    return await tools.client.pod_log(
         meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
     )
-    return JobAnswer(end.message, log)
 
 
 async def _delete(tools: JobTools, meta: JsonDict) -> None:

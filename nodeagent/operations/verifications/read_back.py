@@ -18,6 +18,8 @@ from nodeagent.operations.mover_jobs import JobAnswer, JobError, JobSubject, Job
 
 __all__ = ["VerificationWork", "find_repository", "plan_verification", "read_answer", "verify_snapshots"]
 
+_CAUSE_CHARACTERS: Final = 1000
+
 _JOB_EXTRA: Final = timedelta(minutes=15)
 """A Job whose command was killed ends by itself, later than the command would have ended it."""
 
@@ -67,12 +69,28 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict
 async def verify_snapshots(tools: JobTools, work: VerificationWork) -> dict[str, VerifiedSnapshot]:
     """Run the Job, and return its results by the IDs of the snapshots.
 
+    Of a Job that failed or did not end in time, the results that its log has count; the others have the cause.
+
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
         JobError: the Job failed, cannot start, or did not end in time.
         KubeError: the API server rejected a request.
     """
-    answer = await run_job(tools, await plan_verification(tools, work), "verification", work.timeout)
+    found: dict[str, VerifiedSnapshot] = {}
+
+    def keep(log: str) -> None:
+        found.update(_parse_log(log))
+
+    try:
+        answer = await run_job(tools, await plan_verification(tools, work), "verification", work.timeout, keep)
+    except JobError as e:
+        if not found:
+            raise
+        text = " ".join(str(e).split())[:_CAUSE_CHARACTERS]
+        lost = {
+            one: VerifiedSnapshot(id=one, percent=work.percent, faults=[text], fault_count=1) for one in work.snapshots
+        }
+        return lost | found
     return read_answer(answer, work.snapshots)
 
 
@@ -84,8 +102,12 @@ def read_answer(answer: JobAnswer, snapshots: Sequence[str]) -> dict[str, Verifi
         JobError: one of them has none.
     """
     parse_result(SnapshotVerification, answer.message)
-    lines = (parse_verified(line) for line in answer.log.splitlines())
-    found = {line.id: line for line in lines if line is not None}
+    found = _parse_log(answer.log)
     if missing := [one for one in snapshots if one not in found]:
         raise JobError(f"the log of the pod has no result of {len(missing)} snapshots, such as {missing[0]}")
     return found
+
+
+def _parse_log(log: str) -> dict[str, VerifiedSnapshot]:
+    lines = (parse_verified(line) for line in log.splitlines())
+    return {line.id: line for line in lines if line is not None}

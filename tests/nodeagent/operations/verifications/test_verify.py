@@ -75,6 +75,16 @@ async def test_what_could_not_be_read_is_no_failed_verification_and_keeps_no_oth
     assert [reason for _, reason, _ in scene.events] == ["Verified"]
 
 
+async def test_what_a_failed_job_had_found_out_before_is_kept() -> None:
+    scene = VerificationScene(broken={"app-default-kopia"}, logged=1)
+    raw = scene.base.kube.objects(DATA_UPLOADS)[1]
+    scene.base.kube.put(raw | {"spec": raw["spec"] | {"sourceNamespace": "app"}})
+    found = await scene.run()
+    assert [one.outcome for one in found] == [VolumeOutcome.PASSED, VolumeOutcome.UNVERIFIED]
+    assert "of the verification failed: Error (exit code 1): no memory" in found[1].message
+    assert (scene.outcomes, scene.jobs) == ({"night-data": "passed"}, [])
+
+
 async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded() -> None:
     scene = VerificationScene()
     scene.results["s1"] = VerifiedSnapshot(id="s1", faults=["the bucket does not exist"], fault_count=1)
