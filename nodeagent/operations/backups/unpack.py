@@ -131,15 +131,18 @@ class Unpacker:
     def _unpack(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         name = self.target.name or member.name
         place = self.target.folder / name
-        if why := self._find_fault(member, name, place):
-            self._refuse(member.name, why)
-        else:
-            try:
+        try:
+            if why := self._find_fault(member, name, place):
+                self._refuse(member.name, why)
+            else:
                 self._make(tar, member, place)
-            except OSError as e:
-                if e.errno not in _UNUSABLE:
-                    raise
-                self._refuse(member.name, e.strerror or _NO_NAME)
+        except OSError as e:
+            if e.errno not in _UNUSABLE:
+                raise
+            self._refuse(member.name, e.strerror or _NO_NAME)
+        except (ValueError, OverflowError) as e:
+            # A name with a NUL, or a time that no file can have.
+            self._refuse(member.name, str(e))
         self.on_progress(self.size_bytes, self.files)
 
     def _make(self, tar: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:

@@ -286,3 +286,12 @@ def test_a_python_without_the_filters_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr(tarfile, "data_filter")
     with pytest.raises(ConfigError, match=r"3\.11\.4"):
         check_python()
+
+
+def test_a_link_with_a_nul_and_a_time_that_no_file_has_are_refused_by_name(place: Place) -> None:
+    tar = Tar().link("link", "a").add("late", b"x").add("good", b"y")
+    tar.members[0][0].pax_headers = {"linkpath": "a\0b"}
+    tar.members[1][0].pax_headers = {"mtime": "1e300"}
+    place.unpack(tar)
+    assert place.refused.keys() == {"link", "late"}
+    assert place.tree() == ["good"]
