@@ -46,7 +46,7 @@ class FileType(StrEnum):
 
 
 class FileEntry(WireModel, omit_defaults=True):
-    """An entry of a directory in a snapshot; whoever wrote to the volume chose all of it.
+    """An entry of a directory in a snapshot; all of it was chosen by those who wrote to the volume.
 
     `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are those of all below it.
     """

@@ -135,7 +135,7 @@ class _Comparison:
                 ) as archive:
                     self._read_entries(archive, stop)
             finally:
-                # kopia waits until somebody reads what it writes.
+                # kopia waits until its output is read.
                 while not stop() and stream.read(_CHUNK_BYTES):
                     pass
 

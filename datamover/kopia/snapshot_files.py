@@ -51,7 +51,7 @@ class StoredEntry(msgspec.Struct, rename={"object_id": "obj", "kind": "type", "s
         return _TYPES.get(self.kind, FileType.OTHER)
 
     def describe(self) -> FileEntry:
-        """Return what a command is told about it."""
+        """Return it as a command reads it."""
         directory = self.type is FileType.DIRECTORY
         return FileEntry(
             name=self.name,

@@ -149,7 +149,7 @@ async def run_file_list(options: FileOptions, context: PodContext) -> int:
 
 
 async def run_send(options: SendOptions, context: PodContext) -> int:
-    """Send a file or directory of a snapshot to whoever asks for it, and return the exit code.
+    """Send a file or directory of a snapshot to the command that asks for it, and return the exit code.
 
     The termination message is SentFiles, or the error.
     """

@@ -1,4 +1,4 @@
-"""The process that is executed in the pod of `send-files`: it passes what the mover sends on to whoever executes it.
+"""The process that is executed in the pod of `send-files`: it passes what the mover sends on to its caller.
 
 The stream goes to standard output, and then SentFiles, as JSON, to standard error. It is a process of its own because
 what the mover itself writes to its standard output would be kept in the node's logs. It loads little.
@@ -38,7 +38,7 @@ def relay(environment: Mapping[str, str], output: int, *, wait_seconds: float = 
     """Copy the stream to the descriptor `output`; return what the mover says about it, as JSON, and the exit code.
 
     Raises:
-        OSError: nobody reads the output any more.
+        OSError: the output is not read any more.
     """
     end = time.monotonic() + wait_seconds
     while (path := _find_socket(environment)) is None:

@@ -1,7 +1,7 @@
 """Sends a file or a directory of a snapshot as a tar to the one process in the pod that asks for it.
 
 kopia writes the tar of a directory; that of one file has its header from here. No more than the buffers of pipes is
-held in memory: who reads slowly slows kopia down. The pod ends by itself if nobody reads.
+held in memory: who reads slowly slows kopia down. The pod ends by itself if nothing is read.
 Source: kopia 0.23.1, cli/command_restore.go (restoreModeTar), snapshot/restore/tar_output.go.
 """
 

@@ -25,7 +25,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "nodeagent/operations/backups/copy.py": "tests/nodeagent/cli/test_backup_files.py",
     "nodeagent/operations/backups/files.py": "tests/nodeagent/cli/test_backup_files.py",
-    "datamover/kopia/verification.py": "tests/datamover/pod/test_snapshot_verification.py",
     "nodeagent/operations/verifications/read_back.py": "tests/nodeagent/operations/verifications/test_verify.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/flags.py": "tests/datamover/test_arguments.py",
