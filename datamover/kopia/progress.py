@@ -123,10 +123,7 @@ class Meter:
 
     @property
     def arguments(self) -> list[str]:
-        """kopia's flags for the progress and metrics that the meter reads.
-
-        kopia estimates nothing during the first second: until then, only its lines limit what is done.
-        """
+        """kopia's flags for the progress and metrics that the meter reads."""
         return ["--progress", "--progress-update-interval=200ms", self.counter_argument]
 
     @property
@@ -201,23 +198,19 @@ class Meter:
         return self._message()
 
     def _estimate(self, upload: re.Match[str]) -> None:
-        """Take the estimated total, if the volume's size is not known exactly; and what is done at least."""
+        """Take the estimated total, if the volume's size is not known exactly."""
         if self.total_bytes and self._estimated_bytes is None:
             return
         if upload[6]:
             self.total_bytes = max(self.total_bytes, parse_size(upload[6]))
             self._estimated_bytes = _least_size(upload[6])
-        else:
-            self._estimated_bytes = _least_size(upload[2]) + _least_size(upload[4])
 
     def _most_bytes(self) -> float:
         """Return how many bytes can be done: kopia's counters have directories and indexes too, beside the files.
 
-        So what is done never exceeds the snapshot's size, however kopia rounds the sizes that it prints.
+        So what is done never exceeds the snapshot's size once kopia has estimated it, however it rounds what it prints.
         """
-        if self._direction is Direction.RESTORE or (self.total_bytes and self._estimated_bytes is None):
-            return self.total_bytes or math.inf
-        return self._estimated_bytes or 0
+        return self.total_bytes or math.inf if self._estimated_bytes is None else self._estimated_bytes
 
     def _message(self) -> ProgressMessage:
         now = self._clock.monotonic()

@@ -77,7 +77,11 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
         agent.user.wait("pod/filler", "condition=Ready", namespace=space)
         item = back_up(writer, "scratch")
         full = wait_until(
-            agent, BACKUPS, item, "Accepted", when=lambda it: "OutOfcpu" in it["status"].get("message", "")
+            agent,
+            BACKUPS,
+            item,
+            "Accepted",
+            when=lambda it: "was rejected by its kubelet" in it["status"].get("message", ""),
         )
         agent.user.kubectl("delete", "pod", "filler", "-n", space, "--wait=true")
         found = wait_until(agent, BACKUPS, item, "Completed")
