@@ -51,7 +51,7 @@ RESTORE_UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 
 _SCRIPTS = Path(demonstration.__file__).parent
 _FILL = "python3 /scripts/fill.py /machine /volumes/{0} {1}"
-_SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}-{0}.json"
+_SURVEY = "python3 /scripts/survey.py /volumes/{0} /out/{1}"
 _MOVE_SECONDS = 120
 _POLL_SECONDS = 0.2
 
@@ -124,7 +124,7 @@ class Workload:
 
     def survey(self, volume: str) -> Survey:
         """What the pod has found in a volume."""
-        found: Survey = json.loads((self._folder / f"{self.name}-{volume}.json").read_text())
+        found: Survey = json.loads((self._folder / self._survey_name(volume)).read_text())
         return found
 
     def delete(self, *, wait: bool = True) -> None:
@@ -136,10 +136,14 @@ class Workload:
     def _folder(self) -> Path:
         return self.bed.folder / "surveys"
 
+    def _survey_name(self, volume: str) -> str:
+        """A file in the folder, which tests that run at the same time share: their pods may have the same names."""
+        return f"{self.space}-{self.name}-{volume}.json"
+
     def _pod(self) -> Json:
         volumes = ["scratch"] if self.block else ["data", "scratch"]
         filled = [_FILL.format(volume, size) for volume, size in self.bytes_by_volume.items()]
-        script = " && ".join([*filled, *(_SURVEY.format(v, self.name) for v in volumes), "touch /tmp/ready"])
+        script = " && ".join([*filled, *(_SURVEY.format(v, self._survey_name(v)) for v in volumes), "touch /tmp/ready"])
         container = self._container("app", volumes, f"{script} && exec sleep infinity")
         container["readinessProbe"] = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
         if self.block:
