@@ -16,11 +16,14 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-__all__ = ["OTHER_NODE", "ApartAgent", "installed_apart"]
+__all__ = ["CLOCK_OFFSET", "OTHER_NODE", "ApartAgent", "installed_apart"]
 
 _DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 _ACCOUNTS = ("node-agent", "node-agent-mover")
 OTHER_NODE = "bed-2"
+CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
+"""The variable by which an agent reads another wall clock."""
+
 _SECONDS = 120
 
 
@@ -35,9 +38,11 @@ class ApartAgent:
     def run(self, change: Callable[[Json], None] = lambda _: None, *, arguments: Sequence[str] = ()) -> None:
         """Apply the DaemonSet with these arguments more; `change` is called with its pod's spec."""
         spec: Json = (self.bed.api.get(_DAEMON_SETS, NAMESPACE, "node-agent") or {})["spec"]
-        # A test of another lane may have changed how that one is updated.
+        # A test of another lane may have changed how that one is updated, and its clock.
         spec["updateStrategy"] = {"type": "RollingUpdate"}
         pod = spec["template"]["spec"]
+        environment = pod["containers"][0]["env"]
+        pod["containers"][0]["env"] = [one for one in environment if one["name"] != CLOCK_OFFSET]
         pod["nodeSelector"] = {"kubernetes.io/hostname": self.node}
         pod["containers"][0]["args"] = ["serve", "--mover-service-account=node-agent-mover", *arguments]
         change(pod)

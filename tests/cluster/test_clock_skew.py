@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.apart import CLOCK_OFFSET
 from tests.cluster.scenes import UPLOADS, Volume, wait_released
 from tests.cluster.sharing import Shared, has_alone
 from tests.cluster.workloads import wait_until
@@ -38,11 +39,11 @@ def _clock_ahead(bed: Bed) -> Iterator[None]:
     only_one = '{"spec":{"updateStrategy":{"$retainKeys":["type"],"type":"OnDelete"}}}'
     bed.user.kubectl("patch", _DAEMONSET, "-n", NAMESPACE, "-p", only_one)
     try:
-        bed.user.kubectl("set", "env", _DAEMONSET, "-n", NAMESPACE, "NODE_AGENT_CLOCK_OFFSET=24h")
+        bed.user.kubectl("set", "env", _DAEMONSET, "-n", NAMESPACE, f"{CLOCK_OFFSET}=24h")
         _replace_agent(bed)
         yield
     finally:
-        bed.user.kubectl("set", "env", _DAEMONSET, "-n", NAMESPACE, "NODE_AGENT_CLOCK_OFFSET-")
+        bed.user.kubectl("set", "env", _DAEMONSET, "-n", NAMESPACE, f"{CLOCK_OFFSET}-")
         _replace_agent(bed)
         bed.user.kubectl("patch", _DAEMONSET, "-n", NAMESPACE, "-p", f'{{"spec":{{"updateStrategy":{strategy}}}}}')
 
