@@ -15,7 +15,7 @@ from nodeagent.cli.backup_verify import verify
 from nodeagent.cli.options import UserGroup, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.stored import get_stored
-from nodeagent.operations.backups.follow import cancel_backup, find_backups
+from nodeagent.operations.backups.follow import cancel_backup, find_backup, find_backups
 from nodeagent.operations.backups.view import BackupList
 from nodeagent.runtime.connection import ClusterAccess, connect
 
@@ -130,9 +130,7 @@ def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
 async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        found = await find_backups(cluster.client, cluster.namespace, (name,))
-    one, *others = sorted(found.backups, key=lambda backup: backup.origin)
-    notes = (*found.notes, *(f"{other.origin} has another backup of this name" for other in others))
+        one, notes = await find_backup(cluster.client, cluster.namespace, name)
     printer.answer(one, form, lambda: print_backup(printer, one, SystemClock().now()), notes)
 
 

@@ -7,16 +7,14 @@ from typing import Final
 
 import click
 
-from core.clock import SystemClock
 from core.errors import ConfigError
 from nodeagent.cli.backup_names import complete_backups
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.options import UserCommand, output_option, workload_options
 from nodeagent.cli.output import HEADING, WARN, OutputFormat, Printer, Styled
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_bytes
 from nodeagent.operations.backups.delete import DeletionError, DeletionTools, check_plan, execute_plan, plan_named
 from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion
-from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["delete"]
@@ -93,14 +91,7 @@ async def _run(name: str, form: OutputFormat, access: ClusterAccess, *, ask: boo
 
 
 def _tools(cluster: Connection, printer: Printer, show: Callable[[str], None]) -> DeletionTools:
-    jobs = JobTools(
-        client=cluster.client,
-        clock=SystemClock(),
-        namespace=cluster.namespace,
-        parse_serve=parse_serve,
-        on_progress=show,
-        on_note=printer.note,
-    )
+    jobs = build_job_tools(cluster, show, printer.note)
     return DeletionTools(jobs, lambda: cluster.time.date)
 
 

@@ -13,18 +13,17 @@ from typing import Final
 
 import click
 
-from core.clock import SystemClock
 from core.errors import ConfigError
 from core.file_contract import FileEntry, FileType
 from nodeagent.cli.backup_names import complete_backups
 from nodeagent.cli.backup_pages import print_volumes
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
 from nodeagent.cli.output import Cell, OutputFormat, Printer
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_bytes
 from nodeagent.operations.backups.copy import CopyEvents, CopyResult, FileCopy, copy_files
 from nodeagent.operations.backups.files import FileList, FilesError, find_place, list_files
-from nodeagent.operations.backups.follow import find_backups
+from nodeagent.operations.backups.follow import find_backup
 from nodeagent.operations.backups.unpack import check_python
 from nodeagent.operations.backups.view import Backup
 from nodeagent.operations.mover_jobs import JobTools
@@ -125,25 +124,17 @@ async def _ls(wanted: _Listing, access: ClusterAccess) -> None:
 
 
 async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
-    found = await find_backups(cluster.client, cluster.namespace, (name,))
-    one, *others = sorted(found.backups, key=lambda backup: backup.origin)
-    for note in (*found.notes, *(f"{other.origin} has another backup of this name" for other in others)):
+    backup, notes = await find_backup(cluster.client, cluster.namespace, name)
+    for note in notes:
         printer.note(note)
-    return one
+    return backup
 
 
 @contextmanager
 def _progress(cluster: Connection, printer: Printer, text: str) -> Iterator[JobTools]:
     """Show what a Job does meanwhile, and yield what it is run with."""
     with printer.progress(text) as show:
-        yield JobTools(
-            client=cluster.client,
-            clock=SystemClock(),
-            namespace=cluster.namespace,
-            parse_serve=parse_serve,
-            on_progress=show,
-            on_note=printer.note,
-        )
+        yield build_job_tools(cluster, show, printer.note)
 
 
 def _print(printer: Printer, found: FileList, *, wide: bool) -> None:

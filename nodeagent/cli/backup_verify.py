@@ -9,18 +9,16 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from nodeagent.cli.backup_names import complete_backups
 from nodeagent.cli.claim_flags import parse_claim
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.options import DurationType, UserCommand, output_option, workload_options
 from nodeagent.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age, format_bytes
-from nodeagent.operations.backups.follow import find_backups
+from nodeagent.operations.backups.follow import find_backup
 from nodeagent.operations.backups.plan import ClaimName
-from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from nodeagent.operations.verifications.view import (
     VerificationError,
@@ -126,21 +124,12 @@ async def _verify(run: _Run, access: ClusterAccess) -> None:
 
 
 async def _make_report(run: _Run, cluster: Connection) -> VerificationReport:
-    found = await find_backups(cluster.client, cluster.namespace, (run.name,))
-    backup, *others = sorted(found.backups, key=lambda one: one.origin)
-    volumes, notes = choose_volumes(backup, run.claims)
-    notes = [*found.notes, *notes, *(f"{other.origin} has another backup of this name" for other in others)]
+    backup, notes = await find_backup(cluster.client, cluster.namespace, run.name)
+    volumes, skipped = choose_volumes(backup, run.claims)
     with run.printer.progress(f"preparing the verification of {run.name}") as show:
-        jobs = JobTools(
-            client=cluster.client,
-            clock=SystemClock(),
-            namespace=cluster.namespace,
-            parse_serve=parse_serve,
-            on_progress=show,
-            on_note=run.printer.note,
-        )
+        jobs = build_job_tools(cluster, show, run.printer.note)
         verified = await verify_volumes(VerificationTools(jobs, cluster.time.now), volumes, run.request)
-    return VerificationReport(backup=backup.name, volumes=verified, notes=notes)
+    return VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
 
 
 def _print_report(printer: Printer, report: VerificationReport, *, wide: bool) -> None:

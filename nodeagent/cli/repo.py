@@ -9,13 +9,14 @@ import click
 
 from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.options import DurationType, UserGroup, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.repo_pages import print_details, print_list, print_report
 from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age
 from nodeagent.operations.connect_command import build_connect_lines
-from nodeagent.operations.mover_jobs import JobTools, read_location
+from nodeagent.operations.mover_jobs import read_location
 from nodeagent.operations.repositories import RepositoryReader, read_repository
 from nodeagent.operations.snapshot_report import report_snapshots
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -181,13 +182,6 @@ async def _run_report(name: str, timeout: timedelta, form: OutputFormat, access:
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress(f"preparing the report of {name}") as show:
-            tools = JobTools(
-                client=cluster.client,
-                clock=SystemClock(),
-                namespace=cluster.namespace,
-                parse_serve=parse_serve,
-                on_progress=show,
-                on_note=printer.note,
-            )
+            tools = build_job_tools(cluster, show, printer.note)
             found = await report_snapshots(tools, name, timeout=timeout)
     printer.answer(found, form, lambda: print_report(printer, found, wide=form is OutputFormat.WIDE), found.notes)

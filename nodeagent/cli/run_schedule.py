@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
-from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.units import parse_duration
 from nodeagent.cli.claim_flags import parse_claims
 from nodeagent.cli.flags import CommandParser, add_kubeconfig
-from nodeagent.cli.serve import parse_serve
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.text import one_line
 from nodeagent.operations.backups.delete import DeletionTools
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.progress import VolumeProgress
-from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.schedules.objects import JOB_VARIABLE
 from nodeagent.operations.schedules.request import RUN_COMMAND, ScheduleRequest
 from nodeagent.operations.schedules.run import ScheduleTools, run_schedule
@@ -122,14 +120,7 @@ async def _run(request: ScheduleRequest, access: ClusterAccess) -> None:
 
 def build_tools(cluster: Connection, say: Callable[[str], None], job: str = "") -> ScheduleTools:
     """Return what a run works with in this cluster; `say` gets each line of it."""
-    jobs = JobTools(
-        client=cluster.client,
-        clock=SystemClock(),
-        namespace=cluster.namespace,
-        parse_serve=parse_serve,
-        on_progress=say,
-        on_note=say,
-    )
+    jobs = build_job_tools(cluster, say, say)
     return ScheduleTools(DeletionTools(jobs, lambda: cluster.time.date), _Changes(say).show, say, job)
 
 

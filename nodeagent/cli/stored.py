@@ -6,11 +6,10 @@ from datetime import timedelta
 from typing import Final
 
 from core.clock import SystemClock
+from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.restore_pages import print_stored
-from nodeagent.cli.serve import parse_serve
 from nodeagent.config.keys import missing
-from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.restores.stored import StoredList, list_stored
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
@@ -22,14 +21,7 @@ _TIMEOUT: Final = timedelta(minutes=15)
 async def read_stored(cluster: Connection, printer: Printer, location: str, namespaces: Sequence[str]) -> StoredList:
     """Return the snapshots of the volumes of these namespaces, or all in the location, and show what the Job does."""
     with printer.progress(f"listing the snapshots in {location}") as show:
-        tools = JobTools(
-            client=cluster.client,
-            clock=SystemClock(),
-            namespace=cluster.namespace,
-            parse_serve=parse_serve,
-            on_progress=show,
-            on_note=printer.note,
-        )
+        tools = build_job_tools(cluster, show, printer.note)
         return await list_stored(tools, location, volume_namespaces=namespaces, timeout=_TIMEOUT)
 
 

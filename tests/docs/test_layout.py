@@ -43,6 +43,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/cli/backup_names.py": "tests/nodeagent/cli/test_backup.py",
     "nodeagent/cli/backup_pages.py": "tests/nodeagent/cli/test_backup.py",
     "nodeagent/cli/claim_flags.py": "tests/nodeagent/cli/test_backup_create.py",
+    "nodeagent/cli/job_tools.py": "tests/nodeagent/cli/test_backup_delete.py",
     "nodeagent/cli/run_schedule.py": "tests/nodeagent/cli/test_schedule.py",
     "nodeagent/operations/backups/deletion_record.py": "tests/nodeagent/operations/backups/test_delete.py",
     "nodeagent/operations/backups/deletion_view.py": "tests/nodeagent/operations/backups/test_delete.py",

@@ -10,7 +10,7 @@ from nodeagent.operations.backups.plan import BackupTools
 from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.backups.view import Backup, BackupList, BackupOrigin, BackupVolume, read_backups, read_named
 
-__all__ = ["cancel_backup", "find_backups", "find_own_backup", "read_own_backup", "wait_for_backup"]
+__all__ = ["cancel_backup", "find_backup", "find_backups", "find_own_backup", "read_own_backup", "wait_for_backup"]
 
 
 async def wait_for_backup(
@@ -44,6 +44,18 @@ async def find_backups(client: KubeClient, namespace: str, names: tuple[str, ...
         notes += found.notes
     sort_newest_first(backups)
     return BackupList(backups=backups, notes=list(dict.fromkeys(notes)))
+
+
+async def find_backup(client: KubeClient, namespace: str, name: str) -> tuple[Backup, list[str]]:
+    """Return the backup of that name, ours if Velero has one too, and notes about it.
+
+    Raises:
+        NotFoundError: there is none; the message has the one that may be meant.
+        KubeError: the transfers cannot be listed.
+    """
+    found = await find_backups(client, namespace, (name,))
+    backup, *others = sorted(found.backups, key=lambda one: one.origin)
+    return backup, [*found.notes, *(f"{other.origin} has another backup of this name" for other in others)]
 
 
 async def find_own_backup(client: KubeClient, namespace: str, name: str) -> Backup:

@@ -10,7 +10,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from core.kube.resources import JOBS
-from nodeagent.cli import backup_delete
+from nodeagent.cli import job_tools
 from nodeagent.cli.main import main
 from nodeagent.cli.user_commands import _root
 from nodeagent.operations.backups.deletion_view import BackupDeletion
@@ -49,7 +49,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.scene.kube, "somewhere"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    monkeypatch.setattr(backup_delete, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.setattr(job_tools, "SystemClock", lambda: shell.scene.clock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     shell.scene.put_backup("night", 9, "data", "gone")
     shell.scene.put_backup("day", 1)

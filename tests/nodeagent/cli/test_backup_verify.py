@@ -13,7 +13,7 @@ from click.shell_completion import ShellComplete
 
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import VerifiedSnapshot
-from nodeagent.cli import backup_verify
+from nodeagent.cli import backup_verify, job_tools
 from nodeagent.cli.main import main
 from nodeagent.cli.user_commands import _root
 from nodeagent.operations.backups.view import BackupVolume
@@ -63,7 +63,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(connection, "load_transport", load)
     monkeypatch.setattr(backup_verify, "verify_volumes", shell.verify)
-    monkeypatch.setattr(backup_verify, "SystemClock", HandClock)
+    monkeypatch.setattr(job_tools, "SystemClock", HandClock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell
 

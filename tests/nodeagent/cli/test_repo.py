@@ -11,7 +11,7 @@ import yaml
 from core.contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
-from nodeagent.cli import repo
+from nodeagent.cli import job_tools, repo
 from nodeagent.cli.main import main
 from nodeagent.cli.output import Printer
 from nodeagent.cli.repo_pages import print_report
@@ -54,7 +54,8 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.scene.kube, shell.context_namespace
 
     monkeypatch.setattr(connection, "load_transport", load)
-    monkeypatch.setattr(repo, "SystemClock", HandClock)
+    for module in (job_tools, repo):
+        monkeypatch.setattr(module, "SystemClock", HandClock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell
 

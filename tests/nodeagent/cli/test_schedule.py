@@ -10,7 +10,7 @@ import yaml
 from click.shell_completion import ShellComplete
 
 from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
-from nodeagent.cli import run_schedule
+from nodeagent.cli import job_tools
 from nodeagent.cli.main import main
 from nodeagent.cli.user_commands import _root
 from nodeagent.operations.schedules.store import ScheduleList
@@ -44,7 +44,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return shell.scene.kube, "somewhere"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    for module in (run_schedule, connection):
+    for module in (job_tools, connection):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
