@@ -6,7 +6,6 @@ Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -17,9 +16,9 @@ from msgspec import UNSET, Meta, UnsetType, field
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel
-from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
+from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
 
 __all__ = [
     "CANCELED_ENDING",
@@ -30,7 +29,6 @@ __all__ = [
     "TERMINATION_MESSAGE_LIMIT_BYTES",
     "BackupResult",
     "DataPathReason",
-    "DeletedSnapshot",
     "InitResult",
     "LocationResult",
     "MaintenanceCause",
@@ -39,29 +37,11 @@ __all__ = [
     "MoverArgs",
     "MoverVerb",
     "ProgressMessage",
-    "ReportedSnapshot",
     "RestoreResult",
-    "SnapshotDeletion",
-    "SnapshotListing",
-    "SnapshotReport",
-    "SnapshotTotal",
-    "SnapshotVerdict",
-    "StoredSnapshot",
-    "StoredTotal",
-    "TransferToDelete",
-    "UnreadRepository",
     "VolumeMode",
     "VolumePath",
-    "format_deleted",
-    "format_reported",
-    "format_stored",
-    "format_total",
-    "parse_deleted",
     "parse_progress",
-    "parse_reported",
     "parse_result",
-    "parse_stored",
-    "parse_total",
     "shorten_message",
 ]
 
@@ -88,9 +68,6 @@ The next attempt starts later than that after it was announced. `DATA_MOVER_FENC
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
-
-
-_TRANSFER_PARTS: Final = 3
 
 
 class DataPathReason(StrEnum):
@@ -267,189 +244,6 @@ class LocationResult(WireModel):
     needs_pod: bool = False
 
 
-class SnapshotVerdict(StrEnum):
-    """Whether anything still refers to a kopia snapshot."""
-
-    REFERENCED = "referenced"
-    """A transfer, a Backup of the cluster or a file of the bucket names it or its backup."""
-    UNREFERENCED = "unreferenced"
-    """Older than a week, and nothing names it, of all that may; or of an attempt that another one has overtaken."""
-    INCOMPLETE = "incomplete"
-    """A checkpoint that its backup left behind."""
-    UNKNOWN = "unknown"
-    """`ReportedSnapshot.reason` says why."""
-
-
-class SnapshotTotal(WireModel, omit_defaults=True):
-    """A number of kopia snapshots, and the size of their files; their deletion frees less, what others share."""
-
-    count: Int64 = 0
-    bytes: Int64 = 0
-
-
-class SnapshotReport(WireModel, omit_defaults=True):
-    """The termination message of `report-snapshots` that succeeded: the kopia snapshots of one repository by verdict.
-
-    `bucket_read`: Velero's files in the bucket were read; they are not if no verdict depends on them. `unread` is why
-    they, or the Backups of the cluster, could not be read; empty: they could, or no verdict depends on them.
-    """
-
-    referenced: SnapshotTotal = field(default_factory=SnapshotTotal)
-    unreferenced: SnapshotTotal = field(default_factory=SnapshotTotal)
-    incomplete: SnapshotTotal = field(default_factory=SnapshotTotal)
-    unknown: SnapshotTotal = field(default_factory=SnapshotTotal)
-    bucket_read: bool = False
-    unread: str = ""
-
-
-class ReportedSnapshot(WireModel, omit_defaults=True):
-    """A kopia snapshot that is not referenced; `bytes` is the size of its files, `start` when its backup began.
-
-    `command` is kopia's, which would delete it; empty unless it is unreferenced. A tenant chooses parts of `source`.
-    """
-
-    id: str
-    verdict: SnapshotVerdict
-    reason: str
-    source: str = ""
-    start: str = ""
-    bytes: Int64 = 0
-    command: str = ""
-
-
-class _ReportLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    snapshot: ReportedSnapshot = field(name="nodeagent.io/reported-snapshot")
-
-
-class StoredSnapshot(WireModel, omit_defaults=True):
-    """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
-
-    `volume_namespace` is that of its repository, `bytes` the size of its files, `start` when its backup began.
-    `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
-    backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
-    by the source, where `described` is false and the claim has its names only. `backup_uid` is that of a Velero Backup.
-    Any writer to the bucket chooses all of it.
-    """
-
-    id: str
-    volume_namespace: str
-    source: str = ""
-    requester: str = ""
-    start: str = ""
-    bytes: Int64 = 0
-    cluster: str = ""
-    backup: str = ""
-    backup_volumes: Int64 = 0
-    backup_uid: str = field(default="", name="backupUID")
-    transfer_uid: str = field(default="", name="transferUID")
-    claim: SavedClaim | None = None
-    described: bool = False
-
-
-class UnreadRepository(WireModel):
-    """A backup repository whose snapshots could not be listed, and why; `volume_namespace` is its folder."""
-
-    volume_namespace: str
-    message: str
-
-
-class SnapshotListing(WireModel, omit_defaults=True):
-    """The termination message of `list-snapshots` that succeeded: how much of a storage location was listed.
-
-    `unread` are the first repositories that could not be listed, `unread_count` how many there are.
-    """
-
-    repositories: Int64 = 0
-    snapshots: Int64 = 0
-    unread: list[UnreadRepository] = field(default_factory=list)
-    unread_count: Int64 = 0
-
-
-class StoredTotal(WireModel):
-    """How many snapshots of a repository were listed, as the end of the output says it; `volume_namespace`: its folder.
-
-    The kubelet keeps only the end of a long log, so the reader counts.
-    """
-
-    volume_namespace: str
-    snapshots: Int64
-
-
-class _TotalLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    total: StoredTotal = field(name="nodeagent.io/stored-total")
-
-
-class _StoredLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    snapshot: StoredSnapshot = field(name="nodeagent.io/stored-snapshot")
-
-
-@dataclass(frozen=True, order=True)
-class TransferToDelete:
-    """A transfer of `nodeagent backup create` whose snapshots are to be deleted.
-
-    They are in the repository of `volume_namespace`, and have tags with its UID and the name of its backup.
-    """
-
-    volume_namespace: str
-    backup: str
-    uid: str
-
-    def __str__(self) -> str:
-        """Return it as a value of the flag `--transfer`; no part can have a slash."""
-        return f"{self.volume_namespace}/{self.backup}/{self.uid}"
-
-    @classmethod
-    def parse(cls, text: str) -> "TransferToDelete":
-        """Return the transfer in a value of the flag.
-
-        Raises:
-            ValueError: it is none.
-        """
-        parts = text.split("/")
-        if len(parts) != _TRANSFER_PARTS or not all(parts):
-            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
-        return cls(*parts)
-
-
-class DeletedSnapshot(WireModel, omit_defaults=True):
-    """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not, empty: it was.
-
-    `bytes` is the size of its files, `start` when its backup began; what its deletion frees, maintenance does.
-    """
-
-    id: str
-    volume_namespace: str
-    backup: str
-    transfer_uid: str = field(name="transferUID")
-    start: str = ""
-    bytes: Int64 = 0
-    kept: str = ""
-
-
-class SnapshotDeletion(WireModel, omit_defaults=True):
-    """The termination message of `delete-snapshots` that succeeded: how many snapshots were deleted, and kept.
-
-    `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are.
-    """
-
-    deleted: Int64 = 0
-    kept: Int64 = 0
-    unread: list[UnreadRepository] = field(default_factory=list)
-    unread_count: Int64 = 0
-
-
-class _DeletedLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    snapshot: DeletedSnapshot = field(name="nodeagent.io/deleted-snapshot")
-
-
 class MaintenanceResult(WireModel, omit_defaults=True):
     """The termination message of `maintain-repository` that succeeded, or had nothing to do.
 
@@ -522,62 +316,6 @@ def parse_progress(message: str) -> ProgressMessage:
     except ContractError as e:
         text = f"invalid progress message: {message[:200]!r}"
         raise ContractError(text) from e
-
-
-def format_reported(snapshot: ReportedSnapshot) -> str:
-    """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return _format(_ReportLine(snapshot=snapshot))
-
-
-def parse_reported(line: str) -> ReportedSnapshot | None:
-    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _ReportLine.from_json(line).snapshot
-    except ContractError:
-        return None
-
-
-def format_stored(snapshot: StoredSnapshot) -> str:
-    """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return _format(_StoredLine(snapshot=snapshot))
-
-
-def parse_stored(line: str) -> StoredSnapshot | None:
-    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _StoredLine.from_json(line).snapshot
-    except ContractError:
-        return None
-
-
-def format_total(total: StoredTotal) -> str:
-    """Return the line for a mover's output."""
-    return _format(_TotalLine(total=total))
-
-
-def parse_total(line: str) -> StoredTotal | None:
-    """Return the total in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _TotalLine.from_json(line).total
-    except ContractError:
-        return None
-
-
-def format_deleted(snapshot: DeletedSnapshot) -> str:
-    """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return _format(_DeletedLine(snapshot=snapshot))
-
-
-def parse_deleted(line: str) -> DeletedSnapshot | None:
-    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _DeletedLine.from_json(line).snapshot
-    except ContractError:
-        return None
-
-
-def _format(line: WireModel) -> str:
-    return json.dumps(line.to_wire(), separators=(",", ":"))
 
 
 def shorten_message(message: str) -> str:

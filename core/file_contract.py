@@ -4,19 +4,18 @@ A mover that lists files writes one line for each. One that sends them writes a 
 of it, to the first process of its own pod that connects to its socket; `SEND_COMMAND` is that process.
 """
 
-import json
 import re
 from enum import StrEnum
 from typing import Final
 from urllib.parse import quote, unquote
 
-from msgspec import field
 from msgspec.structs import force_setattr
 
-from core.errors import ContractError
 from core.models.base import Int64, WireModel
+from core.models.output_line import OutputLine
 
 __all__ = [
+    "ENTRY_LINE",
     "SEND_COMMAND",
     "FileEntry",
     "FileListing",
@@ -25,8 +24,6 @@ __all__ = [
     "check_mode",
     "decode_path",
     "encode_path",
-    "format_entry",
-    "parse_entry",
 ]
 
 SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
@@ -65,6 +62,9 @@ class FileEntry(WireModel, omit_defaults=True):
         force_setattr(self, "mode", check_mode(self.mode))
 
 
+ENTRY_LINE: Final = OutputLine("nodeagent.io/file-entry", FileEntry)
+
+
 class FileListing(WireModel, omit_defaults=True):
     """The termination message of `list-files` that succeeded.
 
@@ -84,28 +84,9 @@ class SentFiles(WireModel, omit_defaults=True):
     error: str = ""
 
 
-class _EntryLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    entry: FileEntry = field(name="nodeagent.io/file-entry")
-
-
 def check_mode(mode: str) -> str:
     """Return the permissions of an entry if they are an octal number of at most seven digits, else nothing."""
     return mode if _MODE.fullmatch(mode) else ""
-
-
-def format_entry(entry: FileEntry) -> str:
-    """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return json.dumps(_EntryLine(entry=entry).to_wire(), separators=(",", ":"))
-
-
-def parse_entry(line: str) -> FileEntry | None:
-    """Return the entry in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _EntryLine.from_json(line).entry
-    except ContractError:
-        return None
 
 
 def encode_path(path: str) -> str:

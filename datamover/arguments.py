@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import MoverVerb, TransferToDelete, VolumeMode
+from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.file_contract import decode_path
 from core.models.verification import WHOLE_PERCENT
+from core.snapshot_contract import TransferToDelete
 from datamover.flags import LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 

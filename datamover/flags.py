@@ -9,11 +9,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn
 
-from core.contract import MoverVerb, TransferToDelete, VolumeMode
+from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.units import parse_duration
 from core.models.verification import WHOLE_PERCENT
+from core.snapshot_contract import TransferToDelete
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 

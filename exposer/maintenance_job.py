@@ -179,8 +179,8 @@ def build_report_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
     """Return the manifest of a Job that reports the snapshots of the repository and changes nothing.
 
     It is a batch/v1 Job as JSON dict. Of `run`, what concerns maintenance alone has no effect. Its labels say that it
-    is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The list of
-    snapshots is in its pod's log (`core.contract.parse_reported`), the SnapshotReport in the termination message.
+    is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The snapshots are
+    in its pod's log (`core.snapshot_contract.REPORTED_LINE`), the SnapshotReport in the termination message.
     """
     return _build_command_job(run, expose, SNAPSHOT_REPORT_LABEL, MoverVerb.REPORT_SNAPSHOTS)
 
@@ -189,7 +189,7 @@ def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespace
     """Return the manifest of a Job that lists the snapshots in `run.owner`, a BackupStorageLocation.
 
     `volume_namespaces` are those whose repositories are listed; none: all. It is like that of a report. The snapshots
-    are in its pod's log (`core.contract.parse_stored`), the SnapshotListing in the termination message.
+    are in its pod's log (`core.snapshot_contract.STORED_LINE`), the SnapshotListing in the termination message.
     """
     options = tuple(f"--volume-namespace={name}" for name in volume_namespaces)
     return _build_command_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
@@ -201,7 +201,7 @@ def build_verification_job(
     """Return the manifest of a Job that reads these kopia snapshots back; with `run.volume`, it is compared with one.
 
     It is like that of a report, and may take as long as the settings of `run` say. The results are in its pod's log
-    (`core.models.verification.parse_verified`), the SnapshotVerification in the termination message.
+    (`core.models.verification.VERIFIED_LINE`), the SnapshotVerification in the termination message.
     """
     options = (*(f"--snapshot={one}" for one in snapshots), f"--percent={percent:g}")
     seconds = int(run.settings.active_deadline.total_seconds())
@@ -215,7 +215,7 @@ def build_deletion_job(run: MaintenanceRun, expose: ExposeSettings, options: Seq
     """Return the manifest of a Job that deletes snapshots in `run.owner`, a BackupStorageLocation.
 
     `options` are the flags of the verb. It is like that of a list; the snapshots are in its pod's log
-    (`core.contract.parse_deleted`), the SnapshotDeletion in the termination message.
+    (`core.snapshot_contract.DELETED_LINE`), the SnapshotDeletion in the termination message.
     """
     return _build_command_job(run, expose, SNAPSHOT_DELETION_LABEL, MoverVerb.DELETE_SNAPSHOTS, tuple(options))
 
@@ -223,7 +223,7 @@ def build_deletion_job(run: MaintenanceRun, expose: ExposeSettings, options: Seq
 def build_file_job(run: MaintenanceRun, expose: ExposeSettings, request: FileRequest) -> JsonDict:
     """Return the manifest of a Job that lists or sends files of a snapshot in `run.owner`, a BackupStorageLocation.
 
-    It is like that of a report. With a `limit`, the entries are in its pod's log (`core.file_contract.parse_entry`),
+    It is like that of a report. With a `limit`, the entries are in its pod's log (`core.file_contract.ENTRY_LINE`),
     the FileListing in the termination message. Without, the pod sends them to `core.file_contract.SEND_COMMAND`.
     """
     verb = MoverVerb.LIST_FILES if request.limit else MoverVerb.SEND_FILES

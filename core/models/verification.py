@@ -4,7 +4,6 @@ A data mover writes one line for each snapshot; the annotation `nodeagent.io/ver
 result.
 """
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Final
@@ -14,15 +13,15 @@ from msgspec import Meta, field
 from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
 from core.models.names import VERIFICATION_ANNOTATION
+from core.models.output_line import OutputLine
 
 __all__ = [
+    "VERIFIED_LINE",
     "WHOLE_PERCENT",
     "SnapshotVerification",
     "Verification",
     "VerificationOutcome",
     "VerifiedSnapshot",
-    "format_verified",
-    "parse_verified",
     "read_verification",
 ]
 
@@ -80,26 +79,10 @@ class VerifiedSnapshot(WireModel, omit_defaults=True):
     fault_count: Int64 = 0
 
 
+VERIFIED_LINE: Final = OutputLine("nodeagent.io/verified-snapshot", VerifiedSnapshot)
+
+
 class SnapshotVerification(WireModel):
     """The termination message of `verify-snapshots` that came to its end: how many lines it wrote."""
 
     snapshots: Int64
-
-
-class _VerifiedLine(WireModel):
-    """A line of the mover's output, which no line of a log is taken for."""
-
-    snapshot: VerifiedSnapshot = field(name="nodeagent.io/verified-snapshot")
-
-
-def format_verified(snapshot: VerifiedSnapshot) -> str:
-    """Return the line for a mover's output, in ASCII: control characters are escaped."""
-    return json.dumps(_VerifiedLine(snapshot=snapshot).to_wire(), separators=(",", ":"))
-
-
-def parse_verified(line: str) -> VerifiedSnapshot | None:
-    """Return the snapshot in a line of a mover's output or log; None: the line has none."""
-    try:
-        return _VerifiedLine.from_json(line).snapshot
-    except ContractError:
-        return None

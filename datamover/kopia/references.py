@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 from msgspec import field
 
-from core.contract import SnapshotVerdict
 from core.models.base import Int64, Time, WireModel
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
@@ -31,6 +30,7 @@ from core.models.names import (
 )
 from core.models.saved_claim import SavedClaim
 from core.models.units import parse_count
+from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.snapshots import PIN
 
 __all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]

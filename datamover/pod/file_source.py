@@ -8,7 +8,7 @@ from functools import partial
 from typing import IO, Final
 
 from core.errors import ConfigError
-from core.file_contract import FileListing, FileType, format_entry
+from core.file_contract import ENTRY_LINE, FileListing, FileType
 from core.models.names import OBJECT_NAME
 from datamover.arguments import FileOptions, FileSource
 from datamover.kopia.long_lists import open_output
@@ -86,7 +86,7 @@ async def list_files(options: FileOptions, context: PodContext, output: IO[str] 
             entries = [one for one in read if one.name > options.after]
         listed = size = 0
         for one in entries[: options.limit]:
-            line = f"{format_entry(one.describe())}\n"
+            line = f"{ENTRY_LINE.format(one.describe())}\n"
             size += len(line)
             if size > _LISTED_BYTES:
                 break

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.errors import AgentError, DataPathError, KopiaError
-from core.file_contract import FileType, SentFiles, format_entry
+from core.file_contract import ENTRY_LINE, FileType, SentFiles
 from core.models.base import parse_time
 from datamover.arguments import FileSource
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
@@ -110,7 +110,7 @@ class FileSender:
                 writer.transport.abort()
 
     async def _send(self, opened: OpenSnapshot, entry: StoredEntry, writer: asyncio.StreamWriter) -> None:
-        await self._write(writer, f"{format_entry(entry.describe())}\n".encode())
+        await self._write(writer, f"{ENTRY_LINE.format(entry.describe())}\n".encode())
         match entry.type:
             case FileType.DIRECTORY:
                 await self._send_directory(opened, entry, writer)

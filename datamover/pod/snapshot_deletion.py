@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import IO, Final
 
-from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, UnreadRepository, format_deleted
 from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, StorageOutageError
 from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from core.models.storage import BackupStorageLocation
+from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete, UnreadRepository
 from datamover.arguments import DeletionOptions
 from datamover.kopia.backup_files import BackupFiles
 from datamover.kopia.long_lists import open_output, read_elements
@@ -209,7 +209,7 @@ class _Deleter:
             bytes=one.size_bytes,
             kept=kept,
         )
-        self.output.write(f"{format_deleted(line)}\n")
+        self.output.write(f"{DELETED_LINE.format(line)}\n")
 
 
 class _RefusedError(RepositoryError):

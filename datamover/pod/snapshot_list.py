@@ -13,13 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Final
 
-from core.contract import SnapshotListing, StoredSnapshot, StoredTotal, UnreadRepository, format_stored, format_total
 from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
 from core.models.base import format_time
 from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
 from core.redact import Redactor
+from core.snapshot_contract import (
+    STORED_LINE,
+    TOTAL_LINE,
+    SnapshotListing,
+    StoredSnapshot,
+    StoredTotal,
+    UnreadRepository,
+)
 from datamover.arguments import ListOptions
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.long_lists import open_output, read_elements
@@ -94,7 +101,7 @@ class _Lister:
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
                 unread.append(build_unread(name, e, self._context.redactor))
-        self._output.writelines(f"{format_total(one)}\n" for one in totals)
+        self._output.writelines(f"{TOTAL_LINE.format(one)}\n" for one in totals)
         self._output.flush()
         if unread and not totals:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
@@ -122,7 +129,7 @@ class _Lister:
             answer = await repository.open(read, read_only=True)
             count = 0
             for one in read_elements(answer, file, ListedSnapshot):
-                self._output.write(f"{format_stored(describe_stored(one, volume_namespace))}\n")
+                self._output.write(f"{STORED_LINE.format(describe_stored(one, volume_namespace))}\n")
                 count += 1
             return count
 

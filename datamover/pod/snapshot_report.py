@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO, Final
 
-from core.contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict, format_reported
 from core.errors import DataPathError
 from core.models.base import format_time
+from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from datamover.arguments import ReportOptions
 from datamover.kopia.backup_files import BackupFiles
 from datamover.kopia.long_lists import open_output, read_elements
@@ -118,7 +118,7 @@ class SnapshotReporter:
             counts[verdict] += 1
             sizes[verdict] += snapshot.size_bytes
             if verdict is not SnapshotVerdict.REFERENCED:
-                self.output.write(f"{format_reported(_describe(snapshot, verdict, reason))}\n")
+                self.output.write(f"{REPORTED_LINE.format(_describe(snapshot, verdict, reason))}\n")
         self.output.flush()
         return {str(verdict): SnapshotTotal(count=counts[verdict], bytes=sizes[verdict]) for verdict in counts}
 

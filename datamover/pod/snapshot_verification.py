@@ -12,11 +12,11 @@ from typing import IO, Final
 
 from core.errors import AgentError, StorageOutageError
 from core.models.verification import (
+    VERIFIED_LINE,
     WHOLE_PERCENT,
     SnapshotVerification,
     VerificationOutcome,
     VerifiedSnapshot,
-    format_verified,
 )
 from datamover.arguments import VerifyOptions
 from datamover.data_path.compare import compare_volume
@@ -76,7 +76,7 @@ class _Verifier:
                 outage, found = e, self._explain(snapshot_id, e)
             except AgentError as e:
                 found = self._explain(snapshot_id, e)
-            self.output.write(f"{format_verified(found)}\n")
+            self.output.write(f"{VERIFIED_LINE.format(found)}\n")
             self.output.flush()
 
     async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:

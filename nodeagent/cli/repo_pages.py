@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from core.contract import SnapshotVerdict
 from core.models.base import format_time
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome, RepositoryPhase
 from core.models.units import format_duration
+from core.snapshot_contract import SnapshotVerdict
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes
 from nodeagent.leader.maintenance.rules import Hold

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from core.contract import StoredSnapshot
 from core.models.base import format_time, parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
+from core.snapshot_contract import StoredSnapshot
 from nodeagent.cli.backup_pages import PHASE_STYLES, VOLUME_STYLES, explain_volume
 from nodeagent.cli.output import BAD, HEADING, Cell, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes

@@ -7,10 +7,11 @@ from typing import Self
 
 from msgspec import field
 
-from core.contract import MaintenanceResult, SnapshotTotal
+from core.contract import MaintenanceResult
 from core.models.base import Time, WireModel
 from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry
+from core.snapshot_contract import SnapshotTotal
 from nodeagent.leader.maintenance.record import MaintenanceRecord
 from nodeagent.operations.events import EventLine
 from nodeagent.operations.next_maintenance import NextMaintenance

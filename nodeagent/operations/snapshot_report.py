@@ -3,8 +3,9 @@
 from datetime import timedelta
 from typing import Final
 
-from core.contract import ReportedSnapshot, SnapshotReport, SnapshotVerdict, parse_reported, parse_result
+from core.contract import parse_result
 from core.models.base import WireModel
+from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from exposer.maintenance_job import build_report_job
 from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 from nodeagent.operations.repositories import read_repository
@@ -41,7 +42,7 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
 
 def _read(name: str, answer: JobAnswer) -> SnapshotList:
     totals = parse_result(SnapshotReport, answer.message)
-    found = [one for line in answer.log.splitlines() if (one := parse_reported(line)) is not None]
+    found = REPORTED_LINE.find(answer.log)
     expected = totals.unreferenced.count + totals.incomplete.count + totals.unknown.count
     notes = [f"what refers to snapshots could not be read: {totals.unread}"] if totals.unread else []
     if len(found) < expected:

@@ -19,9 +19,9 @@ from prometheus_client import (
     generate_latest,
 )
 
-from core.contract import SnapshotTotal
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.snapshot_contract import SnapshotTotal
 from nodeagent.runtime.volume_metrics import VolumeMetrics, VolumeState
 
 __all__ = ["METRICS_CONTENT_TYPE", "Metrics"]

@@ -16,20 +16,15 @@ from core.contract import (
     MoverArgs,
     MoverVerb,
     ProgressMessage,
-    ReportedSnapshot,
     RestoreResult,
-    SnapshotReport,
-    SnapshotTotal,
-    SnapshotVerdict,
     VolumeMode,
     VolumePath,
-    format_reported,
     parse_progress,
-    parse_reported,
     parse_result,
     shorten_message,
 )
 from core.errors import ContractError, ResultError
+from core.snapshot_contract import SnapshotReport, SnapshotTotal
 
 __all__: list[str] = []
 
@@ -119,31 +114,6 @@ def test_what_a_maintenance_has_not_found_is_omitted() -> None:
     assert parse_result(MaintenanceResult, result.to_json()) == result
     with pytest.raises(ResultError):
         parse_result(MaintenanceResult, "{}")
-
-
-def test_a_reported_snapshot_is_one_line_without_control_characters() -> None:
-    snapshot = ReportedSnapshot(
-        id="a", verdict=SnapshotVerdict.UNKNOWN, reason="it has no tags", source="u@h:/\x1b[2J\x9b1m\u2028\n/ä", bytes=5
-    )
-    line = format_reported(snapshot)
-    assert line.isascii()
-    assert line.isprintable()
-    assert parse_reported(f"{line}\n") == snapshot
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "level=info msg=started",
-        '{"level": "info", "msg": "started"}',
-        '{"nodeagent.io/reported-snapshot": {"id": "a"}}',
-        '{"nodeagent.io/reported-snapshot": {"id": "a", "verdict": "maybe", "reason": ""}}',
-        '["nodeagent.io/reported-snapshot"]',
-    ],
-)
-def test_other_lines_of_a_log_have_no_snapshot(line: str) -> None:
-    assert parse_reported(line) is None
 
 
 def test_a_snapshot_report_is_read_as_it_was_written() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from core.contract import MoverArgs, MoverVerb, TransferToDelete, VolumeMode
+from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
+from core.snapshot_contract import TransferToDelete
 from datamover.arguments import (
     DeletionOptions,
     FileOptions,

@@ -10,13 +10,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from core.contract import MaintenanceMode, MaintenanceResult, SnapshotReport
+from core.contract import MaintenanceMode, MaintenanceResult
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict, format_time
 from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.redact import redact
+from core.snapshot_contract import SnapshotReport
 from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob
 from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success

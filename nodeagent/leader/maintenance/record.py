@@ -10,9 +10,10 @@ from typing import Final, Self
 
 from msgspec.structs import replace
 
-from core.contract import MaintenanceMode, MaintenanceResult, SnapshotTotal
+from core.contract import MaintenanceMode, MaintenanceResult
 from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
+from core.snapshot_contract import SnapshotTotal
 
 __all__ = ["FULLS_AFTER_CHANGE", "FailureCause", "MaintenanceRecord", "RunningJob", "after_failure", "after_success"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from core.errors import ContractError
-from core.file_contract import SEND_COMMAND, FileEntry, SentFiles, parse_entry
+from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, SentFiles
 from core.kube.errors import ForbiddenError, KubeError
 from core.models.names import MAINTENANCE_CONTAINER
 from nodeagent.operations.backups.files import FilePlace, FilesError, build_job
@@ -142,7 +142,7 @@ class _Stream:
         async for piece in pieces:
             begin += piece
             line, end, rest = begin.partition(b"\n")
-            if end and (entry := parse_entry(line.decode(errors="replace"))) is not None:
+            if end and (entry := ENTRY_LINE.parse(line.decode(errors="replace"))) is not None:
                 return entry, rest
             if end or len(begin) > _LINE_BYTES:
                 break

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from core.clock import Deadline
-from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, parse_deleted, parse_result
+from core.contract import parse_result
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
 from core.kube.client import KubeClient, Selection
@@ -19,6 +19,7 @@ from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from exposer.maintenance_job import build_deletion_job
 from exposer.model import Owner
 from nodeagent.operations.backups.deletion import Copy, Judgment, Rule, build_copy, judge_backups
@@ -318,7 +319,7 @@ async def _run_jobs(
         for missed in totals.unread:
             key = missed.volume_namespace if totals.unread_count == len(totals.unread) else ""
             unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
-        lines = [one for line in answer.log.splitlines() if (one := parse_deleted(line)) is not None]
+        lines = DELETED_LINE.find(answer.log)
         if len(lines) < totals.deleted + totals.kept:
             unread[""] = f"the log of the pod has only {len(lines)} of {totals.deleted + totals.kept} snapshots"
         found += lines

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from core.contract import TransferToDelete
 from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, NotFoundError
 from core.kube.resources import CONFIG_MAPS
 from core.models.base import JsonDict
 from core.models.names import DELETIONS_CONFIGMAP
+from core.snapshot_contract import TransferToDelete
 from nodeagent.operations.install.objects import build_object
 
 __all__ = ["DeletionRecord", "build_record"]

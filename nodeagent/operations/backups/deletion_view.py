@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import field
 
-from core.contract import DeletedSnapshot
 from core.models.base import WireModel
+from core.snapshot_contract import DeletedSnapshot
 from nodeagent.operations.backups.delete import DeletionPlan, Place
 from nodeagent.operations.backups.deletion import Judgment, Rule
 

@@ -9,7 +9,7 @@ from msgspec import field
 
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError
-from core.file_contract import FileEntry, FileListing, FileType, parse_entry
+from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.models.base import JsonDict, WireModel
 from core.models.phases import Phase
 from core.models.storage import RepositoryKey
@@ -140,7 +140,7 @@ async def list_files(
     """
     answer = await run_job(tools, await build_job(tools, place, limit=limit, after=after), "list", timeout)
     found = parse_result(FileListing, answer.message)
-    entries = [one for line in answer.log.splitlines() if (one := parse_entry(line)) is not None]
+    entries = ENTRY_LINE.find(answer.log)
     notes = _explain(found, entries)
     return FileList(
         place=place.shown, type=found.type, entries=entries, more=max(0, found.entries - len(entries)), notes=notes

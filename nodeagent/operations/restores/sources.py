@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from core.contract import StoredSnapshot
 from core.errors import AgentError
 from core.models.phases import Phase
 from core.models.saved_claim import SavedClaim
+from core.snapshot_contract import StoredSnapshot
 from nodeagent.config.keys import guess, hinted
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, BackupVolume

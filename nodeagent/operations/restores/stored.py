@@ -7,9 +7,10 @@ from typing import Final
 
 from msgspec import field
 
-from core.contract import SnapshotListing, StoredSnapshot, parse_result, parse_stored, parse_total
+from core.contract import parse_result
 from core.models.base import WireModel
 from core.models.storage import RepositoryKey
+from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot
 from exposer.maintenance_job import build_list_job
 from exposer.model import Owner
 from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
@@ -53,7 +54,7 @@ async def list_stored(
 
 def _read(location: str, answer: JobAnswer) -> StoredList:
     totals = parse_result(SnapshotListing, answer.message)
-    found = [one for line in answer.log.splitlines() if (one := parse_stored(line)) is not None]
+    found = STORED_LINE.find(answer.log)
     notes = [f"the repository of namespace {one.volume_namespace}: {one.message}" for one in totals.unread]
     if (more := totals.unread_count - len(totals.unread)) > 0:
         notes.append(f"{more} more repositories could not be listed")
@@ -68,7 +69,7 @@ def _read(location: str, answer: JobAnswer) -> StoredList:
 def _name_cut(found: Sequence[StoredSnapshot], log: str) -> str:
     """Return of which namespaces snapshots are missing; empty: the log does not say how many there were."""
     kept = Counter(one.volume_namespace for one in found)
-    totals = [one for line in log.splitlines() if (one := parse_total(line)) is not None]
+    totals = TOTAL_LINE.find(log)
     cut = [one for one in totals if kept[one.volume_namespace] < one.snapshots]
     shown = [f"{one.volume_namespace} ({kept[one.volume_namespace]} of {one.snapshots})" for one in cut[:_SHOWN_CUT]]
     more = f" and {len(cut) - len(shown)} more namespaces" if len(cut) > len(shown) else ""

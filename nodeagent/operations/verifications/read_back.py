@@ -11,7 +11,7 @@ from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository, RepositoryKey
-from core.models.verification import SnapshotVerification, VerifiedSnapshot, parse_verified
+from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
 from exposer.maintenance_job import build_verification_job
 from exposer.pod_files import MoverVolume
 from nodeagent.operations.mover_jobs import JobAnswer, JobError, JobSubject, JobTools, plan_job, read_location, run_job
@@ -109,5 +109,4 @@ def read_answer(answer: JobAnswer, snapshots: Sequence[str]) -> dict[str, Verifi
 
 
 def _parse_log(log: str) -> dict[str, VerifiedSnapshot]:
-    lines = (parse_verified(line) for line in log.splitlines())
-    return {line.id: line for line in lines if line is not None}
+    return {one.id: one for one in VERIFIED_LINE.find(log)}

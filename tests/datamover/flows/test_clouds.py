@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from core.contract import SnapshotReport, parse_result
+from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, POD_VOLUME_RESTORES
+from core.snapshot_contract import SnapshotReport
 from datamover.storage.aws import AwsAssumedRole, AwsKeys
 from datamover.storage.s3 import S3Storage
 from tests.datamover.support.backupfiles import put_backup

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 import pytest
 
-from core.contract import SnapshotVerdict
 from core.models.base import JsonDict
+from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
 from tests.support.golden import RECORDINGS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from core.contract import parse_result
-from core.file_contract import FileEntry, FileListing, FileType, parse_entry
+from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from datamover.arguments import FileOptions, LogOptions
 from datamover.pod import file_source
 from datamover.pod.command import run_file_list
@@ -39,7 +39,7 @@ class Lister:
             log=LogOptions("info"),
         )
         code = await run_file_list(options, context)
-        lines = [parse_entry(line) for line in self._capsys.readouterr().out.splitlines()]
+        lines = [ENTRY_LINE.parse(line) for line in self._capsys.readouterr().out.splitlines()]
         self.printed = {one.name: one for one in lines if one is not None}
         return code
 

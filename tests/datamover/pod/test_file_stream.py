@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.file_contract import SEND_COMMAND, FileEntry, FileType, SentFiles, parse_entry
+from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
 from datamover.arguments import LogOptions, SendOptions
 from datamover.pod.command import run_send
 from datamover.pod.file_relay import SOCKET_NAME, relay
@@ -35,7 +35,7 @@ class Received:
     def __init__(self, code: int, output: bytes, errors: bytes) -> None:
         self.code = code
         line, _, self.tar = output.partition(b"\n")
-        self.entry: FileEntry | None = parse_entry(line.decode())
+        self.entry: FileEntry | None = ENTRY_LINE.parse(line.decode())
         self.result = SentFiles.from_json(errors.decode().strip())
         self.whole = self.result == SentFiles(bytes=len(output))
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from core.contract import MaintenanceMode, MaintenanceResult, SnapshotTotal, parse_reported, parse_result
+from core.contract import MaintenanceMode, MaintenanceResult, parse_result
 from core.errors import RepositoryError
+from core.snapshot_contract import REPORTED_LINE, SnapshotTotal
 from datamover.pod import maintenance
 from datamover.pod.snapshot_report import SnapshotReporter
 from tests.datamover.support.plainkopia import PlainKopia
@@ -44,7 +45,7 @@ async def test_a_maintenance_that_is_asked_reports_snapshots_after_it(
     assert result.report is not None
     assert result.report.unknown == SnapshotTotal(count=1, bytes=5)
     assert result.report.unread.endswith("kopia cannot read Velero's files in a storage of the type filesystem")
-    lines = [found for line in capsys.readouterr().out.splitlines() if (found := parse_reported(line))]
+    lines = [found for line in capsys.readouterr().out.splitlines() if (found := REPORTED_LINE.parse(line))]
     assert [(one.id, one.reason, one.command) for one in lines] == [
         (snapshot, "it has no tags: no data mover made it", "")
     ]

@@ -8,9 +8,10 @@ from typing import Final
 
 import pytest
 
-from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, parse_deleted, parse_result
+from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
+from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from datamover.arguments import DeletionOptions, LogOptions
 from datamover.pod.command import run_deletion
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
@@ -113,7 +114,7 @@ def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_p
 
 
 def _written(capsys: pytest.CaptureFixture[str]) -> dict[str, DeletedSnapshot]:
-    lines = [parse_deleted(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [DELETED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
     return {line.id: line for line in lines if line is not None}
 
 

@@ -9,9 +9,10 @@ from typing import Final
 
 import pytest
 
-from core.contract import SnapshotListing, StoredSnapshot, StoredTotal, parse_result, parse_stored, parse_total
+from core.contract import parse_result
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.saved_claim import SavedClaim
+from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot, StoredTotal
 from datamover.arguments import ListOptions, LogOptions
 from datamover.pod.command import run_list
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
@@ -107,7 +108,7 @@ def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_p
 
 
 def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
-    lines = [parse_stored(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [STORED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
     return {line.id: line for line in lines if line is not None}
 
 
@@ -166,8 +167,8 @@ async def test_only_the_namespaces_that_are_named_are_listed(bed: Bed, capsys: p
     listing = await bed.listing("app", "missing")
     assert (listing.repositories, listing.snapshots) == (1, 1)
     lines = capsys.readouterr().out.splitlines()
-    assert [one.id for line in lines if (one := parse_stored(line))] == [wanted]
-    assert parse_total(lines[-1]) == StoredTotal(volume_namespace="app", snapshots=1)
+    assert [one.id for line in lines if (one := STORED_LINE.parse(line))] == [wanted]
+    assert TOTAL_LINE.parse(lines[-1]) == StoredTotal(volume_namespace="app", snapshots=1)
     assert not (bed.root / "kopia" / "missing").exists()
 
 

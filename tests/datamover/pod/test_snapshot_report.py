@@ -9,8 +9,9 @@ from typing import Final
 
 import pytest
 
-from core.contract import ReportedSnapshot, SnapshotReport, SnapshotVerdict, parse_reported, parse_result
+from core.contract import parse_result
 from core.kube.resources import BACKUPS
+from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
 from tests.datamover.support.backupfiles import put_backup
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -90,7 +91,7 @@ async def bed(kopia_program: Path, s3: S3Server, proxy: S3Proxy, tmp_path: Path)
 
 
 def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, ReportedSnapshot]:
-    lines = [parse_reported(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [REPORTED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
     return {line.id: line for line in lines if line is not None}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from core.contract import VolumeMode, parse_result
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
-from core.models.verification import SnapshotVerification, VerificationOutcome, VerifiedSnapshot, parse_verified
+from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from datamover.arguments import LogOptions, VerifyOptions
 from datamover.pod.command import run_verification
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
@@ -64,7 +64,7 @@ class Bed:
         )
         assert await run_verification(options, self.pod.context) == 0, self.pod.message
         assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(snapshots)
-        lines = [parse_verified(line) for line in self.capture.readouterr().out.splitlines()]
+        lines = [VERIFIED_LINE.parse(line) for line in self.capture.readouterr().out.splitlines()]
         return [line for line in lines if line is not None]
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from core.file_contract import FileEntry, FileListing, FileType, format_entry
+from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.kube.errors import UnreachableError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, POD_VOLUME_BACKUPS, PODS
 from nodeagent.operations.backups import copy
@@ -58,7 +58,7 @@ def _copy(shell: BackupShell, kube: FilesKube) -> None:
 
 def _listing(kube: FilesKube, *entries: FileEntry, total: int = 0) -> None:
     result = FileListing(type=FileType.DIRECTORY, entries=total or len(entries), listed=len(entries))
-    kube.end(0, result.to_json(), "time=1 level=info msg=begin", *map(format_entry, entries))
+    kube.end(0, result.to_json(), "time=1 level=info msg=begin", *map(ENTRY_LINE.format, entries))
 
 
 def test_ls_lists_the_volumes(shell: BackupShell) -> None:

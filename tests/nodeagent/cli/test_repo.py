@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
-from core.contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
+from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from nodeagent.cli import job_tools, repo
 from nodeagent.cli.main import main
 from nodeagent.cli.output import Printer

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from core.contract import SnapshotTotal
 from core.errors import ContractError
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.models.base import JsonDict
+from core.snapshot_contract import SnapshotTotal
 from nodeagent.operations.repository_view import RepositorySummary
 from tests.nodeagent.support.maintenance_scene import result
 from tests.nodeagent.support.user_scene import NAME, RECORD, UserScene

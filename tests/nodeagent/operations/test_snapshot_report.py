@@ -8,13 +8,13 @@ from datetime import timedelta
 
 import pytest
 
-from core.contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict, format_reported
 from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import JOBS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
+from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.mover_jobs import JobError, JobTools
 from nodeagent.operations.snapshot_report import SnapshotList, report_snapshots
@@ -86,7 +86,7 @@ def _totals(**counts: int) -> str:
 async def test_the_report_is_read_and_its_job_deleted() -> None:
     report = _Report()
     async with report.running() as task:
-        lines = ("time=1 level=info msg=begin", format_reported(_ODD), format_reported(_OLD))
+        lines = ("time=1 level=info msg=begin", REPORTED_LINE.format(_ODD), REPORTED_LINE.format(_OLD))
         report.end(0, _totals(unreferenced=1, unknown=1, referenced=9), *lines)
         found = await task
     assert (found.repository, found.snapshots, found.notes) == (NAME, [_OLD, _ODD], [])
@@ -114,7 +114,7 @@ async def test_what_was_not_read_and_a_log_that_is_cut_are_noted() -> None:
     report = _Report()
     async with report.running() as task:
         totals = SnapshotReport(unknown=SnapshotTotal(count=2), unread="403 Forbidden")
-        report.end(0, totals.to_json(), format_reported(_ODD))
+        report.end(0, totals.to_json(), REPORTED_LINE.format(_ODD))
         found = await task
     assert found.notes == [
         "what refers to snapshots could not be read: 403 Forbidden",

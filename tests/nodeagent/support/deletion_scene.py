@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
 
-from core.contract import DeletedSnapshot, SnapshotDeletion, TransferToDelete, format_deleted
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, JOBS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict, format_time
 from core.models.saved_claim import SavedClaim
-from core.models.verification import SnapshotVerification, VerificationOutcome, VerifiedSnapshot, format_verified
+from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
+from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from datamover.arguments import DeletionOptions, VerifyOptions, parse_arguments
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.delete import DeletionTools
@@ -58,9 +58,8 @@ class JobKube(FakeKube):
         options = parse_arguments(container["args"], {})
         if isinstance(options, VerifyOptions):
             results = [VerifiedSnapshot(id=one, outcome=self.verified) for one in options.snapshots]
-            self._end(
-                meta["name"], "", SnapshotVerification(snapshots=len(results)).to_json(), map(format_verified, results)
-            )
+            message = SnapshotVerification(snapshots=len(results)).to_json()
+            self._end(meta["name"], "", message, map(VERIFIED_LINE.format, results))
             return
         assert isinstance(options, DeletionOptions)
         assert options.cluster == CLUSTER
@@ -82,7 +81,7 @@ class JobKube(FakeKube):
             for key, one in found.items()
         ]
         message = error or SnapshotDeletion(deleted=len(found) - len(kept), kept=len(kept)).to_json()
-        self._end(meta["name"], error, message, map(format_deleted, lines))
+        self._end(meta["name"], error, message, map(DELETED_LINE.format, lines))
 
     def _end(self, job: str, error: str, message: str, lines: Iterable[str]) -> None:
         terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from core.clock import Clock
-from core.file_contract import FileEntry, FileType, SentFiles, format_entry
+from core.file_contract import ENTRY_LINE, FileEntry, FileType, SentFiles
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
@@ -55,7 +55,7 @@ class FilesKube(FakeKube):
 
     def send(self, entry: FileEntry, tar: bytes, *, error: str = "", cut: int = 0) -> None:
         """Let the process in the pod send this, in small pieces, without the last `cut` bytes."""
-        whole = f"{format_entry(entry)}\n".encode() + tar
+        whole = f"{ENTRY_LINE.format(entry)}\n".encode() + tar
         sent = whole[: len(whole) - cut]
         result = SentFiles(bytes=len(whole), error=error).to_json().encode()
         pieces = [b"\x01" + sent[at : at + 700] for at in range(0, len(sent), 700)]

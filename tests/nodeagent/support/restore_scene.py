@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.clock import Clock
-from core.contract import StoredSnapshot
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.saved_claim import SavedClaim
+from core.snapshot_contract import StoredSnapshot
 from nodeagent.operations.restores.objects import RestoreRequest
 from nodeagent.operations.restores.sources import SavedVolume
 from nodeagent.operations.restores.waiting_pods import RestoreTools

@@ -8,10 +8,10 @@ from datetime import timedelta
 from core.kube.resources import DATA_UPLOADS, EVENTS, JOBS, PODS
 from core.models.base import JsonDict
 from core.models.verification import (
+    VERIFIED_LINE,
     SnapshotVerification,
     VerificationOutcome,
     VerifiedSnapshot,
-    format_verified,
     read_verification,
 )
 from nodeagent.cli.serve import parse_serve
@@ -130,5 +130,7 @@ class VerificationScene:
         state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
         status = {"phase": "Failed" if broken else "Succeeded", "containerStatuses": state}
         self.base.user.put("Pod", f"{name}-x", "v1", labels={"job-name": name}, status=status)
-        lines = [format_verified(results.get(one) or passed(one)) for one in (ids[: self.logged] if broken else ids)]
+        lines = [
+            VERIFIED_LINE.format(results.get(one) or passed(one)) for one in (ids[: self.logged] if broken else ids)
+        ]
         self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *lines, ""])

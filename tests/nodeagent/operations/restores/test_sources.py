@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.contract import StoredSnapshot
 from core.models.saved_claim import SavedClaim
+from core.snapshot_contract import StoredSnapshot
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, read_backups
 from nodeagent.operations.restores.sources import RestoreError, Source, choose_from_backups, choose_stored

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from core.contract import SnapshotListing, StoredTotal, UnreadRepository, format_stored, format_total
 from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS
 from core.models.base import JsonDict
+from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredTotal, UnreadRepository
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.mover_jobs import JobError, JobTools
 from nodeagent.operations.restores.stored import StoredList, list_stored
@@ -62,7 +62,7 @@ async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
     older, newer = stored(DATA, "s0", start="2026-11-20T10:00:00Z"), stored(DATA, "s1")
     other = stored(FILES, "s2", cluster="uid-0")
     async with listing.running() as task:
-        lines = ("time=1 level=info msg=begin", *map(format_stored, (older, newer, other)))
+        lines = ("time=1 level=info msg=begin", *map(STORED_LINE.format, (older, newer, other)))
         listing.end(0, SnapshotListing(repositories=2, snapshots=3).to_json(), *lines)
         found = await task
     assert found == StoredList(location="default", snapshots=[other, newer, older])
@@ -86,7 +86,7 @@ async def test_what_could_not_be_listed_is_noted() -> None:
     unread = [UnreadRepository(volume_namespace="db", message="wrong password")]
     async with listing.running() as task:
         totals = SnapshotListing(repositories=1, snapshots=9, unread=unread, unread_count=4)
-        listing.end(0, totals.to_json(), format_stored(stored(DATA)))
+        listing.end(0, totals.to_json(), STORED_LINE.format(stored(DATA)))
         found = await task
     assert found.notes == [
         "the repository of namespace db: wrong password",
@@ -99,7 +99,7 @@ async def test_the_namespaces_whose_snapshots_the_log_lost_are_named() -> None:
     listing = _Listing()
     async with listing.running() as task:
         ends = [StoredTotal(volume_namespace=name, snapshots=count) for name, count in (("app", 3), ("db", 1))]
-        lines = (format_stored(stored(DATA)), format_stored(stored(FILES)), *map(format_total, ends))
+        lines = (STORED_LINE.format(stored(DATA)), STORED_LINE.format(stored(FILES)), *map(TOTAL_LINE.format, ends))
         listing.end(0, SnapshotListing(repositories=2, snapshots=4).to_json(), *lines)
         found = await task
     text = (

@@ -1,0 +1,200 @@
+"""The contract between a command and the data movers that report, list or delete snapshots: what these say."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from msgspec import field
+
+from core.models.base import Int64, WireModel
+from core.models.output_line import OutputLine
+from core.models.saved_claim import SavedClaim
+
+__all__ = [
+    "DELETED_LINE",
+    "REPORTED_LINE",
+    "STORED_LINE",
+    "TOTAL_LINE",
+    "DeletedSnapshot",
+    "ReportedSnapshot",
+    "SnapshotDeletion",
+    "SnapshotListing",
+    "SnapshotReport",
+    "SnapshotTotal",
+    "SnapshotVerdict",
+    "StoredSnapshot",
+    "StoredTotal",
+    "TransferToDelete",
+    "UnreadRepository",
+]
+
+_TRANSFER_PARTS: Final = 3
+
+
+class SnapshotVerdict(StrEnum):
+    """Whether anything still refers to a kopia snapshot."""
+
+    REFERENCED = "referenced"
+    """A transfer, a Backup of the cluster or a file of the bucket names it or its backup."""
+    UNREFERENCED = "unreferenced"
+    """Older than a week, and nothing names it, of all that may; or of an attempt that another one has overtaken."""
+    INCOMPLETE = "incomplete"
+    """A checkpoint that its backup left behind."""
+    UNKNOWN = "unknown"
+    """`ReportedSnapshot.reason` says why."""
+
+
+class SnapshotTotal(WireModel, omit_defaults=True):
+    """A number of kopia snapshots, and the size of their files; their deletion frees less, what others share."""
+
+    count: Int64 = 0
+    bytes: Int64 = 0
+
+
+class SnapshotReport(WireModel, omit_defaults=True):
+    """The termination message of `report-snapshots` that succeeded: the kopia snapshots of one repository by verdict.
+
+    `bucket_read`: Velero's files in the bucket were read; they are not if no verdict depends on them. `unread` is why
+    they, or the Backups of the cluster, could not be read; empty: they could, or no verdict depends on them.
+    """
+
+    referenced: SnapshotTotal = field(default_factory=SnapshotTotal)
+    unreferenced: SnapshotTotal = field(default_factory=SnapshotTotal)
+    incomplete: SnapshotTotal = field(default_factory=SnapshotTotal)
+    unknown: SnapshotTotal = field(default_factory=SnapshotTotal)
+    bucket_read: bool = False
+    unread: str = ""
+
+
+class ReportedSnapshot(WireModel, omit_defaults=True):
+    """A kopia snapshot that is not referenced; `bytes` is the size of its files, `start` when its backup began.
+
+    `command` is kopia's, which would delete it; empty unless it is unreferenced. A tenant chooses parts of `source`.
+    """
+
+    id: str
+    verdict: SnapshotVerdict
+    reason: str
+    source: str = ""
+    start: str = ""
+    bytes: Int64 = 0
+    command: str = ""
+
+
+REPORTED_LINE: Final = OutputLine("nodeagent.io/reported-snapshot", ReportedSnapshot)
+
+
+class StoredSnapshot(WireModel, omit_defaults=True):
+    """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
+
+    `volume_namespace` is that of its repository, `bytes` the size of its files, `start` when its backup began.
+    `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
+    backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
+    by the source, where `described` is false and the claim has its names only. `backup_uid` is that of a Velero Backup.
+    Any writer to the bucket chooses all of it.
+    """
+
+    id: str
+    volume_namespace: str
+    source: str = ""
+    requester: str = ""
+    start: str = ""
+    bytes: Int64 = 0
+    cluster: str = ""
+    backup: str = ""
+    backup_volumes: Int64 = 0
+    backup_uid: str = field(default="", name="backupUID")
+    transfer_uid: str = field(default="", name="transferUID")
+    claim: SavedClaim | None = None
+    described: bool = False
+
+
+class UnreadRepository(WireModel):
+    """A backup repository whose snapshots could not be listed, and why; `volume_namespace` is its folder."""
+
+    volume_namespace: str
+    message: str
+
+
+class SnapshotListing(WireModel, omit_defaults=True):
+    """The termination message of `list-snapshots` that succeeded: how much of a storage location was listed.
+
+    `unread` are the first repositories that could not be listed, `unread_count` how many there are.
+    """
+
+    repositories: Int64 = 0
+    snapshots: Int64 = 0
+    unread: list[UnreadRepository] = field(default_factory=list)
+    unread_count: Int64 = 0
+
+
+class StoredTotal(WireModel):
+    """How many snapshots of a repository were listed, as the end of the output says it; `volume_namespace`: its folder.
+
+    The kubelet keeps only the end of a long log, so the reader counts.
+    """
+
+    volume_namespace: str
+    snapshots: Int64
+
+
+STORED_LINE: Final = OutputLine("nodeagent.io/stored-snapshot", StoredSnapshot)
+TOTAL_LINE: Final = OutputLine("nodeagent.io/stored-total", StoredTotal)
+
+
+@dataclass(frozen=True, order=True)
+class TransferToDelete:
+    """A transfer of `nodeagent backup create` whose snapshots are to be deleted.
+
+    They are in the repository of `volume_namespace`, and have tags with its UID and the name of its backup.
+    """
+
+    volume_namespace: str
+    backup: str
+    uid: str
+
+    def __str__(self) -> str:
+        """Return it as a value of the flag `--transfer`; no part can have a slash."""
+        return f"{self.volume_namespace}/{self.backup}/{self.uid}"
+
+    @classmethod
+    def parse(cls, text: str) -> "TransferToDelete":
+        """Return the transfer in a value of the flag.
+
+        Raises:
+            ValueError: it is none.
+        """
+        parts = text.split("/")
+        if len(parts) != _TRANSFER_PARTS or not all(parts):
+            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
+        return cls(*parts)
+
+
+class DeletedSnapshot(WireModel, omit_defaults=True):
+    """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not, empty: it was.
+
+    `bytes` is the size of its files, `start` when its backup began; what its deletion frees, maintenance does.
+    """
+
+    id: str
+    volume_namespace: str
+    backup: str
+    transfer_uid: str = field(name="transferUID")
+    start: str = ""
+    bytes: Int64 = 0
+    kept: str = ""
+
+
+class SnapshotDeletion(WireModel, omit_defaults=True):
+    """The termination message of `delete-snapshots` that succeeded: how many snapshots were deleted, and kept.
+
+    `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are.
+    """
+
+    deleted: Int64 = 0
+    kept: Int64 = 0
+    unread: list[UnreadRepository] = field(default_factory=list)
+    unread_count: Int64 = 0
+
+
+DELETED_LINE: Final = OutputLine("nodeagent.io/deleted-snapshot", DeletedSnapshot)
