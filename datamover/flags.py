@@ -233,13 +233,7 @@ def _add_verify(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
     in_pod.add_argument(
         "--volume-path", metavar="PATH", default="", help="volume into which it was restored, to compare all of it with"
     )
-    in_pod.add_argument(
-        "--volume-mode",
-        metavar="NAME",
-        type=VolumeMode,
-        default=VolumeMode.FILESYSTEM,
-        help="volume mode: Filesystem or Block (default: %(default)s)",
-    )
+    _add_volume_mode(in_pod)
     _add_pod(in_pod)
 
 
@@ -308,13 +302,7 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
     group.add_argument(
         "--volume-path", metavar="PATH", default="", help="mount path of the volume, or path of the device"
     )
-    group.add_argument(
-        "--volume-mode",
-        metavar="NAME",
-        type=VolumeMode,
-        default=VolumeMode.FILESYSTEM,
-        help="volume mode: Filesystem or Block (default: %(default)s)",
-    )
+    _add_volume_mode(group)
     group.add_argument(
         "--cache-volume-path",
         metavar="PATH",
@@ -337,6 +325,16 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         "(default: %(default)s)",
     )
     _add_pod(group)
+
+
+def _add_volume_mode(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--volume-mode",
+        metavar="NAME",
+        type=VolumeMode,
+        default=VolumeMode.FILESYSTEM,
+        help="volume mode: Filesystem or Block (default: %(default)s)",
+    )
 
 
 def _transfer(text: str) -> TransferToDelete:

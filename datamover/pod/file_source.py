@@ -3,7 +3,7 @@
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import IO, Final
 
@@ -15,11 +15,10 @@ from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory
 from datamover.kopia.snapshots import Snapshot, read_snapshot
-from datamover.kopia.stalls import read_stall_limits
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, resolve_place
+from datamover.pod.cluster import PodContext
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.pod.repository_access import open_access
+from datamover.runtime.work_dir import WorkDir
 
 __all__ = ["OpenSnapshot", "list_files", "open_snapshot"]
 
@@ -61,14 +60,10 @@ async def open_snapshot(source: FileSource, context: PodContext) -> AsyncIterato
     if not OBJECT_NAME.fullmatch(namespace):
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{namespace}"')
     location = await context.reader.location(source.location)
-    with open_work_dir(context.environment) as work_dir:
-        settings = context.limits.maintenance_settings(context.environment)
-        context = replace(context, environment={**context.environment, **settings, "TMPDIR": str(work_dir.path)})
-        tools = MoverTools(work_dir, Waits(context.clock, read_stall_limits(context.environment)))
-        place = RepositoryPlace(location, namespace, f"repository of namespace {namespace}")
-        repository = await resolve_place(context, place, tools)
+    with open_access(context) as access:
+        repository = await access.resolve_namespace(location, namespace)
         snapshot = await repository.open(partial(read_snapshot, repository, source.snapshot_id), read_only=True)
-        yield OpenSnapshot(repository, snapshot, work_dir)
+        yield OpenSnapshot(repository, snapshot, access.work_dir)
 
 
 async def list_files(options: FileOptions, context: PodContext, output: IO[str] | None = None) -> Termination:

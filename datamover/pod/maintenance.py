@@ -7,7 +7,7 @@ Knows what the leader, a Velero server and other clusters have to do with it. Do
 import asyncio
 import logging
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -47,13 +47,12 @@ from datamover.kopia.maintenance import (
     parse_full_interval,
 )
 from datamover.kopia.repository import Repository, RepositoryStatus
-from datamover.kopia.stalls import Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.kopia.stalls import Watchdog
+from datamover.pod.cluster import PodContext
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success
+from datamover.pod.repository_access import open_access
 from datamover.pod.snapshot_report import SnapshotReporter
 from datamover.runtime.child import children_peak_bytes, own_peak_bytes
-from datamover.runtime.work_dir import open_work_dir
 
 __all__ = ["build_maintenance_failure", "maintain"]
 
@@ -95,19 +94,16 @@ async def maintain(options: MaintenanceOptions, context: PodContext) -> Terminat
     wanted = await reader.repository(options.name)
     location = await reader.location(wanted.spec.backup_storage_location)
     _check_writable(location)
-    with open_work_dir(context.environment) as work_dir:
-        settings = context.limits.maintenance_settings(context.environment)
-        environment = {**context.environment, **settings, "TMPDIR": str(work_dir.path)}
-        context = replace(context, environment=environment)
-        recorder = EventRecorder(context.client, context.clock, component=options.job, host=context.node)
-        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
-        waits = Waits(context.clock, read_stall_limits(environment), reporter)
-        repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
-        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
+    recorder = EventRecorder(context.client, context.clock, component=options.job, host=context.node)
+    reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
+    with open_access(context, reporter) as access:
+        repository = await access.resolve(location, wanted)
+        watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.tools.waits.limits)
         maintenance = Maintenance(repository, watchdog)
-        result = await _Run(options, context, wanted, repository, maintenance, longest).run()
+        result = await _Run(options, access.context, wanted, repository, maintenance, longest).run()
         if options.report_snapshots:
-            snapshots = SnapshotReporter(context, repository, work_dir, wanted.spec.volume_namespace)
+            volume_namespace = wanted.spec.volume_namespace
+            snapshots = SnapshotReporter(access.context, repository, access.work_dir, volume_namespace)
             result = await _add_report(result, snapshots)
     return build_success(result.to_json())
 

@@ -9,7 +9,7 @@ Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persiste
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import IO, Final
 
 from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, StorageOutageError
@@ -24,14 +24,13 @@ from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import delete_snapshots
-from datamover.kopia.stalls import read_stall_limits
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, resolve_place, resolve_storage
+from datamover.pod.cluster import PodContext, resolve_storage
 from datamover.pod.references import read_named_snapshots
 from datamover.pod.reporting import Termination, build_success
+from datamover.pod.repository_access import open_access
 from datamover.pod.snapshot_list import SHOWN_UNREAD, build_unread
 from datamover.runtime.cancellation import run_in_background
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.runtime.work_dir import WorkDir
 from datamover.storage.providers import FileStorage
 
 __all__ = ["delete_transfers"]
@@ -60,8 +59,6 @@ async def delete_transfers(options: DeletionOptions, context: PodContext) -> Ter
         raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
     if strange := [one for one in options.transfers if not OBJECT_NAME.fullmatch(one.volume_namespace)]:
         raise ConfigError(f'--transfer: not the name of a namespace: "{strange[0]}"')
-    settings = context.limits.maintenance_settings(context.environment)
-    context = replace(context, environment={**context.environment, **settings})
     return build_success((await _Deleter(options, context, location).run()).to_json())
 
 
@@ -101,12 +98,8 @@ class _Deleter:
         )
 
     async def _delete_in(self, namespace: str, transfers: Iterable[TransferToDelete]) -> None:
-        # Each in a directory of its own: kopia would find the format of another repository in its cache.
-        with open_work_dir(self.context.environment) as work_dir:
-            context = replace(self.context, environment={**self.context.environment, "TMPDIR": str(work_dir.path)})
-            tools = MoverTools(work_dir, Waits(context.clock, read_stall_limits(context.environment)))
-            place = RepositoryPlace(self.location, namespace, f"repository of namespace {namespace}")
-            repository = await resolve_place(context, place, tools)
+        with open_access(self.context) as access:
+            work_dir, repository = access.work_dir, await access.resolve_namespace(self.location, namespace)
             wanted = {(one.backup, one.uid) for one in transfers}
             found = await self._find(repository, wanted, work_dir)
             await self._check_bucket(BackupFiles(repository.kopia, work_dir, namespace))

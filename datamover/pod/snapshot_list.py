@@ -10,7 +10,6 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import IO, Final
 
 from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
@@ -33,11 +32,9 @@ from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError
-from datamover.kopia.stalls import read_stall_limits
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, RepositoryPlace, list_volume_namespaces, resolve_place
+from datamover.pod.cluster import PodContext, list_volume_namespaces
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.pod.repository_access import open_access
 
 __all__ = ["SHOWN_UNREAD", "build_unread", "describe_stored", "list_snapshots"]
 
@@ -61,8 +58,6 @@ async def list_snapshots(options: ListOptions, context: PodContext) -> Terminati
         AgentError: the location cannot be listed, or no repository in it can be.
     """
     location = await context.reader.location(options.name)
-    settings = context.limits.maintenance_settings(context.environment)
-    context = replace(context, environment={**context.environment, **settings})
     lister = _Lister(context, location, sys.stdout)
     names = options.volume_namespaces or await lister.find_namespaces()
     if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
@@ -79,8 +74,8 @@ class _Lister:
         self._output = output
 
     async def find_namespaces(self) -> Sequence[str]:
-        with open_work_dir(self._context.environment) as work_dir:
-            found = await list_volume_namespaces(self._in(work_dir), self._location, self._tools(work_dir))
+        with open_access(self._context) as access:
+            found = await list_volume_namespaces(access.context, self._location, access.tools)
         if found is None:
             raise RepositoryError(
                 f"BackupStorageLocation {self._location.name}: its folders cannot be listed in a storage of the "
@@ -114,10 +109,8 @@ class _Lister:
 
     async def _list(self, volume_namespace: str) -> int:
         """Write the lines of one repository, and return how many there are."""
-        # Each in a directory of its own: kopia would find the format of another repository in its cache.
-        with open_work_dir(self._context.environment) as work_dir, open_output(work_dir) as file:
-            place = RepositoryPlace(self._location, volume_namespace, f"repository of namespace {volume_namespace}")
-            repository = await resolve_place(self._in(work_dir), place, self._tools(work_dir))
+        with open_access(self._context) as access, open_output(access.work_dir) as file:
+            repository = await access.resolve_namespace(self._location, volume_namespace)
 
             async def read() -> KopiaAnswer:
                 attempted = f"{repository.description}: list snapshots"
@@ -132,12 +125,6 @@ class _Lister:
                 self._output.write(f"{STORED_LINE.format(describe_stored(one, volume_namespace))}\n")
                 count += 1
             return count
-
-    def _in(self, work_dir: WorkDir) -> PodContext:
-        return replace(self._context, environment={**self._context.environment, "TMPDIR": str(work_dir.path)})
-
-    def _tools(self, work_dir: WorkDir) -> MoverTools:
-        return MoverTools(work_dir, Waits(self._context.clock, read_stall_limits(self._context.environment)))
 
 
 def describe_stored(one: ListedSnapshot, volume_namespace: str) -> StoredSnapshot:

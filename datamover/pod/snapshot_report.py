@@ -21,12 +21,11 @@ from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import Judgment, ListedSnapshot, References, judge, needs_bucket
 from datamover.kopia.repository import Repository
-from datamover.kopia.stalls import read_stall_limits
-from datamover.kopia.storage_calls import Waits
-from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.pod.cluster import PodContext
 from datamover.pod.references import read_cluster_references
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import WorkDir, open_work_dir
+from datamover.pod.repository_access import open_access
+from datamover.runtime.work_dir import WorkDir
 
 __all__ = ["SnapshotReporter", "report_snapshots"]
 
@@ -47,12 +46,9 @@ async def report_snapshots(options: ReportOptions, context: PodContext) -> Termi
     reader = context.reader
     wanted = await reader.repository(options.name)
     location = await reader.location(wanted.spec.backup_storage_location)
-    with open_work_dir(context.environment) as work_dir:
-        settings = context.limits.maintenance_settings(context.environment)
-        context = replace(context, environment={**context.environment, **settings, "TMPDIR": str(work_dir.path)})
-        waits = Waits(context.clock, read_stall_limits(context.environment))
-        repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
-        reporter = SnapshotReporter(context, repository, work_dir, wanted.spec.volume_namespace)
+    with open_access(context) as access:
+        repository = await access.resolve(location, wanted)
+        reporter = SnapshotReporter(access.context, repository, access.work_dir, wanted.spec.volume_namespace)
         return build_success((await reporter.run()).to_json())
 
 

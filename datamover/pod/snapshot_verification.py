@@ -6,7 +6,7 @@ could not be verified has one too, with the cause.
 
 import logging
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Final
 
@@ -22,12 +22,12 @@ from datamover.arguments import VerifyOptions
 from datamover.data_path.compare import compare_volume
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
-from datamover.kopia.stalls import Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import WaitLog, Waits
+from datamover.kopia.stalls import Watchdog
+from datamover.kopia.storage_calls import WaitLog
 from datamover.kopia.verification import DamagedSnapshotError, is_damage, verify_snapshot
-from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
+from datamover.pod.cluster import PodContext
 from datamover.pod.reporting import Termination, build_success
-from datamover.runtime.work_dir import open_work_dir
+from datamover.pod.repository_access import open_access
 
 __all__ = ["verify_snapshots"]
 
@@ -45,13 +45,10 @@ async def verify_snapshots(options: VerifyOptions, context: PodContext) -> Termi
     reader = context.reader
     wanted = await reader.repository(options.name)
     location = await reader.location(wanted.spec.backup_storage_location)
-    with open_work_dir(context.environment) as work_dir:
-        settings = context.limits.maintenance_settings(context.environment)
-        context = replace(context, environment={**context.environment, **settings, "TMPDIR": str(work_dir.path)})
-        waits = Waits(context.clock, read_stall_limits(context.environment))
-        repository = await resolve_repository(context, location, wanted, MoverTools(work_dir, waits))
-        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, waits.limits)
-        await _Verifier(options, context, repository, watchdog).run()
+    with open_access(context) as access:
+        repository = await access.resolve(location, wanted)
+        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.tools.waits.limits)
+        await _Verifier(options, access.context, repository, watchdog).run()
     return build_success(SnapshotVerification(snapshots=len(options.snapshots)).to_json())
 
 

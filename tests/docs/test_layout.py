@@ -23,6 +23,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/__main__.py": "tests/datamover/test_main.py",
     "core/models/output_line.py": "tests/core/test_snapshot_contract.py",
     "core/file_contract.py": "tests/datamover/pod/test_file_source.py",
+    "datamover/pod/repository_access.py": "tests/datamover/pod/test_snapshot_list.py",
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "nodeagent/operations/backups/copy.py": "tests/nodeagent/cli/test_backup_files.py",
     "nodeagent/operations/backups/files.py": "tests/nodeagent/cli/test_backup_files.py",
