@@ -60,7 +60,7 @@ _REPORT_DEADLINE_SECONDS: Final = 3600
 """Reading the metadata of tens of thousands of snapshots and thousands of backups takes minutes."""
 
 _SEND_DEADLINE_SECONDS: Final = 86_400
-"""A terabyte takes hours. A pod that nobody reads ends much sooner by itself."""
+"""A terabyte takes hours. A pod that is not read ends much sooner by itself."""
 
 _REPORT_KEPT_SECONDS: Final = 3600
 """For readers of the log."""

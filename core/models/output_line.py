@@ -1,4 +1,4 @@
-"""A line of a data mover's output that says something to whoever started it; others are its log's."""
+"""A line by which a data mover passes an object to the command that runs it; its other lines are a log."""
 
 import json
 from typing import Generic, TypeVar

@@ -1,7 +1,7 @@
 """Sends a file or a directory of a snapshot as a tar to the one process in the pod that asks for it.
 
 kopia writes the tar of a directory; that of one file has its header from here. No more than the buffers of pipes is
-held in memory: who reads slowly slows kopia down. The pod ends by itself if nothing is read.
+held in memory: a slow reader slows kopia down. The pod ends by itself if nothing is read.
 Source: kopia 0.23.1, cli/command_restore.go (restoreModeTar), snapshot/restore/tar_output.go.
 """
 
@@ -42,7 +42,7 @@ _Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True)
 class SendLimits:
-    """How long nobody may ask for the files, how long nothing may move, and how long to stay after the end.
+    """How long to wait for the request for the files, how long nothing may move, and how long to stay after the end.
 
     The pod stays because its end would end the process that passes the last bytes on.
     """
@@ -65,7 +65,7 @@ class FileSender:
         """Send the files, and return SentFiles.
 
         Raises:
-            AgentError: they cannot be read, nobody asks for them, or whoever did has stopped reading.
+            AgentError: they cannot be read, are not requested, or the process that requested them has stopped reading.
         """
         async with open_snapshot(self.source, self.context) as opened:
             entry = await opened.find(self.source)
@@ -101,7 +101,7 @@ class FileSender:
                 async with asyncio.timeout(self.limits.wait_seconds):
                     reader, writer = await accepted
             except TimeoutError as e:
-                raise DataPathError(f"nobody asked for the files within {self.limits.wait_seconds:.0f} s") from e
+                raise DataPathError(f"the files were not requested within {self.limits.wait_seconds:.0f} s") from e
             finally:
                 server.close()
             try:

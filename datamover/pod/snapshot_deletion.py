@@ -160,7 +160,7 @@ class _Deleter:
         self.checked = True
 
     async def _read_references(self) -> Mapping[str, str]:
-        """Return what refers to snapshots: read as late as possible, as somebody may just have started a restore."""
+        """Return what refers to snapshots: read as late as possible, as a restore may just have been started."""
         # A check runs before the transfers are deleted.
         without = {one.uid for one in self.options.transfers} if self.options.dry_run else frozenset[str]()
         return await read_named_snapshots(self.context.patient_client, self.context.namespace, without)

@@ -39,7 +39,7 @@ class _PodExec(Protocol):
 
 @dataclass(frozen=True)
 class CopyEvents:
-    """What the user is told meanwhile: bytes and files so far, of how many bytes; and each entry that is refused."""
+    """What is reported during the copy: bytes and files so far, of how many bytes; and each entry that is refused."""
 
     on_bytes: Callable[[int, int, int], None]
     on_refused: Callable[[str, str], None]

@@ -44,7 +44,7 @@ class DeletionRecord:
         """Read it; a ConfigMap that does not exist has no entries.
 
         Raises:
-            ContractError: an entry is invalid: nobody but these commands should write it.
+            ContractError: an entry is invalid: only these commands should write it.
             KubeError: it cannot be read.
         """
         stored = await self.client.read(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP)

@@ -1,4 +1,4 @@
-"""What kopia keeps of an entry of a directory, as a command is told it."""
+"""What kopia keeps of an entry of a directory, as a command gets it."""
 
 import msgspec
 import pytest
@@ -7,8 +7,8 @@ from datamover.kopia.snapshot_files import StoredEntry
 
 
 @pytest.mark.parametrize(
-    ("kept", "told"), [("0644", "0644"), ("4755", "4755"), ("", ""), ("0899", ""), ("-7", ""), ("0" * 8, "")]
+    ("kept", "described"), [("0644", "0644"), ("4755", "4755"), ("", ""), ("0899", ""), ("-7", ""), ("0" * 8, "")]
 )
-def test_a_mode_that_is_no_octal_number_is_told_as_none(kept: str, told: str) -> None:
+def test_a_mode_that_is_no_octal_number_is_described_as_none(kept: str, described: str) -> None:
     entry = msgspec.json.decode(f'{{"name":"a","type":"f","mode":"{kept}"}}', type=StoredEntry)
-    assert (entry.mode, entry.describe().mode) == (told, told)
+    assert (entry.mode, entry.describe().mode) == (described, described)

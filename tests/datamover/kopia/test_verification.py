@@ -42,7 +42,7 @@ async def _verify(*errors: str) -> VerifiedSnapshot:
         "fork: cannot allocate memory",
         "context canceled",
         "InvalidObjectState: The operation is not valid for the object's storage class",
-        "something that nobody knows",
+        "an unknown error",
     ],
 )
 async def test_an_error_that_is_not_of_the_content_is_no_failed_verification(error: str) -> None:

@@ -100,8 +100,8 @@ async def test_a_link_arrives_as_a_link(bed: SnapshotBed) -> None:
     assert (member.name, member.issym(), member.linkname) == ("link", True, "../a")
 
 
-async def test_a_pod_that_nobody_reads_ends_by_itself(bed: SnapshotBed) -> None:
-    with pytest.raises(Exception, match="nobody asked for the files within 0 s"):
+async def test_a_pod_that_is_not_read_ends_by_itself(bed: SnapshotBed) -> None:
+    with pytest.raises(Exception, match="the files were not requested within 0 s"):
         await _sender(bed, wait_seconds=0.1).run()
     assert not (bed.pod.folder / SOCKET_NAME).exists()
 

@@ -21,7 +21,7 @@ from tests.support.golden import assert_golden, assert_golden_text
 
 @dataclass
 class Shell:
-    """Runs the command; `terminal` is whether somebody could answer, `answer` what they type."""
+    """Runs the command; without an `answer` there is no terminal, else it is what the user types."""
 
     scene: DeletionScene
     capsys: pytest.CaptureFixture[str]

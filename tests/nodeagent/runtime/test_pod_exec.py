@@ -1,4 +1,4 @@
-"""Processes in pods, over a real WebSocket: what arrives, how an end is told, and that a slow reader is waited for."""
+"""Processes in pods, over a real WebSocket: what arrives, how an end is reported, and a slow reader is waited for."""
 
 import asyncio
 import socket
