@@ -1,8 +1,6 @@
 """The deletion of snapshots with a real kopia: only those whose tags are of the cluster's backup, and nothing else."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,37 +12,24 @@ from core.models.base import JsonDict
 from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from datamover.arguments import DeletionOptions, LogOptions
 from datamover.pod.command import run_deletion
-from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
-from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.location_bed import LocationBed
+from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server
-from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
-_BUCKET: Final = "deleted"
 _PATH: Final = "snapshot-data-upload-download/kopia/app/data"
 _TRANSFER: Final = TransferToDelete("app", "night", "uid-of-night")
 
 
-@dataclass
-class Bed:
-    """A pod whose location is a directory or a bucket, and kopia as anybody else's client of it."""
-
-    pod: MoverPod
-    kopia: PlainKopia
-    storage: Callable[[str], list[str]]
-    root: Path
+class Bed(LocationBed):
+    """A location from which snapshots are deleted."""
 
     def snapshot(self, namespace: str = "app", **tags: str) -> str:
         """Create a snapshot with the tags of the transfer, but for those given, an empty one: none; return its ID."""
-        storage = self.storage(namespace)
-        verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
-        self.kopia.run("repository", verb, *storage, *([_QUICK] if verb == "create" else []), *IDENTITY)
         own = {"cluster": "uid-1", "backup": "night", "transfer_uid": "uid-of-night"} | tags
-        named = [f"--tags=nodeagent.io/{key.replace('_', '-')}:{value}" for key, value in own.items() if value]
-        flags = [f"--override-source=default@default:{_PATH}", "--pin=velero-pin", "--json", *named]
-        return str(json.loads(self.kopia.run("snapshot", "create", str(self.root.parent / "data"), *flags))["id"])
+        named = {f"nodeagent.io/{key.replace('_', '-')}": value for key, value in own.items() if value}
+        return self.add_snapshot(namespace, _PATH, named)
 
     def left(self, namespace: str = "app") -> set[str]:
         self.kopia.run("repository", "connect", *self.storage(namespace), *IDENTITY)
@@ -77,40 +62,9 @@ class Bed:
         return self.pod.kube.put(raw | {"status": {"phase": phase}})
 
 
-def _directory(pod: MoverPod, root: Path) -> Callable[[str], list[str]]:
-    root.mkdir()
-    pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
-
-    def storage(namespace: str) -> list[str]:
-        place = root / "kopia" / namespace
-        place.mkdir(parents=True, exist_ok=True)
-        return ["filesystem", f"--path={place}"]
-
-    return storage
-
-
-def _bucket(pod: MoverPod, s3: S3Server) -> Callable[[str], list[str]]:
-    storage, credential = {"bucket": _BUCKET, "prefix": "p"}, {"name": "c", "key": "k"}
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, objectStorage=storage, credential=credential)
-    pod.put_secret("c", "k", s3.credentials_file)
-    keys = ("--access-key", s3.access_key, "--secret-access-key", s3.secret_key)
-    address = ("--endpoint", s3.url.removeprefix("http://"), "--disable-tls", "--region=us-east-1", *keys)
-    return lambda namespace: ["s3", "--bucket", _BUCKET, f"--prefix=p/kopia/{namespace}/", *address]
-
-
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=[pytest.param("", id="directory"), pytest.param("deleted", id="bucket")])
 def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
-    pod = MoverPod(FakeKube(), tmp_path)
-    root = tmp_path / "location" if request.param == "directory" else s3.folder / s3.make_bucket(_BUCKET) / "p"
-    if request.param == "directory":
-        storage = _directory(pod, root)
-    else:
-        root.mkdir()
-        storage = _bucket(pod, s3)
-    data = root.parent / "data"
-    data.mkdir()
-    (data / "file").write_bytes(b"12345")
-    return Bed(pod, PlainKopia(kopia_program, tmp_path), storage, root)
+    return Bed.make(request.param, s3, kopia_program, tmp_path)
 
 
 def _written(capsys: pytest.CaptureFixture[str]) -> dict[str, DeletedSnapshot]:

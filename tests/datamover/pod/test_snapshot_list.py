@@ -1,9 +1,6 @@
 """The snapshots in a location, with a real kopia and no BackupRepository: what is listed, and what is not."""
 
 import hashlib
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,15 +12,13 @@ from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot, StoredTotal
 from datamover.arguments import ListOptions, LogOptions
 from datamover.pod.command import run_list
-from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
-_BUCKET: Final = "listed"
-_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
 _UPLOAD: Final = "snapshot-data-upload-download/kopia"
 _POD_VOLUME: Final = "snapshot-pod-volume/kopia"
 _CLAIM: Final = SavedClaim(
@@ -32,25 +27,11 @@ _CLAIM: Final = SavedClaim(
 _UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
 
 
-@dataclass
-class Bed:
-    """A pod whose location is a directory or a bucket, and the directory of that."""
-
-    pod: MoverPod
-    kopia: PlainKopia
-    storage: Callable[[str], list[str]]
-    data: Path
-    root: Path
+class Bed(LocationBed):
+    """A location whose snapshots are listed."""
 
     def snapshot(self, namespace: str, path: str, **tags: str) -> str:
-        """Create a snapshot in the repository of a namespace, which is created or connected; return its ID."""
-        storage = self.storage(namespace)
-        verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
-        more = [_QUICK] if verb == "create" else []
-        self.kopia.run("repository", verb, *storage, *more, *IDENTITY)
-        flags = [f"--override-source=default@default:{path}", "--pin=velero-pin", "--json"]
-        flags += [f"--tags={key}:{value}" for key, value in tags.items()]
-        return str(json.loads(self.kopia.run("snapshot", "create", str(self.data), *flags))["id"])
+        return self.add_snapshot(namespace, path, tags)
 
     async def list(self, *namespaces: str) -> int:
         options = ListOptions(
@@ -70,41 +51,9 @@ class Bed:
         return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def _directory(pod: MoverPod, root: Path) -> Callable[[str], list[str]]:
-    root.mkdir()
-    pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
-
-    def storage(namespace: str) -> list[str]:
-        place = root / "kopia" / namespace
-        place.mkdir(parents=True, exist_ok=True)
-        return ["filesystem", f"--path={place}"]
-
-    return storage
-
-
-def _bucket(pod: MoverPod, s3: S3Server) -> Callable[[str], list[str]]:
-    storage, credential = {"bucket": _BUCKET, "prefix": "p"}, {"name": "c", "key": "k"}
-    pod.put_location({"s3Url": s3.url, "region": "us-east-1"}, objectStorage=storage, credential=credential)
-    pod.put_secret("c", "k", s3.credentials_file)
-    keys = ("--access-key", s3.access_key, "--secret-access-key", s3.secret_key)
-    address = ("--endpoint", s3.url.removeprefix("http://"), "--disable-tls", "--region=us-east-1", *keys)
-    return lambda namespace: ["s3", "--bucket", _BUCKET, f"--prefix=p/kopia/{namespace}/", *address]
-
-
-@pytest.fixture(params=["directory", "bucket"])
+@pytest.fixture(params=[pytest.param("", id="directory"), pytest.param("listed", id="bucket")])
 def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_path: Path) -> Bed:
-    pod = MoverPod(FakeKube(), tmp_path)
-    if request.param == "directory":
-        root = tmp_path / "location"
-        storage = _directory(pod, root)
-    else:
-        root = s3.folder / s3.make_bucket(_BUCKET) / "p"
-        root.mkdir()
-        storage = _bucket(pod, s3)
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "file").write_bytes(b"12345")
-    return Bed(pod, PlainKopia(kopia_program, tmp_path), storage, data, root)
+    return Bed.make(request.param, s3, kopia_program, tmp_path)
 
 
 def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:

@@ -3,39 +3,17 @@
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from core.models.phases import Phase
-from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.progress import ProgressMeter, VolumeProgress
-from nodeagent.operations.backups.view import Backup, BackupOrigin, BackupPhase, BackupVolume
+from nodeagent.operations.backups.view import Backup, BackupPhase
+from tests.nodeagent.support.backups import DATA_VOLUME, build_backup
 
 
 def _backup(done: int, phase: Phase = Phase.IN_PROGRESS, total: int = 1000) -> Backup:
-    volume = BackupVolume(
-        namespace="app",
-        claim="data",
-        method=Method.CSI_SNAPSHOT,
-        kind="DataUpload",
-        transfer="night-1",
-        phase=phase,
-        bytes_done=done,
-        total_bytes=total,
-    )
-    return Backup(
-        name="night",
-        origin=BackupOrigin.NODEAGENT,
-        phase=BackupPhase.IN_PROGRESS,
-        locations=["default"],
-        created=None,
-        completed=None,
-        expires=None,
-        ttl="",
-        expected=1,
-        missing=0,
-        bytes_done=done,
-        total_bytes=total,
-        volumes=[volume],
-    )
+    volume = replace(DATA_VOLUME, phase=phase, bytes_done=done, total_bytes=total, snapshot_id="")
+    return build_backup(volume, phase=BackupPhase.IN_PROGRESS, expected=1)
 
 
 def _read(*readings: tuple[float, int]) -> VolumeProgress:

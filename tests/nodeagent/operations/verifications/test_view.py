@@ -5,9 +5,7 @@ from msgspec.structs import replace
 
 from core.models.phases import Phase
 from core.models.verification import VerifiedSnapshot
-from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.plan import ClaimName
-from nodeagent.operations.backups.view import Backup, BackupOrigin, BackupPhase, BackupVolume
 from nodeagent.operations.verifications.view import (
     VerificationError,
     VerificationReport,
@@ -15,42 +13,16 @@ from nodeagent.operations.verifications.view import (
     describe_volume,
     explain_report,
 )
+from tests.nodeagent.support.backups import DATA_VOLUME, build_backup
 from tests.nodeagent.support.verification_scene import failed, passed
 from tests.support.clock import NOON
 
-_DATA = BackupVolume(
-    namespace="app",
-    claim="data",
-    method=Method.CSI_SNAPSHOT,
-    kind="DataUpload",
-    transfer="night-1",
-    phase=Phase.COMPLETED,
-    snapshot_id="s1",
-)
-_WEB = replace(_DATA, claim="web", transfer="night-2", phase=Phase.FAILED, message="no room", snapshot_id="")
-
-
-def _backup(*volumes: BackupVolume, missing: int = 0) -> Backup:
-    return Backup(
-        name="night",
-        origin=BackupOrigin.NODEAGENT,
-        phase=BackupPhase.COMPLETED,
-        locations=["default"],
-        created=None,
-        completed=None,
-        expires=None,
-        ttl="",
-        expected=None,
-        missing=missing,
-        bytes_done=0,
-        total_bytes=0,
-        volumes=list(volumes),
-    )
+_WEB = replace(DATA_VOLUME, claim="web", transfer="night-2", phase=Phase.FAILED, message="no room", snapshot_id="")
 
 
 def test_completed_volumes_are_chosen_and_the_others_noted() -> None:
-    assert choose_volumes(_backup(_DATA, _WEB, missing=2), ()) == (
-        [_DATA],
+    assert choose_volumes(build_backup(DATA_VOLUME, _WEB, missing=2), ()) == (
+        [DATA_VOLUME],
         [
             "not verified: DataUpload night-2 of PVC app/web is Failed: no room",
             "not verified: 2 volumes that have no transfer",
@@ -60,7 +32,7 @@ def test_completed_volumes_are_chosen_and_the_others_noted() -> None:
 
 def test_a_pvc_is_chosen_once_and_no_note_is_about_others() -> None:
     claim = ClaimName("app", "data")
-    assert choose_volumes(_backup(_DATA, _WEB, missing=2), [claim, claim]) == ([_DATA], [])
+    assert choose_volumes(build_backup(DATA_VOLUME, _WEB, missing=2), [claim, claim]) == ([DATA_VOLUME], [])
 
 
 @pytest.mark.parametrize(
@@ -72,18 +44,18 @@ def test_a_pvc_is_chosen_once_and_no_note_is_about_others() -> None:
 )
 def test_a_pvc_without_a_completed_volume_is_an_error(claim: str, message: str) -> None:
     with pytest.raises(VerificationError, match=message):
-        choose_volumes(_backup(_DATA, _WEB), [ClaimName("app", claim)])
+        choose_volumes(build_backup(DATA_VOLUME, _WEB), [ClaimName("app", claim)])
 
 
 def test_a_backup_without_a_completed_volume_is_an_error() -> None:
     with pytest.raises(VerificationError, match="backup night has no completed volume: not verified: DataUpload"):
-        choose_volumes(_backup(_WEB), ())
+        choose_volumes(build_backup(_WEB), ())
 
 
 def test_a_report_is_explained_by_its_worst_volume() -> None:
     unread = VerifiedSnapshot(id="s1", faults=["no storage"], fault_count=1)
     volumes = [
-        describe_volume(_DATA, found, restored=False, at=NOON if found.outcome else None)
+        describe_volume(DATA_VOLUME, found, restored=False, at=NOON if found.outcome else None)
         for found in (passed("s1"), unread, failed("s1"))
     ]
     report = VerificationReport(backup="night", volumes=volumes)
@@ -95,6 +67,6 @@ def test_a_report_is_explained_by_its_worst_volume() -> None:
 
 
 def test_a_result_that_is_not_recorded_is_no_success() -> None:
-    volume = describe_volume(_DATA, passed("s1"), restored=False, at=None)
+    volume = describe_volume(DATA_VOLUME, passed("s1"), restored=False, at=None)
     report = VerificationReport(backup="night", volumes=[volume])
     assert explain_report(report) == "the result of PVC app/data could not be recorded"
