@@ -58,7 +58,7 @@ _CAUSES: Final = (
     ("difference between the request time and|requesttimetooskewed|request date header too old", _SKEWED),
     ("access denied", ACCESS_DENIED),
     ("accessdenied", ACCESS_DENIED),
-    ("is not authorized to perform: sts:assumerole", ACCESS_DENIED),
+    ("is not authorized to perform", ACCESS_DENIED),
     ("security token included in the request is invalid", "the access key or its session token is not accepted"),
     ("security token", "the session token is not accepted"),
     ("bucket does not exist", NO_BUCKET),

@@ -36,12 +36,16 @@ _QUEUE: Final = 1000
 """Files that wait to be read; kopia's own 20,000 take tens of megabytes with long paths."""
 
 _OF_CONTENT: Final = re.compile(
-    r"checksum|decrypt|decompress|ciphertext too short|unexpected chunk length|invalid slice offset|invalid blob offset"
-    r"|invalid compression header|(invalid|requested) ?range|missing blob|\b(content|object)( \S+)? not found"
+    r"invalid checksum|checksum mismatch|unable to decrypt|error decrypting|ciphertext too short"
+    r"|error decompressing|decompression (reset )?error|invalid compression header|unexpected chunk length"
+    r"|invalid slice offset|invalid blob offset|invalid length|invalid \(offset=\d+,length=\d+\)"
+    r"|(invalid|requested) ?range|backed by missing blob|\b(content|object)( \S+)? not found"
+    r"|unable to parse directory object|invalid directory stream|invalid indirect object|malformed (object|content) id"
 )
-"""What kopia and storages say of data that is there and wrong, or is not there.
+"""What kopia and storages say of data that is there and wrong, or is not there; bare words may be part of a name.
 
-Source: kopia 0.23.1, repo/content, repo/compression, repo/blob (ErrInvalidRange), snapshot/snapshotfs; S3 error codes.
+Source: kopia 0.23.1, repo/blob (storage.go, filesystem), repo/content, repo/compression, repo/encryption, repo/format
+(blobcfg_blob.go; another password fails before it), repo/object, internal/cache, snapshot/snapshotfs; S3 error codes.
 """
 
 _PREFIX: Final = "error processing "
@@ -128,7 +132,7 @@ def _parse(answer: KopiaAnswer) -> _Result:
 
 def _is_fault(error: str) -> bool:
     """Return whether the error is one of the data; an unknown one says nothing about it."""
-    if cause := find_cause([error]):
+    if cause := find_cause(error.splitlines()):
         return cause in DAMAGED
     return _OF_CONTENT.search(error.lower()) is not None
 
@@ -165,4 +169,4 @@ def is_damage(error: AgentError) -> bool:
         return False
     if isinstance(error, SnapshotMissingError | NotInitializedError | DamagedSnapshotError):
         return True
-    return isinstance(error, DataPathError) and find_cause(str(error).splitlines()) in DAMAGED
+    return isinstance(error, DataPathError) and _is_fault(str(error))

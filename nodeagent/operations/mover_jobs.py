@@ -3,6 +3,7 @@
 Needs the user's permissions to create, get and delete Jobs, to list pods, and to get `pods/log`.
 """
 
+import asyncio
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -58,6 +59,8 @@ _T = TypeVar("_T")
 _POLL_SECONDS: Final = 2.0
 _REQUEST_TIMEOUT: Final = timedelta(seconds=90)
 """More than the retries of a client take."""
+
+_KEEP_TIMEOUT: Final = timedelta(minutes=5)
 
 _LOG_LIMIT_BYTES: Final = 15 << 20
 """Some 40,000 snapshots; the transport refuses a response of 16 MiB."""
@@ -161,13 +164,12 @@ async def run_job(
     manifest: JsonDict,
     what: str,
     timeout: timedelta,  # noqa: ASYNC109 - of the Job
-    on_failed: Callable[[str], None] | None = None,
+    on_log: Callable[[str], Awaitable[None]] | None = None,
 ) -> JobAnswer:
     """Run the Job and return its answer; `what` is a word for messages.
 
-    Before a Job that did not end as it should is deleted, `on_failed` gets the log of its pod, if there is one.
-
     The Job is deleted in any case, also after a cancellation; if that fails, `on_note` gets the command that does it.
+    Before that, `on_log` gets the log of its pod, if there is one: whether the Job ended as it should or not.
 
     Raises:
         JobError: the Job failed, cannot start, or did not end in time.
@@ -177,12 +179,25 @@ async def run_job(
         try:
             pod, end = await _wait(tools, job, timeout, parse_pod_end)
             _check_end(what, pod, end)
-        except JobError:
-            with suppress(KubeError):
-                if on_failed and (left := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])):
-                    on_failed(await _read_log(tools, left))
+            log = await _read_log(tools, pod)
+        except (AgentError, asyncio.CancelledError):
+            if on_log is not None:
+                await _keep(tools, lambda: _keep_log_of(tools, job, on_log))
             raise
-        return JobAnswer(end.message, await _read_log(tools, pod))
+        if on_log is not None:
+            await _keep(tools, lambda: on_log(log))
+        return JobAnswer(end.message, log)
+
+
+async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:
+    """Take the step, also while the caller is canceled, unless the API server keeps it from that."""
+    with suppress(KubeError, TimeoutError):
+        await _shielded(tools, step, "keep the results of the Job", _KEEP_TIMEOUT)
+
+
+async def _keep_log_of(tools: JobTools, job: JsonDict, on_log: Callable[[str], Awaitable[None]]) -> None:
+    if (pod := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])) is not None:
+        await on_log(await _read_log(tools, pod))
 
 
 @asynccontextmanager
@@ -237,8 +252,10 @@ def _check_end(what: str, pod: JsonDict, end: PodEnd) -> None:
         raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
 
 
-async def _shielded(tools: JobTools, step: Callable[[], Awaitable[_T]], name: str) -> _T:
-    return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, _REQUEST_TIMEOUT))
+async def _shielded(
+    tools: JobTools, step: Callable[[], Awaitable[_T]], name: str, limit: timedelta = _REQUEST_TIMEOUT
+) -> _T:
+    return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, limit))
 
 
 async def _wait(

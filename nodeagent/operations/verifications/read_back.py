@@ -1,9 +1,9 @@
 """Jobs that read kopia snapshots back: one for the volumes of a backup in one repository."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from core.contract import parse_result
 from core.kube.client import Selection
@@ -14,11 +14,13 @@ from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
 from exposer.maintenance_job import build_verification_job
 from exposer.pod_files import MoverVolume
-from nodeagent.operations.mover_jobs import JobAnswer, JobError, JobSubject, JobTools, plan_job, read_location, run_job
+from nodeagent.operations.mover_jobs import JobError, JobSubject, JobTools, plan_job, read_location, run_job
 
-__all__ = ["VerificationWork", "find_repository", "plan_verification", "read_answer", "verify_snapshots"]
+__all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
 
-_CAUSE_CHARACTERS: Final = 1000
+Keep: TypeAlias = Callable[[Mapping[str, VerifiedSnapshot]], Awaitable[None]]
+"""Gets results by the IDs of their snapshots, before the Job that found them out is deleted: also of one that failed,
+did not end in time, or whose command is interrupted."""
 
 _JOB_EXTRA: Final = timedelta(minutes=15)
 """A Job whose command was killed ends by itself, later than the command would have ended it."""
@@ -66,47 +68,33 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict
     return build_verification_job(run, expose, work.snapshots, work.percent)
 
 
-async def verify_snapshots(tools: JobTools, work: VerificationWork) -> dict[str, VerifiedSnapshot]:
-    """Run the Job, and return its results by the IDs of the snapshots.
-
-    Of a Job that failed or did not end in time, the results that its log has count; the others have the cause.
+async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) -> None:
+    """Run the Job, whose results `keep` gets.
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
-        JobError: the Job failed, cannot start, or did not end in time.
+        ResultError: the termination message is not that of a verification.
+        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
+        KubeError: the API server rejected a request.
+    """
+    await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
+
+
+async def run_verification(tools: JobTools, manifest: JsonDict, what: str, work: VerificationWork, keep: Keep) -> None:
+    """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
+
+    Raises:
+        ResultError: the termination message is not that of a verification.
+        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
         KubeError: the API server rejected a request.
     """
     found: dict[str, VerifiedSnapshot] = {}
 
-    def keep(log: str) -> None:
-        found.update(_parse_log(log))
+    async def read(log: str) -> None:
+        found.update((one.id, one) for one in VERIFIED_LINE.find(log))
+        await keep(found)
 
-    try:
-        answer = await run_job(tools, await plan_verification(tools, work), "verification", work.timeout, keep)
-    except JobError as e:
-        if not found:
-            raise
-        text = " ".join(str(e).split())[:_CAUSE_CHARACTERS]
-        lost = {
-            one: VerifiedSnapshot(id=one, percent=work.percent, faults=[text], fault_count=1) for one in work.snapshots
-        }
-        return lost | found
-    return read_answer(answer, work.snapshots)
-
-
-def read_answer(answer: JobAnswer, snapshots: Sequence[str]) -> dict[str, VerifiedSnapshot]:
-    """Return the results of these snapshots.
-
-    Raises:
-        ResultError: the termination message is not that of a verification.
-        JobError: one of them has none.
-    """
+    answer = await run_job(tools, manifest, what, work.timeout, read)
     parse_result(SnapshotVerification, answer.message)
-    found = _parse_log(answer.log)
-    if missing := [one for one in snapshots if one not in found]:
+    if missing := [one for one in work.snapshots if one not in found]:
         raise JobError(f"the log of the pod has no result of {len(missing)} snapshots, such as {missing[0]}")
-    return found
-
-
-def _parse_log(log: str) -> dict[str, VerifiedSnapshot]:
-    return {one.id: one for one in VERIFIED_LINE.find(log)}

@@ -21,15 +21,14 @@ from core.kube.errors import KubeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
-from core.models.verification import VerifiedSnapshot
 from exposer.pod_files import MoverVolume
 from nodeagent.operations.backups.view import BackupVolume
-from nodeagent.operations.mover_jobs import JobAnswer, JobTools, run_job
+from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.restores.create import check_restore, plan_restore, start_restore
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.restores.sources import SavedVolume
 from nodeagent.operations.restores.waiting_pods import RestoreTools
-from nodeagent.operations.verifications.read_back import VerificationWork, plan_verification, read_answer
+from nodeagent.operations.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
 from nodeagent.operations.verifications.view import VerificationError
 
 __all__ = ["NotRestoredError", "compare_restored"]
@@ -43,13 +42,14 @@ class NotRestoredError(AgentError):
     """The transfer of the restore has failed; its message says why."""
 
 
-async def compare_restored(tools: JobTools, volume: BackupVolume, work: VerificationWork) -> VerifiedSnapshot:
-    """Restore the volume, compare it with its snapshot, and return the result; the restored volume is removed again.
+async def compare_restored(tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep) -> None:
+    """Restore the volume and compare it with its snapshot; `keep` gets the result, before the volume is removed again.
 
     Raises:
         NotRestoredError: the restore failed.
         VerificationError: it is not known which PVC the volume had.
         RestoreError: its PVC or its transfer cannot be created.
+        ResultError: the termination message of the Job is not that of a verification.
         JobError: the Job that compares failed, cannot start, or did not end in time.
         KubeError: the API server rejected a request.
     """
@@ -65,12 +65,10 @@ async def compare_restored(tools: JobTools, volume: BackupVolume, work: Verifica
     try:
         await start_restore(restoring, planned)
         # The pod of the Job is there before the volume: it decides where a volume with late binding is.
-        job = run_job(scratch.quiet_tools, manifest, "comparison", work.timeout)
-        answer = await scratch.wait_beside(job)
+        await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
     finally:
         deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
         await run_shielded(scratch.remove, name="remove the scratch volume", deadline=deadline)
-    return read_answer(answer, work.snapshots)[volume.snapshot_id]
 
 
 def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest, SavedVolume]:
@@ -107,8 +105,8 @@ class _Scratch:
 
         return replace(self.tools, on_progress=show)
 
-    async def wait_beside(self, job: Coroutine[Any, Any, JobAnswer]) -> JobAnswer:
-        """Return the answer of the Job, once the restore has completed too.
+    async def wait_beside(self, job: Coroutine[Any, Any, None]) -> None:
+        """Return once the Job has ended, and the restore has completed too.
 
         Raises:
             NotRestoredError: the restore failed.
@@ -125,7 +123,7 @@ class _Scratch:
             await asyncio.wait(both)
         if not restoring.cancelled():
             restoring.result()
-        return comparing.result()
+        comparing.result()
 
     async def _wait_restored(self) -> None:
         namespace, name, shown = self.planned.request.namespace, self.planned.name, ""

@@ -1,7 +1,7 @@
 """Verifies volumes of a backup, and records each result on its transfer: in an annotation and an Event."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from core.errors import AgentError
@@ -54,49 +54,63 @@ async def verify_volumes(
     for key, group in groups.items():
         # With --restore, one at a time needs room for one.
         for part in [[one] for one in group] if request.restore else [group]:
-            results = await _Run(tools, request, key, part).run()
-            for volume in part:
-                found = results[volume.snapshot_id]
-                at = await _record(tools, volume, found, restored=request.restore)
-                verified.append(describe_volume(volume, found, restored=request.restore, at=at))
+            verified += await _Run(tools, request, key, part).run()
     return verified
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The verification of volumes in one repository; of one volume, if it is restored."""
+    """The verification of volumes in one repository; of one volume, if it is restored.
+
+    `found` are the results by the IDs of the snapshots; `recorded` is when they were recorded, by the transfers.
+    """
 
     tools: VerificationTools
     request: VerificationRequest
     key: RepositoryKey
     volumes: Sequence[BackupVolume]
+    found: dict[str, VerifiedSnapshot] = field(default_factory=dict)
+    recorded: dict[str, datetime | None] = field(default_factory=dict)
 
-    async def run(self) -> dict[str, VerifiedSnapshot]:
-        """Return the results by the IDs of the snapshots; those that were not verified have the cause."""
-        jobs, request = self.tools.jobs, self.request
+    async def run(self) -> list[VerifiedVolume]:
+        """Return what came of each volume; those that were not verified have the cause."""
+        jobs, request, faults = self.tools.jobs, self.request, list[str]()
+        percent = WHOLE_PERCENT if request.restore else request.percent
         try:
             repository = await find_repository(jobs, self.key)
             snapshots = tuple(dict.fromkeys(volume.snapshot_id for volume in self.volumes))
-            percent = WHOLE_PERCENT if request.restore else request.percent
             work = VerificationWork(repository, snapshots, percent, request.timeout)
-            return await (self._restore(work) if request.restore else verify_snapshots(jobs, work))
+            await (self._restore(work) if request.restore else verify_snapshots(jobs, work, self._keep))
         except AgentError as e:
-            return self._unverified(e)
+            faults.append(" ".join(str(e).split())[:_CAUSE_CHARACTERS])
+        verified = []
+        for volume in self.volumes:
+            name = volume.snapshot_id
+            unknown = VerifiedSnapshot(id=name, percent=percent, faults=faults, fault_count=len(faults))
+            found, at = self.found.get(name, unknown), self.recorded.get(volume.transfer)
+            verified.append(describe_volume(volume, found, restored=request.restore, at=at))
+        return verified
 
-    async def _restore(self, work: VerificationWork) -> dict[str, VerifiedSnapshot]:
+    async def _restore(self, work: VerificationWork) -> None:
         (volume,) = self.volumes
         try:
-            return {volume.snapshot_id: await compare_restored(self.tools.jobs, volume, work)}
-        except NotRestoredError as e:
+            await compare_restored(self.tools.jobs, volume, work, self._keep)
+        except NotRestoredError:
             # Damaged data keeps a volume from being restored, and so does much else.
-            found = await verify_snapshots(self.tools.jobs, work)
-            return found if found[volume.snapshot_id].outcome is VerificationOutcome.FAILED else self._unverified(e)
+            await verify_snapshots(self.tools.jobs, work, self._keep_failed)
+            raise
 
-    def _unverified(self, error: AgentError) -> dict[str, VerifiedSnapshot]:
-        text = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
-        percent = WHOLE_PERCENT if self.request.restore else self.request.percent
-        ids = {volume.snapshot_id for volume in self.volumes}
-        return {one: VerifiedSnapshot(id=one, percent=percent, faults=[text], fault_count=1) for one in ids}
+    async def _keep_failed(self, found: Mapping[str, VerifiedSnapshot]) -> None:
+        await self._keep({name: one for name, one in found.items() if one.outcome is VerificationOutcome.FAILED})
+
+    async def _keep(self, found: Mapping[str, VerifiedSnapshot]) -> None:
+        """Record results at once: what comes next may be interrupted."""
+        self.found.update(found)
+        for volume in self.volumes:
+            if volume.snapshot_id in found and volume.transfer not in self.recorded:
+                one = found[volume.snapshot_id]
+                at = await _record(self.tools, volume, one, restored=self.request.restore)
+                self.recorded[volume.transfer] = at
 
 
 async def _record(

@@ -183,6 +183,44 @@ async def test_a_repository_without_its_directories_is_damaged(
     assert (found.outcome, found.fault_count) == (_FAILED, 1)
 
 
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["read back", "restored"])
+@pytest.mark.parametrize(
+    ("blobs", "damage"),
+    [
+        ("p/**/*.f", _damage),
+        ("p/**/*.f", _truncate),
+        ("p/**/*.f", Path.unlink),
+        ("q/**/*.f", _empty),
+        ("x*/**/*.f", _empty),
+        ("x*/**/*.f", _damage),
+        ("x*/**/*.f", Path.unlink),
+        ("kopia.blobcfg.f", _damage),
+        ("kopia.repository.f", _truncate),
+    ],
+    ids=lambda value: value.partition("/")[0] if isinstance(value, str) else value.__name__.strip("_"),
+)
+async def test_whatever_kind_of_blob_is_damaged_the_snapshot_is(
+    bed: Bed, data: Path, blobs: str, damage: Callable[[Path], None], *, restored: bool
+) -> None:
+    snapshot, volume = bed.snapshot(data), bed.folder / "restored"
+    bed.kopia.run("restore", snapshot, str(volume))
+    found = list(bed.repository.glob(blobs))
+    assert found
+    for path in found:
+        path.chmod(0o600)
+        damage(path)
+    (one,) = await bed.run(snapshot, volume=volume if restored else None)
+    assert one.outcome is _FAILED, one
+
+
 async def test_a_repository_that_does_not_exist_any_more_is_damaged(bed: Bed, data: Path) -> None:
     snapshot = bed.snapshot(data)
     for path in bed.repository.iterdir():

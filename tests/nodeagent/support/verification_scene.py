@@ -41,15 +41,16 @@ class VerificationScene:
     """The backup `night` of the volumes app/data (s1) and db/files (s2).
 
     `results` are those of Jobs that read; other snapshots pass. Those of Jobs that compare are `compared`. The Jobs of
-    the repositories in `broken` fail, after `logged` of their snapshots. `restores` end in the phase `restored`;
-    empty: they do not end. `seen` are the
-    Jobs in their order, `on_job` is called when there is one.
+    the repositories in `broken` fail, those in `slow` do not end, after `logged` of their snapshots. Restores end in
+    the phase `restored`; empty: they do not end. `seen` are the Jobs in their order, `on_job` is called when there is
+    one.
     """
 
     base: RestoreScene = field(default_factory=RestoreScene)
     results: dict[str, VerifiedSnapshot] = field(default_factory=dict)
     compared: dict[str, VerifiedSnapshot] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
+    slow: set[str] = field(default_factory=set)
     logged: int = 0
     restored: str = "Completed"
     volume: str = ""
@@ -122,15 +123,17 @@ class VerificationScene:
             return
         self.seen.append(job)
         ids = [one.removeprefix("--snapshot=") for one in args if one.startswith("--snapshot=")]
-        broken = any(f"--backup-repository={name}" in args for name in self.broken)
+        broken, slow = (
+            any(f"--backup-repository={name}" in args for name in names) for names in (self.broken, self.slow)
+        )
         message = "no memory" if broken else SnapshotVerification(snapshots=len(ids)).to_json()
         results = self.compared if compares else self.results
         name = job["metadata"]["name"]
         terminated = {"exitCode": int(broken), "message": message, "reason": "Error" if broken else "Completed"}
         state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
         status = {"phase": "Failed" if broken else "Succeeded", "containerStatuses": state}
+        status = {"phase": "Running"} if slow else status
         self.base.user.put("Pod", f"{name}-x", "v1", labels={"job-name": name}, status=status)
-        lines = [
-            VERIFIED_LINE.format(results.get(one) or passed(one)) for one in (ids[: self.logged] if broken else ids)
-        ]
+        shown = ids[: self.logged] if broken or slow else ids
+        lines = [VERIFIED_LINE.format(results.get(one) or passed(one)) for one in shown]
         self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *lines, ""])

@@ -83,6 +83,31 @@ async def test_an_interruption_removes_everything() -> None:
     assert (_left(scene), scene.outcomes, scene.base.notes) == ([], {}, [])
 
 
+async def test_an_interruption_of_the_removal_loses_no_result() -> None:
+    scene = VerificationScene()
+
+    def hold() -> None:
+        for claim in scene.base.claims.values():
+            claim["metadata"]["finalizers"] = ["kubernetes.io/pvc-protection"]
+            scene.base.kube.put(claim)
+
+    scene.on_job = hold
+    task = asyncio.create_task(scene.run(restore=True), name="command")
+    while not any("removing the scratch volume" in one for one in scene.progress):
+        await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.outcomes == {"night-data": "passed"}
+
+
+async def test_a_comparison_that_fails_after_its_result_keeps_it() -> None:
+    scene = VerificationScene(broken={"app-default-kopia"}, logged=1)
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert (found.outcome, found.restored, scene.outcomes) == (VolumeOutcome.PASSED, True, {"night-data": "passed"})
+    assert _left(scene) == []
+
+
 async def test_a_restore_that_does_not_end_in_time_is_removed() -> None:
     scene = VerificationScene(restored="")
     (found,) = await scene.run(restore=True, claims=("data",))

@@ -1,5 +1,7 @@
 """A verification by reading back: a Job for each repository, and what is recorded of its results."""
 
+import asyncio
+
 import pytest
 
 from core.kube.resources import DATA_UPLOADS
@@ -13,6 +15,13 @@ pytestmark = pytest.mark.looptime
 
 def _args(job: dict[str, object]) -> list[str]:
     return job["spec"]["template"]["spec"]["containers"][0]["args"]  # type: ignore[index,no-any-return]
+
+
+def _join(scene: VerificationScene) -> VerificationScene:
+    """Let both volumes be in one repository."""
+    raw = scene.base.kube.objects(DATA_UPLOADS)[1]
+    scene.base.kube.put(raw | {"spec": raw["spec"] | {"sourceNamespace": "app"}})
+    return scene
 
 
 async def test_each_repository_is_read_by_a_job_that_is_deleted() -> None:
@@ -34,10 +43,7 @@ async def test_each_repository_is_read_by_a_job_that_is_deleted() -> None:
 
 
 async def test_volumes_of_one_repository_are_read_by_one_job() -> None:
-    scene = VerificationScene()
-    raw = scene.base.kube.objects(DATA_UPLOADS)[1]
-    scene.base.kube.put(raw | {"spec": raw["spec"] | {"sourceNamespace": "app"}})
-    scene.results["s2"] = failed("s2")
+    scene = _join(VerificationScene(results={"s2": failed("s2")}))
     found = await scene.run()
     assert [one.outcome for one in found] == [VolumeOutcome.PASSED, VolumeOutcome.FAILED]
     (job,) = scene.seen
@@ -75,14 +81,40 @@ async def test_what_could_not_be_read_is_no_failed_verification_and_keeps_no_oth
     assert [reason for _, reason, _ in scene.events] == ["Verified"]
 
 
-async def test_what_a_failed_job_had_found_out_before_is_kept() -> None:
-    scene = VerificationScene(broken={"app-default-kopia"}, logged=1)
-    raw = scene.base.kube.objects(DATA_UPLOADS)[1]
-    scene.base.kube.put(raw | {"spec": raw["spec"] | {"sourceNamespace": "app"}})
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("broken", "of the verification failed: Error (exit code 1): no memory"),
+        ("slow", "did not end within 5m0s: Pod velero/"),
+    ],
+)
+async def test_what_a_job_had_found_out_before_it_ended_or_took_too_long_is_kept(fault: str, cause: str) -> None:
+    scene = _join(VerificationScene(logged=1))
+    getattr(scene, fault).add("app-default-kopia")
     found = await scene.run()
     assert [one.outcome for one in found] == [VolumeOutcome.PASSED, VolumeOutcome.UNVERIFIED]
-    assert "of the verification failed: Error (exit code 1): no memory" in found[1].message
+    assert cause in found[1].message
     assert (scene.outcomes, scene.jobs) == ({"night-data": "passed"}, [])
+
+
+async def test_an_interrupted_command_records_what_its_job_had_found_out() -> None:
+    scene = _join(VerificationScene(slow={"app-default-kopia"}, logged=1))
+    task = asyncio.create_task(scene.run(), name="command")
+    while not scene.seen:
+        await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (scene.outcomes, scene.jobs) == ({"night-data": "passed"}, [])
+
+
+async def test_a_log_that_cannot_be_read_is_no_result_and_the_cause_stays() -> None:
+    scene = _join(VerificationScene(slow={"app-default-kopia"}, logged=1))
+    scene.base.kube.fail_next("GET", "/log", 500, times=99, message="the kubelet is gone")
+    found = await scene.run()
+    assert [one.outcome for one in found] == [VolumeOutcome.UNVERIFIED] * 2
+    assert "did not end within 5m0s" in found[0].message
+    assert (scene.outcomes, scene.jobs) == ({}, [])
 
 
 async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded() -> None:
