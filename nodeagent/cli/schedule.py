@@ -209,17 +209,16 @@ async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAc
     async with connect(access) as cluster:
         found = await _find(cluster, names)
         now = cluster.time.now()
-    if form.for_programs:
-        printer.document(found.to_wire(), form)
-        return
-    wide = form is OutputFormat.WIDE
-    if found.schedules:
-        rows = [_row(one, now, wide=wide) for one in found.schedules]
-        printer.table(_WIDE_HEADERS if wide else _HEADERS, rows)
-    else:
-        printer.note(f"there is no schedule in namespace {access.namespace}")
-    for note in found.notes:
-        printer.note(note)
+
+    def print_page() -> None:
+        wide = form is OutputFormat.WIDE
+        if found.schedules:
+            rows = [_row(one, now, wide=wide) for one in found.schedules]
+            printer.table(_WIDE_HEADERS if wide else _HEADERS, rows)
+        else:
+            printer.note(f"there is no schedule in namespace {access.namespace}")
+
+    printer.answer(found, form, print_page, found.notes)
 
 
 def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
