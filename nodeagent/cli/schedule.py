@@ -24,6 +24,7 @@ from nodeagent.cli.run_schedule import build_tools, parse_run
 from nodeagent.cli.text import format_age
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.schedules.objects import build_schedule
+from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
 from nodeagent.operations.schedules.run import preview_schedule, run_schedule
 from nodeagent.operations.schedules.store import (
@@ -180,7 +181,7 @@ async def _run_create(
         if form.for_programs:
             _print_objects(printer, objects, form)
             return
-        existed = await apply_schedule(cluster.client, objects)
+        existed = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
         next_run = times.next_after(cluster.time.now())
     what = "changed" if existed else "created"
     when = (
@@ -189,6 +190,10 @@ async def _run_create(
     printer.line(f"schedule {request.name} was {what}: {when}")
     printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
     printer.note(VOLUMES_ONLY)
+
+
+def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> OwnedObjects:
+    return OwnedObjects(cluster.client, request, lambda place: printer.line(f"{place}: deleted"), printer.note)
 
 
 def _print_objects(printer: Printer, objects: list[JsonDict], form: OutputFormat) -> None:
@@ -281,7 +286,6 @@ def _delete(name: str, access: ClusterAccess) -> None:
 async def _run_delete(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        await delete_schedule(
-            cluster.client, cluster.namespace, name, _parse, lambda place: printer.line(f"{place}: deleted")
-        )
+        request = await read_request(cluster.client, cluster.namespace, name, _parse)
+        await delete_schedule(_owned(cluster, request, printer))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

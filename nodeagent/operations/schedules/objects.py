@@ -10,7 +10,6 @@ from core.models.base import JsonDict
 from core.models.names import (
     SCHEDULE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
-    label_value,
 )
 from core.models.units import format_duration
 from exposer.placement import LINUX, Placement, build_node_affinity
@@ -22,7 +21,15 @@ from nodeagent.operations.schedules.permissions import EXPIRY_PERMISSIONS, SCHED
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["JOB_VARIABLE", "AgentImage", "account_name", "build_accounts", "build_schedule", "schedule_permissions"]
+__all__ = [
+    "JOB_VARIABLE",
+    "AgentImage",
+    "account_name",
+    "build_accounts",
+    "build_schedule",
+    "is_role_of",
+    "schedule_permissions",
+]
 
 JOB_VARIABLE: Final = "NODE_AGENT_JOB"
 """Environment variable of a pod: the name of its Job, whose time names the backup also if the pod is replaced."""
@@ -69,8 +76,24 @@ class AgentImage:
 
 
 def account_name(schedule: str) -> str:
-    """Return the name of the ServiceAccount of a schedule, and of its roles."""
+    """Return the name of the ServiceAccount of a schedule, and of its role in the agents' namespace."""
     return f"node-agent-schedule-{schedule}"
+
+
+def _shared_role_name(request: ScheduleRequest) -> str:
+    """Return the name of a schedule's roles where those of other agents' namespaces may be.
+
+    A namespace has no dot, and an account's name a dash in place of the first one: no two schedules share a name.
+    Source: Kubernetes v1.34, "Object Names and IDs": a namespace is an RFC 1123 label.
+    """
+    return f"node-agent-schedule.{request.namespace}.{request.name}"
+
+
+def is_role_of(request: ScheduleRequest, role: JsonDict) -> bool:
+    """Return whether a role or binding with the schedule's label has a name of its roles."""
+    meta = role["metadata"]
+    in_own = meta.get("namespace") == request.namespace and meta["name"] == account_name(request.name)
+    return in_own or meta["name"] == _shared_role_name(request)
 
 
 def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
@@ -103,9 +126,9 @@ def build_accounts(request: ScheduleRequest) -> list[JsonDict]:
     objects = [builder.build("v1", "ServiceAccount", account, request.namespace)]
     objects += builder.build_role(account, request.namespace, own)
     for namespace in request.claim_namespaces:
-        objects += builder.build_role(f"{account}-volumes", namespace, of_claims)
+        objects += builder.build_role(_shared_role_name(request), namespace, of_claims)
     if of_cluster:
-        objects += builder.build_role(f"{request.namespace}-{account}", "", of_cluster)
+        objects += builder.build_role(_shared_role_name(request), "", of_cluster)
     return objects
 
 
@@ -126,7 +149,7 @@ class _Builder:
 
     @property
     def labels(self) -> dict[str, str]:
-        return {SCHEDULE_LABEL: label_value(self.request.name)}
+        return {SCHEDULE_LABEL: self.request.label}
 
     def build(self, version: str, kind: str, name: str, namespace: str) -> JsonDict:
         meta = {"name": name} | ({"namespace": namespace} if namespace else {})

@@ -53,10 +53,10 @@ _SCHEDULE: Final = "schedule create: "
 SCHEDULE_PERMISSIONS: Final = (
     Permission(_OWN, kube.CRON_JOBS, ("get", "list", "create", "patch", "delete"), "the schedules"),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), f"{_SCHEDULE}the image of the agents", names=(AGENT_DAEMONSET,)),
-    Permission(_OWN, kube.SERVICE_ACCOUNTS, ("create", "patch", "delete"), "the account of a schedule"),
+    Permission(_OWN, kube.SERVICE_ACCOUNTS, ("get", "create", "patch", "delete"), "the account of a schedule"),
     Permission(_OWN, kube.CONFIG_MAPS, ("create", "patch"), f"{_SCHEDULE}{_RECORD}"),
     *(
-        Permission(Scope.CLUSTER, resource, ("create", "patch", "delete"), "the roles of its account")
+        Permission(Scope.CLUSTER, resource, ("get", "list", "create", "patch", "delete"), "the roles of its account")
         for resource in (kube.ROLES, kube.ROLE_BINDINGS, kube.CLUSTER_ROLES, kube.CLUSTER_ROLE_BINDINGS)
     ),
     *(

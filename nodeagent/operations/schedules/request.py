@@ -7,7 +7,7 @@ from typing import Final
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from core.models.names import OBJECT_NAME
+from core.models.names import OBJECT_NAME, label_value
 from core.models.units import format_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.operations.backups.methods import Method
@@ -90,6 +90,11 @@ class ScheduleRequest:
         if not OBJECT_NAME.fullmatch(self.name) or len(self.name) > _NAME_CHARACTERS:
             allowed = f'up to {_NAME_CHARACTERS} lowercase letters, digits, "-" and "."'
             raise ConfigError(f'"{self.name}" is no name of a schedule: {allowed}')
+
+    @property
+    def label(self) -> str:
+        """The value of SCHEDULE_LABEL on its objects."""
+        return label_value(self.name)
 
     @property
     def choice(self) -> Choice:

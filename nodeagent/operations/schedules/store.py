@@ -2,20 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from functools import partial
 
 from msgspec import field
 
 from core.errors import ConfigError, ContractError
 from core.kube import resources as kube
-from core.kube.answers import Deletion
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import AlreadyExistsError
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
-from core.models.names import AGENT_DAEMONSET, DELETIONS_CONFIGMAP, SCHEDULE_LABEL
+from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
 from core.models.units import format_duration
 from nodeagent.config.keys import missing
 from nodeagent.operations.schedules.objects import AgentImage, build_accounts
+from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes, words_of
 
 __all__ = [
@@ -27,17 +26,6 @@ __all__ = [
     "read_image",
     "read_request",
 ]
-
-_ORDER: Final = (
-    kube.SERVICE_ACCOUNTS,
-    kube.ROLES,
-    kube.ROLE_BINDINGS,
-    kube.CLUSTER_ROLES,
-    kube.CLUSTER_ROLE_BINDINGS,
-    kube.CONFIG_MAPS,
-    kube.CRON_JOBS,
-)
-_KINDS: Final = {resource.kind: resource for resource in _ORDER}
 
 ParseWords = Callable[[Sequence[str]], ScheduleRequest]
 """Reads the words after `run-schedule`; raises ConfigError where they are invalid."""
@@ -103,47 +91,33 @@ async def read_image(client: KubeClient, namespace: str) -> AgentImage:
     return AgentImage.of(daemonset)
 
 
-async def apply_schedule(client: KubeClient, objects: Sequence[JsonDict]) -> bool:
+async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> bool:
     """Create or update the objects of a schedule, and return whether its CronJob existed.
 
+    Roles that it does not need any more are deleted before the CronJob changes, which says where they were: so an
+    interrupted change may be repeated.
+
     Raises:
-        ConfigError: an object of a name that it needs is not of the schedule.
+        ConfigError: an object of a name that it needs is not of the schedule; nothing was changed.
         KubeError: the API server rejected a request; what was created stays, and the command may be repeated.
     """
-    existed = False
-    cron_job = objects[-1]
-    await _check_own(client, cron_job)
-    for manifest in objects:
-        existed = await _put(client, manifest)
-    return existed
-
-
-async def _check_own(client: KubeClient, cron_job: JsonDict) -> None:
+    *others, cron_job = objects
+    await owned.check([cron_job, *others])
+    for manifest in others:
+        await owned.put(manifest)
     meta = cron_job["metadata"]
-    stored = await client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
-    labels = ((stored or {}).get("metadata") or {}).get("labels") or {}
-    if stored is not None and labels.get(SCHEDULE_LABEL) != meta["labels"][SCHEDULE_LABEL]:
-        raise ConfigError(f"CronJob {meta['namespace']}/{meta['name']} exists, and is no schedule: choose another name")
+    stored = await owned.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
+    if stored is not None:
+        await owned.remove_roles(_known(stored, parse), keep=others)
+    return await owned.put(cron_job)
 
 
-async def _put(client: KubeClient, manifest: JsonDict) -> bool:
-    """Create the object, or change it to what it is to be; return whether it existed."""
-    resource, meta = _KINDS[manifest["kind"]], manifest["metadata"]
+def _known(cron_job: JsonDict, parse: ParseWords) -> list[JsonDict]:
+    """Return the objects that the CronJob needs; none, if it is of a version that cannot be read."""
     try:
-        await client.create(resource, manifest)
-    except AlreadyExistsError:
-        if meta["name"] != DELETIONS_CONFIGMAP:
-            await client.patch(resource, meta.get("namespace", ""), meta["name"], _patch_of(manifest))
-        return True
-    return False
-
-
-def _patch_of(manifest: JsonDict) -> JsonDict:
-    """Return the merge patch; what may be absent is removed by it."""
-    patch = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind", "roleRef"}}
-    if manifest["kind"] == kube.CRON_JOBS.kind:
-        patch["spec"] = {"timeZone": None} | manifest["spec"]
-    return patch
+        return build_accounts(parse(words_of(cron_job)[1:]))
+    except ConfigError:
+        return []
 
 
 async def find_schedules(
@@ -208,27 +182,25 @@ async def read_request(client: KubeClient, namespace: str, name: str, parse: Par
     raise missing(f"there is no schedule {name} in namespace {namespace}", name, known)
 
 
-async def delete_schedule(
-    client: KubeClient, namespace: str, name: str, parse: ParseWords, on_deleted: Callable[[str], None]
-) -> None:
+async def delete_schedule(owned: OwnedObjects) -> None:
     """Delete the roles and the account of a schedule, and its CronJob at last; its backups stay.
 
     The CronJob says in which namespaces there are roles: so an interrupted deletion may be repeated.
 
     Raises:
-        NotFoundError: there is none; the message has the name that may be meant.
-        ConfigError: the command line of its pods cannot be read.
+        ConfigError: an object of such a name is not of the schedule, and is left alone; the message names it.
         KubeError: the API server rejected a request.
     """
-    request = await read_request(client, namespace, name, parse)
-    for manifest in build_accounts(request):
-        await _delete(client, manifest, on_deleted)
-    cron_job = {"kind": kube.CRON_JOBS.kind, "metadata": {"name": name, "namespace": namespace}}
-    await _delete(client, cron_job, on_deleted)
-
-
-async def _delete(client: KubeClient, obj: JsonDict, on_deleted: Callable[[str], None]) -> None:
-    resource, meta = _KINDS[obj["kind"]], obj["metadata"]
-    place = "/".join(filter(None, (meta.get("namespace"), meta["name"])))
-    if await client.delete(resource, meta.get("namespace", ""), meta["name"]) is not Deletion.NOT_FOUND:
-        on_deleted(f"{resource.kind} {place}")
+    request = owned.request
+    known = build_accounts(request)
+    meta = {"name": request.name, "namespace": request.namespace, "labels": {SCHEDULE_LABEL: request.label}}
+    cron_job = {"kind": kube.CRON_JOBS.kind, "metadata": meta}
+    account = [one for one in known if one["kind"] == kube.SERVICE_ACCOUNTS.kind]
+    foreign = []
+    for remove in (partial(owned.remove_roles, known), partial(owned.remove, [*account, cron_job])):
+        try:
+            await remove()
+        except ConfigError as e:
+            foreign.append(str(e))
+    if foreign:
+        raise ConfigError("; ".join(foreign))

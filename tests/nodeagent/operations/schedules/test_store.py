@@ -17,7 +17,10 @@ from core.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 from nodeagent.cli.run_schedule import parse_run
+from nodeagent.operations.backups.methods import Method
+from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.objects import AgentImage, build_schedule
+from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
 from nodeagent.operations.schedules.store import (
     ScheduleList,
@@ -25,6 +28,7 @@ from nodeagent.operations.schedules.store import (
     delete_schedule,
     find_schedules,
     read_image,
+    read_request,
 )
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.schedule_scene import ScheduleScene
@@ -44,7 +48,15 @@ def _parse(words: object) -> ScheduleRequest:
 async def _create(scene: ScheduleScene, times: ScheduleTimes | None = None, image: str = "i:1") -> bool:
     request = scene.request(ttl=timedelta(days=1))
     objects = build_schedule(request, times or ScheduleTimes("0 2 * * *", "Europe/Berlin"), AgentImage(image), NOON)
-    return await apply_schedule(scene.old.client, objects)
+    return await apply_schedule(_owned(scene, request), objects, _parse)
+
+
+def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
+    return OwnedObjects(scene.old.client, request, scene.lines.append, scene.lines.append)
+
+
+async def _delete(scene: ScheduleScene, name: str) -> None:
+    await delete_schedule(_owned(scene, await read_request(scene.old.client, "velero", name, _parse)))
 
 
 async def _find(scene: ScheduleScene, *names: str) -> ScheduleList:
@@ -89,18 +101,17 @@ async def test_creating_it_again_changes_it(scene: ScheduleScene) -> None:
 
 async def test_another_cron_job_of_the_name_is_left_alone(scene: ScheduleScene) -> None:
     scene.old.put("CronJob", "night", "batch/v1", spec={"schedule": "@daily"})
-    with pytest.raises(ConfigError, match="CronJob velero/night exists, and is no schedule: choose another name"):
+    with pytest.raises(ConfigError, match="CronJob velero/night exists, and is not of schedule night"):
         await _create(scene)
     assert scene.old.names(SERVICE_ACCOUNTS) == set()
     assert (await _find(scene)).schedules == []
     with pytest.raises(NotFoundError, match="there is no schedule night in namespace velero"):
-        await delete_schedule(scene.old.client, "velero", "night", _parse, scene.lines.append)
+        await _delete(scene, "night")
 
 
 @pytest.mark.parametrize("interrupted", range(8))
 async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene, interrupted: int) -> None:
     await _create(scene)
-    client = scene.old.client
     if interrupted:
         before = len(scene.kube.requests)
         inner = scene.kube.request
@@ -112,12 +123,63 @@ async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene,
 
         scene.kube.request = request  # type: ignore[assignment, method-assign]
         with pytest.raises(KubeError):
-            await delete_schedule(client, "velero", "night", _parse, scene.lines.append)
+            await _delete(scene, "night")
         scene.kube.request = inner  # type: ignore[method-assign]
-    await delete_schedule(client, "velero", "night", _parse, scene.lines.append)
+    await _delete(scene, "night")
     assert [one for resource in (*_ACCESS, CRON_JOBS) for one in scene.kube.objects(resource)] == []
     assert scene.lines[-1] == "CronJob velero/night"
     assert len(scene.lines) == 8
+
+
+def _accounts(scene: ScheduleScene) -> set[tuple[str, str, str]]:
+    return {
+        (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
+        for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+        for one in scene.kube.objects(resource)
+    }
+
+
+async def _replace(scene: ScheduleScene, request: ScheduleRequest) -> None:
+    objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage("i"), NOON)
+    await apply_schedule(_owned(scene, request), objects, _parse)
+
+
+@pytest.mark.parametrize("may_list", [True, False], ids=["listed", "not listed"])
+async def test_a_change_leaves_no_role_that_is_not_needed_any_more(scene: ScheduleScene, *, may_list: bool) -> None:
+    await _create(scene)
+    assert ("Role", "app", "node-agent-schedule.velero.night") in _accounts(scene)
+    if not may_list:
+        for kind in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
+            scene.kube.fail_next("GET", f"/apis/rbac.authorization.k8s.io/v1/{kind}", 403, message="may not list")
+    await _replace(scene, scene.request(ClaimName("db", "data"), method=Method.FS_BACKUP))
+    wanted = {("velero", "node-agent-schedule-night"), ("db", "node-agent-schedule.velero.night")}
+    assert {one[1:] for one in _accounts(scene)} == wanted
+    assert any("may be left: " in line and "may not list" in line for line in scene.lines) is not may_list
+
+
+async def test_a_deletion_finds_roles_of_earlier_namespaces_and_of_no_other_schedule(scene: ScheduleScene) -> None:
+    await _create(scene)
+    await _replace(scene, ScheduleRequest("night", "other", (ClaimName("app", "data"),)))
+    others = {one for one in _accounts(scene) if "other" in "".join(one)}
+    role = next(one for one in scene.kube.objects(ROLES) if one["metadata"]["name"].endswith(".velero.night"))
+    scene.kube.put(role | {"metadata": role["metadata"] | {"namespace": "before", "uid": "u-before"}})
+    await _delete(scene, "night")
+    assert _accounts(scene) == others
+    assert "Role before/node-agent-schedule.velero.night" in scene.lines
+
+
+async def test_a_role_of_someone_else_is_left_alone_and_named(scene: ScheduleScene) -> None:
+    foreign = "Role app/node-agent-schedule.velero.night exists, and is not of schedule night: it is left alone"
+    await _create(scene)
+    (role,) = [one for one in scene.kube.objects(ROLES) if one["metadata"]["namespace"] == "app"]
+    scene.kube.put(role | {"metadata": role["metadata"] | {"labels": {}}, "rules": []})
+    with pytest.raises(ConfigError, match=foreign):
+        await _create(scene, image="i:2")
+    assert '"i:2"' not in str(scene.cron_jobs).replace("'", '"')
+    with pytest.raises(ConfigError, match=foreign):
+        await _delete(scene, "night")
+    assert _accounts(scene) == {("Role", "app", "node-agent-schedule.velero.night")}
+    assert scene.cron_jobs == []
 
 
 async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
@@ -125,7 +187,7 @@ async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
     with pytest.raises(NotFoundError, match=r"there is no schedule nigth in namespace velero \(did you mean night\?\)"):
         await _find(scene, "nigth")
     with pytest.raises(NotFoundError, match=r"did you mean night\?"):
-        await delete_schedule(scene.old.client, "velero", "nigt", _parse, scene.lines.append)
+        await _delete(scene, "nigt")
 
 
 async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> None:
