@@ -47,6 +47,9 @@ _RETRIES: Final = 2
 _LATEST_START_SECONDS: Final = 3600
 """A CronJob that could not start for longer, such as in an outage, waits for its next time."""
 
+_DEADLINE_SECONDS: Final = 3 * 24 * 3600
+"""Of a run with its retries: longer than the first backup of large volumes, so that one that hangs does not end all."""
+
 _RESOURCES: Final = {
     "requests": {"cpu": "10m", "memory": "96Mi"},
     "limits": {"memory": "512Mi"},
@@ -183,7 +186,11 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
             "suspend": times.suspend,
             "jobTemplate": {
                 "metadata": {"labels": builder.labels},
-                "spec": {"backoffLimit": _RETRIES, "template": template},
+                "spec": {
+                    "backoffLimit": _RETRIES,
+                    "activeDeadlineSeconds": _DEADLINE_SECONDS,
+                    "template": template,
+                },
             },
         }
     }
