@@ -104,7 +104,7 @@ def test_a_schedule_is_created_changed_and_deleted_with_the_listed_permissions(
         names = [
             one["metadata"]["name"] for one in cluster.api.request("GET", resource.path(cluster.namespace))["items"]
         ]
-        assert [name for name in names if name.startswith(_ACCOUNT)] == []
+        assert [name for name in names if name.startswith("node-agent-schedule")] == []
 
 
 def test_its_account_may_do_what_is_listed_and_nothing_with_secrets(

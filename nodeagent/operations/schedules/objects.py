@@ -96,7 +96,7 @@ def is_role_of(request: ScheduleRequest, role: JsonDict) -> bool:
     """Return whether a role or binding with the schedule's label has a name of its roles."""
     meta = role["metadata"]
     in_own = meta.get("namespace") == request.namespace and meta["name"] == account_name(request.name)
-    return in_own or meta["name"] == _shared_role_name(request)
+    return bool(in_own or meta["name"] == _shared_role_name(request))
 
 
 def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:

@@ -17,8 +17,6 @@ from core.kube.resources import (
     SERVICE_ACCOUNTS,
 )
 from nodeagent.cli.run_schedule import parse_run
-from nodeagent.operations.backups.methods import Method
-from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.objects import AgentImage, build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
@@ -129,57 +127,6 @@ async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene,
     assert [one for resource in (*_ACCESS, CRON_JOBS) for one in scene.kube.objects(resource)] == []
     assert scene.lines[-1] == "CronJob velero/night"
     assert len(scene.lines) == 8
-
-
-def _accounts(scene: ScheduleScene) -> set[tuple[str, str, str]]:
-    return {
-        (one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"])
-        for resource in (ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
-        for one in scene.kube.objects(resource)
-    }
-
-
-async def _replace(scene: ScheduleScene, request: ScheduleRequest) -> None:
-    objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage("i"), NOON)
-    await apply_schedule(_owned(scene, request), objects, _parse)
-
-
-@pytest.mark.parametrize("may_list", [True, False], ids=["listed", "not listed"])
-async def test_a_change_leaves_no_role_that_is_not_needed_any_more(scene: ScheduleScene, *, may_list: bool) -> None:
-    await _create(scene)
-    assert ("Role", "app", "node-agent-schedule.velero.night") in _accounts(scene)
-    if not may_list:
-        for kind in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
-            scene.kube.fail_next("GET", f"/apis/rbac.authorization.k8s.io/v1/{kind}", 403, message="may not list")
-    await _replace(scene, scene.request(ClaimName("db", "data"), method=Method.FS_BACKUP))
-    wanted = {("velero", "node-agent-schedule-night"), ("db", "node-agent-schedule.velero.night")}
-    assert {one[1:] for one in _accounts(scene)} == wanted
-    assert any("may be left: " in line and "may not list" in line for line in scene.lines) is not may_list
-
-
-async def test_a_deletion_finds_roles_of_earlier_namespaces_and_of_no_other_schedule(scene: ScheduleScene) -> None:
-    await _create(scene)
-    await _replace(scene, ScheduleRequest("night", "other", (ClaimName("app", "data"),)))
-    others = {one for one in _accounts(scene) if "other" in "".join(one)}
-    role = next(one for one in scene.kube.objects(ROLES) if one["metadata"]["name"].endswith(".velero.night"))
-    scene.kube.put(role | {"metadata": role["metadata"] | {"namespace": "before", "uid": "u-before"}})
-    await _delete(scene, "night")
-    assert _accounts(scene) == others
-    assert "Role before/node-agent-schedule.velero.night" in scene.lines
-
-
-async def test_a_role_of_someone_else_is_left_alone_and_named(scene: ScheduleScene) -> None:
-    foreign = "Role app/node-agent-schedule.velero.night exists, and is not of schedule night: it is left alone"
-    await _create(scene)
-    (role,) = [one for one in scene.kube.objects(ROLES) if one["metadata"]["namespace"] == "app"]
-    scene.kube.put(role | {"metadata": role["metadata"] | {"labels": {}}, "rules": []})
-    with pytest.raises(ConfigError, match=foreign):
-        await _create(scene, image="i:2")
-    assert '"i:2"' not in str(scene.cron_jobs).replace("'", '"')
-    with pytest.raises(ConfigError, match=foreign):
-        await _delete(scene, "night")
-    assert _accounts(scene) == {("Role", "app", "node-agent-schedule.velero.night")}
-    assert scene.cron_jobs == []
 
 
 async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
