@@ -2,21 +2,19 @@
 
 import asyncio
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Final
 
 import click
 
 from core.clock import SystemClock
-from core.errors import ConfigError
 from core.models.base import format_time
+from nodeagent.cli.backup_options import backup_options
 from nodeagent.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
-from nodeagent.cli.claim_flags import parse_claims
 from nodeagent.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
 from nodeagent.cli.output import OutputFormat, Printer
-from nodeagent.operations.backups.create import check_backup, start_backup
+from nodeagent.operations.backups.create import check_backup, start_backup, sum_up_missing
 from nodeagent.operations.backups.follow import read_own_backup, wait_for_backup
-from nodeagent.operations.backups.methods import BackupError, Method
+from nodeagent.operations.backups.methods import BackupError
 from nodeagent.operations.backups.moving import explain_end
 from nodeagent.operations.backups.objects import BackupRequest
 from nodeagent.operations.backups.plan import BackupTools, Choice, plan_backup
@@ -64,47 +62,18 @@ class _Run:
 
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME")
-@click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="PVC to back up; may be repeated")
-@click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for -l and --pvc NAME")
-@click.option("--selector", "-l", metavar="LABELS", default=None, help="PVCs of the namespace with these labels")
-@click.option(
-    "--method",
-    type=click.Choice([method.value for method in Method]),
-    default=Method.AUTO.value,
-    help="csi-snapshot, fs-backup from a running pod, or auto: the first that is possible (default: auto)",
-)
-@click.option(
-    "--storage-location", metavar="NAME", default="", help="BackupStorageLocation (default: the one that is default)"
-)
+@backup_options
 @click.option(
     "--ttl", type=DurationType(), metavar="DURATION", help="when it expires, which get shows (default: never)"
 )
-@click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
-@click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
-@click.option("--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace")
 @output_option
 @workload_options
-def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+def create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Back up volumes: their data only, without manifests and hooks."""
-    ttl: timedelta | None = given["ttl"]
-    request = BackupRequest(
-        name=name,
-        namespace=access.namespace,
-        location=given["storage_location"],
-        ttl=ttl,
-        labels=_parse_pairs("--labels", given["labels"]),
-        annotations=_parse_pairs("--annotations", given["annotations"]),
-    )
-    selector: str | None = given["selector"]
-    choice = Choice(
-        claims=parse_claims(given["claims"], given["namespace"], selector),
-        namespace=given["namespace"],
-        selector=selector or "",
-        method=Method(given["method"]),
-        ignore_velero_server=given["ignore_velero_server"],
-    )
-    run = _Run(request, choice, form, wait=given["wait"], printer=Printer(), access=access)
+    wait: bool = given.pop("wait")
+    request = BackupRequest(name=name, namespace=access.namespace, **given)
+    run = _Run(request, choice, form, wait=wait, printer=Printer(), access=access)
     try:
         asyncio.run(_create(run))
     except KeyboardInterrupt:
@@ -114,16 +83,6 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         raise
 
 
-def _parse_pairs(flag: str, text: str) -> dict[str, str]:
-    pairs = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals or not key:
-            raise ConfigError(f'{flag}: "{part}" is not allowed: expected KEY=VALUE')
-        pairs[key.strip()] = value.strip()
-    return pairs
-
-
 async def _create(run: _Run) -> None:
     async with connect(run.access) as cluster:
         tools = BackupTools(cluster.client, SystemClock(), run.printer.note)
@@ -131,9 +90,12 @@ async def _create(run: _Run) -> None:
             volumes = await plan_backup(tools, run.request, run.choice)
             await check_backup(tools, volumes)
         run.started = True
-        await start_backup(tools, volumes)
+        missing = await start_backup(tools, volumes)
         backup = await _follow(run, cluster, tools)
         _print(run, backup, created=bool(volumes))
+    if missing:
+        state = f"{len(volumes) - len(missing)} of {len(volumes)} volumes were started"
+        raise BackupError(f"{sum_up_missing(missing)}; {state}: repeat the command, or cancel the backup")
     if run.wait and (failure := explain_end(backup)):
         raise BackupError(f"backup {backup.name} is {backup.phase}: {failure}")
 

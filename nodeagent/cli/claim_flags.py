@@ -1,4 +1,4 @@
-"""The flags that name PVCs, of commands with and without click."""
+"""The flags that name PVCs, and labels of their transfers, of commands with and without click."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from core.errors import ConfigError
 from core.models.names import OBJECT_NAME
 from nodeagent.operations.backups.plan import ClaimName
 
-__all__ = ["parse_claim", "parse_claims"]
+__all__ = ["parse_claim", "parse_claims", "parse_pairs"]
 
 
 def parse_claims(words: Sequence[str], namespace: str, selector: str | None) -> tuple[ClaimName, ...]:
@@ -35,3 +35,18 @@ def parse_claim(word: str, namespace: str) -> ClaimName:
     if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):
         raise ConfigError(f'--pvc: "{word}" is not allowed: expected NAMESPACE/NAME, or NAME beside -n NAMESPACE')
     return found
+
+
+def parse_pairs(flag: str, text: str) -> dict[str, str]:
+    """Return the labels or annotations in the value of a flag: `KEY=VALUE,...`.
+
+    Raises:
+        ConfigError: a part is none.
+    """
+    pairs = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'{flag}: "{part}" is not allowed: expected KEY=VALUE')
+        pairs[key.strip()] = value.strip()
+    return pairs

@@ -10,7 +10,7 @@ from typing import Final
 
 from core.errors import ConfigError
 from core.models.units import parse_duration
-from nodeagent.cli.claim_flags import parse_claims
+from nodeagent.cli.claim_flags import parse_claims, parse_pairs
 from nodeagent.cli.flags import CommandParser, add_kubeconfig
 from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.text import one_line
@@ -62,6 +62,8 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
         ttl=_parse_ttl(given.ttl),
         verify=given.verify,
         ignore_velero_server=given.ignore_velero_server,
+        labels=parse_pairs("--labels", given.labels),
+        annotations=parse_pairs("--annotations", given.annotations),
     )
     return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
 
@@ -83,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
     parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
+    parser.add_argument("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
+    parser.add_argument("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
     parser.add_argument("--ignore-velero-server", action="store_true", help="as of backup create")
     default = os.environ.get("VELERO_NAMESPACE") or DEFAULT_NAMESPACE
     parser.add_argument("--agent-namespace", metavar="NAME", default=default, help="namespace of the agents")

@@ -9,8 +9,8 @@ import click
 
 from core.models.base import JsonDict
 from nodeagent.cli.backup_delete import print_deletion
+from nodeagent.cli.backup_options import backup_options
 from nodeagent.cli.backup_pages import VOLUMES_ONLY
-from nodeagent.cli.claim_flags import parse_claims
 from nodeagent.cli.options import (
     DurationType,
     UserGroup,
@@ -22,11 +22,12 @@ from nodeagent.cli.options import (
 from nodeagent.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.run_schedule import build_tools, parse_run
 from nodeagent.cli.text import format_age
-from nodeagent.operations.backups.methods import Method
+from nodeagent.operations.backups.create import sum_up_missing
+from nodeagent.operations.backups.plan import Choice
 from nodeagent.operations.schedules.objects import build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
-from nodeagent.operations.schedules.run import preview_schedule, run_schedule
+from nodeagent.operations.schedules.run import ScheduleError, preview_schedule, run_schedule
 from nodeagent.operations.schedules.store import (
     Schedule,
     ScheduleList,
@@ -132,40 +133,25 @@ def _parse(words: Sequence[str]) -> ScheduleRequest:
 @click.argument("name", metavar="NAME")
 @click.option("--schedule", "cron", metavar="CRON", required=True, help='when, such as "0 2 * * *" or @daily')
 @click.option("--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule (default: UTC)")
-@click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="PVC to back up; may be repeated")
-@click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for -l and --pvc NAME")
-@click.option("--selector", "-l", metavar="LABELS", default=None, help="PVCs of the namespace with these labels")
-@click.option(
-    "--method",
-    type=click.Choice([method.value for method in Method]),
-    default=Method.AUTO.value,
-    help="csi-snapshot, fs-backup from a running pod, or auto: the first that is possible (default: auto)",
-)
-@click.option(
-    "--storage-location", metavar="NAME", default="", help="BackupStorageLocation (default: the one that is default)"
-)
+@backup_options
 @click.option("--ttl", type=DurationType(), metavar="DURATION", help="when backups expire (default: never)")
 @click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
-@click.option("--ignore-velero-server", is_flag=True, help="back up although a Velero server is in the namespace")
 @output_option
 @workload_options
-def _create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Create or change a schedule; -o yaml only prints its objects."""
-    selector: str | None = given["selector"]
+    times = ScheduleTimes(given.pop("cron"), given.pop("time_zone"), given.pop("suspend"))
     request = ScheduleRequest(
         name=name,
         namespace=access.namespace,
-        claims=parse_claims(given["claims"], given["namespace"], selector),
-        selector_namespace=given["namespace"],
-        selector=selector or "",
-        method=Method(given["method"]),
-        location=given["storage_location"],
-        ttl=given["ttl"],
-        verify=given["verify"],
-        ignore_velero_server=given["ignore_velero_server"],
+        claims=choice.claims,
+        selector_namespace=choice.namespace,
+        selector=choice.selector,
+        method=choice.method,
+        ignore_velero_server=choice.ignore_velero_server,
+        **given,
     )
-    times = ScheduleTimes(given["cron"], given["time_zone"], given["suspend"])
     request.check()
     times.check()
     asyncio.run(_run_create(request, times, form, access))
@@ -266,13 +252,15 @@ async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
             return
         with printer.progress(f"checking schedule {name}") as show:
             tools = build_tools(cluster, show)
-            volumes, deletion = await preview_schedule(tools, request)
-    for volume in volumes:
+            preview = await preview_schedule(tools, request)
+    for volume in preview.volumes:
         printer.line(f"back up {volume.claim.namespace}/{volume.claim.name} by {volume.method}")
-    if deletion is not None:
-        print_deletion(printer, deletion)
-        if deletion.empty:
+    if preview.deletion is not None:
+        print_deletion(printer, preview.deletion)
+        if preview.deletion.empty:
             printer.note("nothing would be deleted")
+    if preview.failures:
+        raise ScheduleError(f"not all volumes would be backed up: {sum_up_missing(preview.failures)}")
 
 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)

@@ -44,6 +44,7 @@ _TESTED_ELSEWHERE: Final = {
     "exposer/snapshots.py": "tests/exposer/test_claims.py",
     "nodeagent/cli/backup_names.py": "tests/nodeagent/cli/test_backup.py",
     "nodeagent/cli/backup_pages.py": "tests/nodeagent/cli/test_backup.py",
+    "nodeagent/cli/backup_options.py": "tests/nodeagent/cli/test_backup_create.py",
     "nodeagent/cli/claim_flags.py": "tests/nodeagent/cli/test_backup_create.py",
     "nodeagent/cli/job_tools.py": "tests/nodeagent/cli/test_backup_delete.py",
     "nodeagent/cli/run_schedule.py": "tests/nodeagent/cli/test_schedule.py",

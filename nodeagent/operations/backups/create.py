@@ -1,14 +1,14 @@
 """Creates the objects of a planned backup: all snapshots first, then all transfers. A repetition creates none twice."""
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import AgentError
-from core.kube.errors import AlreadyExistsError, KubeError
+from core.kube.errors import AlreadyExistsError, KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import VOLUME_SNAPSHOTS, Resource
 from core.models.base import JsonDict, parse_time
 from core.models.names import BACKUP_LABEL
@@ -16,27 +16,38 @@ from nodeagent.operations.backups.methods import BackupError, Method
 from nodeagent.operations.backups.objects import PlannedVolume
 from nodeagent.operations.backups.plan import BackupTools
 
-__all__ = ["check_backup", "start_backup"]
+__all__ = ["check_backup", "start_backup", "sum_up_missing"]
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
 
 _OLDEST_SNAPSHOT: Final = timedelta(hours=1)
 """Of an earlier run that made no transfer of it: the data of an older one is not what the user asks for now."""
 
+_SHOWN_MISSING: Final = 3
 
-async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
-    """Create the snapshots and the transfers of these volumes.
 
-    An interruption lets it finish. If an object is rejected nevertheless, snapshots without a transfer are deleted.
+async def start_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> list[str]:
+    """Create the snapshots and the transfers of these volumes, and return why some are missing in the backup.
+
+    An interruption lets it finish. Of a volume whose transfer is rejected nevertheless, the snapshot is deleted.
 
     Raises:
-        BackupError: an object cannot be created; the message names its volume, and what there is of the backup.
+        BackupError: none of the volumes could be started, or the API server does not respond.
     """
     deadline = Deadline.after(tools.clock, _CREATION_TIMEOUT)
     try:
-        await run_shielded(lambda: _create_all(tools, volumes), name="create the backup", deadline=deadline)
+        missing = await run_shielded(lambda: _create_all(tools, volumes), name="create the backup", deadline=deadline)
     except TimeoutError as e:
         raise BackupError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes: repeat the command") from e
+    if missing and len(missing) == len(volumes):
+        raise BackupError(f"{sum_up_missing(missing)}; nothing was started")
+    return missing
+
+
+def sum_up_missing(missing: Sequence[str]) -> str:
+    """Return the first reasons why volumes are missing, and how many more there are."""
+    more = len(missing) - _SHOWN_MISSING
+    return "; ".join([*missing[:_SHOWN_MISSING], *([f"and {more} more"] if more > 0 else [])])
 
 
 async def check_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
@@ -61,31 +72,48 @@ def _objects(volume: PlannedVolume) -> list[tuple[Resource, JsonDict]]:
     return [transfer] if snapshot is None else [(VOLUME_SNAPSHOTS, snapshot), transfer]
 
 
-async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> None:
-    for index, volume in enumerate(volumes):
-        if (snapshot := volume.build_snapshot()) is not None:
-            async with _explained(tools, volumes, started=0, current=index, snapshots=index):
+async def _create_all(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> list[str]:
+    missing: list[str] = []
+    ready = []
+    for volume in volumes:
+        snapshot = volume.build_snapshot()
+        with _noted(volume, missing):
+            if snapshot is not None:
                 await _ensure(tools, volume, VOLUME_SNAPSHOTS, snapshot)
-    for index, volume in enumerate(volumes):
-        async with _explained(tools, volumes, started=index, current=index, snapshots=len(volumes)):
-            await _ensure(tools, volume, volume.resource, volume.build_transfer())
+            ready.append(volume)
+    for volume in ready:
+        with _noted(volume, missing):
+            await _start_transfer(tools, volume)
+    return missing
 
 
-@asynccontextmanager
-async def _explained(
-    tools: BackupTools, volumes: Sequence[PlannedVolume], *, started: int, current: int, snapshots: int
-) -> AsyncIterator[None]:
-    """Name the volume whose object could not be created in the block, and delete the snapshots that are of no use.
+@contextmanager
+def _noted(volume: PlannedVolume, missing: list[str]) -> Iterator[None]:
+    """Note that the volume is missing in the backup if an object was rejected in the block.
 
-    `started` volumes have their transfer, and those before `snapshots` their snapshot.
+    Raises:
+        BackupError: the API server does not respond, so it is not asked about other volumes.
     """
     try:
         yield
+    except (UnreachableError, UnauthorizedError) as e:
+        raise BackupError(f"not all volumes were started, repeat the command: PVC {_name(volume)}: {e}") from e
     except AgentError as e:
-        started += await _clean_up(tools, volumes[started:snapshots])
-        state = f"{started} of {len(volumes)} volumes were started: repeat the command, or cancel the backup"
-        what = state if started else "nothing was started"
-        raise BackupError(f"PVC {_name(volumes[current])} is missing in the backup: {e}; {what}") from e
+        missing.append(f"PVC {_name(volume)} is missing in the backup: {e}")
+
+
+async def _start_transfer(tools: BackupTools, volume: PlannedVolume) -> None:
+    """Create the transfer; without one, nothing takes the snapshot over, and it is deleted.
+
+    A request that failed may have created the transfer nevertheless.
+    """
+    manifest = volume.build_transfer()
+    try:
+        await _ensure(tools, volume, volume.resource, manifest)
+    except KubeError:
+        if await _clean_up(tools, volume):
+            raise
+        await _check_same(tools, volume, volume.resource, manifest)
 
 
 def _name(volume: PlannedVolume) -> str:
@@ -127,24 +155,18 @@ async def _has_transfer(tools: BackupTools, volume: PlannedVolume) -> bool:
     return await tools.client.read(volume.resource, volume.request.namespace, volume.name) is not None
 
 
-async def _clean_up(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> int:
-    """Delete snapshots that no transfer will take over, and return how many of the volumes have their transfer.
-
-    A request without an answer may have created one nevertheless.
-    """
-    started = 0
-    for volume in volumes:
-        try:
-            if await _has_transfer(tools, volume):
-                started += 1
-            elif volume.method is Method.CSI_SNAPSHOT:
-                await tools.client.delete(VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
-        except KubeError as e:
-            if volume.method is Method.CSI_SNAPSHOT:
-                tools.on_note(
-                    f"VolumeSnapshot {volume.claim.namespace}/{volume.name} was not deleted ({_deletion(volume)}): {e}"
-                )
-    return started
+async def _clean_up(tools: BackupTools, volume: PlannedVolume) -> bool:
+    """Delete the snapshot that no transfer will take over; return whether there is no transfer, as far as is known."""
+    try:
+        if await _has_transfer(tools, volume):
+            return False
+        if volume.method is Method.CSI_SNAPSHOT:
+            await tools.client.delete(VOLUME_SNAPSHOTS, volume.claim.namespace, volume.name)
+    except KubeError as e:
+        if volume.method is Method.CSI_SNAPSHOT:
+            place = f"VolumeSnapshot {volume.claim.namespace}/{volume.name}"
+            tools.on_note(f"{place} was not deleted ({_deletion(volume)}): {e}")
+    return True
 
 
 def _deletion(volume: PlannedVolume) -> str:

@@ -4,7 +4,7 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `nodeagent.operations.backups.deletion`.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,16 +13,14 @@ from core.clock import Deadline
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
-from core.kube.client import KubeClient, Selection
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
-from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from exposer.maintenance_job import build_deletion_job
 from exposer.model import Owner
-from nodeagent.operations.backups.deletion import Copy, Judgment, Rule, build_copy, judge_backups
+from nodeagent.operations.backups.deletion import Copy, Judgment, Rule, judge_backups
+from nodeagent.operations.backups.deletion_reads import DeletionError, read_copies, read_restoring
 from nodeagent.operations.backups.deletion_record import DeletionRecord
 from nodeagent.operations.backups.follow import find_own_backup
 from nodeagent.operations.mover_jobs import JobSubject, JobTools, plan_job, read_location, run_job
@@ -34,6 +32,11 @@ _JOB_TIMEOUT: Final = timedelta(hours=1)
 
 _AT_ONCE: Final = 1000
 """Transfers of one Job: some 100 KiB of its command line."""
+
+_MOST_RECORDED: Final = 4000
+"""Transfers in the record: some 400 KiB of a ConfigMap's 1 MiB."""
+
+_NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
 
 _GONE_WITHIN: Final = timedelta(minutes=1)
 _POLL_SECONDS: Final = 1.0
@@ -50,10 +53,6 @@ Place = tuple[str, str]
 """The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
 
 
-class DeletionError(AgentError):
-    """A backup may not be deleted, or was not deleted completely."""
-
-
 @dataclass(frozen=True)
 class DeletionTools:
     """What a deletion works with; `date` returns the Date of the API server's last answer, None: it has none."""
@@ -67,7 +66,8 @@ class DeletionPlan:
     """What is to be deleted: backups, and snapshots of earlier deletions that were interrupted (`unfinished`).
 
     `kept` are backups that are expired, and held by another rule. `stale` entries of the record are of transfers that
-    still exist. `cluster` is what identifies the cluster in the tags of its snapshots.
+    still exist. `cluster` is what identifies the cluster in the tags of its snapshots. `held` are transfers that are
+    still being deleted: their snapshots stay until they are gone.
     """
 
     cluster: str
@@ -76,6 +76,7 @@ class DeletionPlan:
     kept: tuple[Judgment, ...] = ()
     unfinished: frozenset[Located] = frozenset()
     stale: frozenset[Located] = frozenset()
+    held: frozenset[Located] = frozenset()
 
     @property
     def copies(self) -> list[Copy]:
@@ -85,7 +86,7 @@ class DeletionPlan:
     @property
     def transfers(self) -> frozenset[Located]:
         """All transfers whose snapshots are to be deleted."""
-        return self.unfinished | {_located(copy) for copy in self.copies}
+        return (self.unfinished | {_located(copy) for copy in self.copies}) - self.held
 
     @property
     def locations(self) -> list[str]:
@@ -158,8 +159,8 @@ async def _prepare(tools: DeletionTools) -> tuple[DeletionPlan, list[Judgment]]:
     # Before the transfers: what is recorded after that is not taken for stale.
     record = DeletionRecord(client, namespace)
     await record.read()
-    copies = [copy async for copy in _read_copies(client, namespace)]
-    restoring = {snapshot: restore async for snapshot, restore in _read_restoring(client, namespace)}
+    copies = [copy async for copy in read_copies(client, namespace)]
+    restoring = {snapshot: restore async for snapshot, restore in read_restoring(client, namespace)}
     cluster = await read_cluster(client)
     if not cluster:
         raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
@@ -171,40 +172,6 @@ async def _prepare(tools: DeletionTools) -> tuple[DeletionPlan, list[Judgment]]:
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
     plan = DeletionPlan(cluster, record, unfinished=unfinished, stale=frozenset(recorded - unfinished))
     return plan, judge_backups(copies, restoring, now)
-
-
-async def _read_copies(client: KubeClient, namespace: str) -> AsyncIterator[Copy]:
-    async for raw in _read_all(client, DATA_UPLOADS, namespace):
-        if copy := build_copy(DataUpload.parse(raw)):
-            yield copy
-    async for raw in _read_all(client, POD_VOLUME_BACKUPS, namespace):
-        if copy := build_copy(PodVolumeBackup.parse(raw)):
-            yield copy
-
-
-async def _read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tuple[str, str]]:
-    """Yield the snapshots that restores name which have not ended, and the restores."""
-    async for raw in _read_all(client, DATA_DOWNLOADS, namespace):
-        download = DataDownload.parse(raw)
-        if not download.phase.final:
-            yield download.spec.snapshot_id, f"DataDownload {download.name}"
-    async for raw in _read_all(client, POD_VOLUME_RESTORES, namespace):
-        restore = PodVolumeRestore.parse(raw)
-        if not restore.phase.final:
-            yield restore.spec.snapshot_id, f"PodVolumeRestore {restore.name}"
-
-
-async def _read_all(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:
-    """Yield all transfers of a kind; one that cannot be read may be a newest copy, or name any snapshot.
-
-    Raises:
-        DeletionError: one is malformed.
-    """
-    async for page in client.pages(Selection(resource, namespace)):
-        if page.malformed:
-            raise DeletionError(f"a {resource.kind} in namespace {namespace} is malformed: nothing is deleted")
-        for raw in page.items:
-            yield raw
 
 
 async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[list[DeletedSnapshot], dict[Place, str]]:
@@ -238,29 +205,51 @@ async def execute_plan(tools: DeletionTools, plan: DeletionPlan) -> list[Deleted
         KubeError: the API server rejected a request.
     """
     plan, changed = await _judge_again(tools, plan)
+    await plan.record.drop({one for _, one in plan.stale})
+    found: list[DeletedSnapshot] = []
+    for part in _divide(plan):
+        deleted, failed = await _execute(tools, part)
+        found += deleted
+        if failed:
+            raise DeletionError(failed[0])
+    if changed:
+        raise DeletionError(changed[0])
+    return found
+
+
+def _divide(plan: DeletionPlan) -> Iterator[DeletionPlan]:
+    """Yield parts of the plan that the record can have at a time; first what is unfinished."""
+    part = replace(plan, deleted=())
+    for judgment in plan.deleted:
+        if part.transfers and len(part.transfers) + len(judgment.copies) > _MOST_RECORDED:
+            yield part
+            part = replace(plan, deleted=(), unfinished=frozenset())
+        part = replace(part, deleted=(*part.deleted, judgment))
+    if part.transfers:
+        yield part
+
+
+async def _execute(tools: DeletionTools, plan: DeletionPlan) -> tuple[list[DeletedSnapshot], list[str]]:
+    """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
     record = plan.record
-    await record.drop({one for _, one in plan.stale})
     for judgment in plan.deleted:
         await record.add(judgment.backup, [_located(copy) for copy in judgment.copies])
-    await _delete_transfers(tools.jobs, plan.copies)
+    held = await _delete_transfers(tools.jobs, plan.copies)
+    plan = replace(plan, held=frozenset(_located(copy) for copy in held))
     found: list[DeletedSnapshot] = []
-    failed: list[str] = []
+    failed = list(held.values())
     for location in plan.locations:
         try:
             deleted, unread = await _run_jobs(tools, plan, location, dry_run=False)
         except AgentError as e:
-            failed.append(str(e))
+            failed.append(f"{_NOT_DELETED}: {e}")
             continue
         found += deleted
         kept = {one.transfer_uid for one in deleted if one.kept}
-        failed += unread.values()
+        failed += [f"{_NOT_DELETED}: {text}" for text in unread.values()]
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
         await record.drop({one for one in done if not {"", one.volume_namespace} & unread.keys()})
-    if failed:
-        raise DeletionError(f"snapshots were not deleted, repeat the command to delete them: {failed[0]}")
-    if changed:
-        raise DeletionError(changed[0])
-    return found
+    return found, failed
 
 
 async def _judge_again(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
@@ -276,22 +265,26 @@ async def _judge_again(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deleti
     return replace(plan, record=fresh.record, stale=plan.stale & fresh.stale, deleted=tuple(left)), changed
 
 
-async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy]) -> None:
+async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy]) -> dict[Copy, str]:
+    """Delete the transfers, and return those that are still being deleted after a while, and why."""
     deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
     left = []
     for copy in copies:
         answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
         if answer is Deletion.STARTED:
             left.append(copy)
+    held = {}
     for copy in left:
         while True:
             raw = await jobs.client.read(_BACKUPS[copy.kind], jobs.namespace, copy.transfer)
             if raw is None or raw["metadata"]["uid"] != copy.uid:
                 break
             if deadline.expired:
-                held = ", ".join(raw["metadata"].get("finalizers") or [])
-                raise DeletionError(f"{copy.kind} {copy.transfer} is still being deleted ({held}): repeat the command")
+                by = ", ".join(raw["metadata"].get("finalizers") or ["no finalizer"])
+                held[copy] = f"{copy.kind} {copy.transfer} is still being deleted ({by}): repeat the command"
+                break
             await jobs.clock.sleep(_POLL_SECONDS)
+    return held
 
 
 async def _run_jobs(

@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from core.models.base import ObjectMeta, format_time
+from core.models.base import JsonDict, ObjectMeta, format_time, parse_time
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
     BACKUP_LABEL,
     BACKUP_TTL_ANNOTATION,
+    OBJECT_NAME,
     RESTORE_UID_LABEL,
     VELERO_BACKUP_LABEL,
     label_value,
@@ -25,7 +26,7 @@ from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import parse_duration
 from core.models.verification import read_verification
 
-__all__ = ["Copy", "Hold", "Judgment", "Rule", "build_copy", "judge_backups"]
+__all__ = ["Copy", "Hold", "Judgment", "Rule", "build_copy", "build_unreadable_copy", "judge_backups"]
 
 _OF_VELERO: Final = (
     VELERO_BACKUP_LABEL,
@@ -67,8 +68,8 @@ class Copy:
     """One volume of a backup: its transfer.
 
     `volume` is namespace and name of the PVC. `volume_namespace` is that of the repository. A `ttl` of None: it never
-    expires. `foreign` is why the transfer is not one of `nodeagent backup create`; empty: it is. `damaged`: its last
-    verification failed.
+    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
+    it is. `damaged`: its last verification failed.
     """
 
     backup: str
@@ -144,9 +145,31 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         snapshot_id=status.snapshot_id,
         bytes=status.progress.total_bytes,
         ttl=_ttl(meta.annotations.get(BACKUP_TTL_ANNOTATION, "")),
-        foreign=_foreign(meta, name),
+        foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
         damaged=verification is not None and not verification.passed,
+    )
+
+
+def build_unreadable_copy(kind: str, raw: JsonDict, why: str) -> Copy | None:
+    """Return a volume whose transfer cannot be read: nothing of its backup may be deleted; None: of no backup."""
+    meta = raw["metadata"]
+    annotations = meta.get("annotations") or {}
+    name = annotations.get(BACKUP_ANNOTATION, "")
+    if not name:
+        return None
+    return Copy(
+        backup=name,
+        kind=kind,
+        transfer=meta["name"],
+        uid=meta.get("uid") or "",
+        volume=("", ""),
+        location="",
+        volume_namespace="",
+        phase=Phase.NEW,
+        created=parse_time(meta["creationTimestamp"]),
+        ttl=_ttl(annotations.get(BACKUP_TTL_ANNOTATION, "")),
+        foreign=f"cannot be read: {why}",
     )
 
 
@@ -161,13 +184,22 @@ def _ttl(text: str) -> timedelta | None:
 
 def _foreign(meta: ObjectMeta, backup: str) -> str:
     if meta.labels.get(BACKUP_LABEL) != label_value(backup):
-        return f"its label {BACKUP_LABEL} is of another backup"
+        return f"is not of nodeagent backup create alone: its label {BACKUP_LABEL} is of another backup"
     if meta.owner_references:
         owner = meta.owner_references[0]
-        return f"{owner.kind} {owner.name} owns it"
+        return f"is not of nodeagent backup create alone: {owner.kind} {owner.name} owns it"
     if found := [label for label in _OF_VELERO if label in meta.labels]:
-        return f"it has Velero's label {found[0]}"
+        return f"is not of nodeagent backup create alone: it has Velero's label {found[0]}"
     return ""
+
+
+def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str:
+    """Return why a Job cannot be told which snapshots are the transfer's; empty: it can be."""
+    if not OBJECT_NAME.fullmatch(backup):
+        return f"names no backup: {backup}"
+    if not OBJECT_NAME.fullmatch(transfer.repository_namespace):
+        return f"names no namespace of its volume: {transfer.repository_namespace}"
+    return "" if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
 
 
 def judge_backups(copies: Iterable[Copy], restoring: Mapping[str, str], now: datetime) -> list[Judgment]:
@@ -217,7 +249,7 @@ def _find_holds(
     for one in copies:
         place = f"{one.kind} {one.transfer}"
         if one.foreign:
-            yield Hold(Rule.FOREIGN, f"{place} is not of nodeagent backup create alone: {one.foreign}")
+            yield Hold(Rule.FOREIGN, f"{place} {one.foreign}")
         if not one.phase.final:
             yield Hold(Rule.IN_PROGRESS, f"{place} of {one.shown_volume} is {one.phase}: cancel the backup first")
         if one.snapshot_id and (restore := restoring.get(one.snapshot_id)):

@@ -46,7 +46,7 @@ class BackupDeletion(WireModel):
     """A deletion, or the plan of one (`done` is false).
 
     `unfinished` is of how many transfers only the snapshots are left, by an earlier deletion that was interrupted.
-    `notes` are snapshots that are kept, and locations and repositories in which nothing can be deleted.
+    `notes` are snapshots that are kept or that are not there, and places in which nothing can be deleted.
     """
 
     done: bool
@@ -69,6 +69,7 @@ def build_deletion(
     notes += [
         f"nothing can be deleted in BackupStorageLocation {where}: {text}" for (where, _), text in refused.items()
     ]
+    notes += _name_gone(plan, snapshots)
     return BackupDeletion(
         done=done,
         backups=[_build_backup(one, snapshots) for one in plan.deleted],
@@ -76,6 +77,16 @@ def build_deletion(
         unfinished=len(plan.unfinished),
         notes=notes,
     )
+
+
+def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list[str]:
+    """Return a note about each volume whose snapshot is not in its repository: it was no copy any more."""
+    found = {one.transfer_uid for one in snapshots}
+    return [
+        f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in the repository"
+        for one in plan.copies
+        if one.snapshot_id and one.uid not in found
+    ]
 
 
 def _build_backup(judgment: Judgment, snapshots: Sequence[DeletedSnapshot]) -> DeletedBackup:

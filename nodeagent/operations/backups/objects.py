@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
@@ -23,7 +24,7 @@ from core.models.saved_claim import SavedClaim
 from core.models.units import format_duration
 from nodeagent.operations.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
 
-__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "is_reserved", "transfer_name"]
+__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "check_pairs", "is_reserved", "transfer_name"]
 
 OPERATION_TIMEOUT: Final = "10m0s"
 """Source: Velero v1.18, the server's default of `csiSnapshotTimeout`."""
@@ -54,6 +55,18 @@ class BackupRequest:
 def is_reserved(key: str) -> bool:
     """Return whether a label or an annotation of that key is Velero's or ours: neither set by users nor copied."""
     return f"{key.partition('/')[0]}/".endswith(_RESERVED)
+
+
+def check_pairs(labels: Mapping[str, str], annotations: Mapping[str, str]) -> None:
+    """Check the labels and annotations that a user gives to transfers.
+
+    Raises:
+        ConfigError: a key is reserved.
+    """
+    for flag, given in (("--labels", labels), ("--annotations", annotations)):
+        for key in given:
+            if is_reserved(key):
+                raise ConfigError(f"{flag}: {key} is reserved")
 
 
 def transfer_name(backup: str, namespace: str, claim: str) -> str:

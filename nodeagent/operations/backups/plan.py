@@ -16,7 +16,7 @@ from core.models.storage import BackupStorageLocation
 from nodeagent.config.keys import hinted
 from nodeagent.operations.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
 from nodeagent.operations.backups.moving import explain_velero_server
-from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, is_reserved
+from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, check_pairs
 from nodeagent.operations.backups.view import Backup, read_backups
 
 __all__ = ["BackupTools", "Choice", "ClaimName", "plan_backup"]
@@ -102,10 +102,7 @@ def _check_request(request: BackupRequest) -> None:
         raise ConfigError(
             f'"{request.name}" is no name of a backup: lowercase letters, digits, "-" and "." are allowed'
         )
-    for flag, given in (("--labels", request.labels), ("--annotations", request.annotations)):
-        for key in given:
-            if is_reserved(key):
-                raise ConfigError(f"{flag}: {key} is reserved")
+    check_pairs(request.labels, request.annotations)
 
 
 async def _check_installation(client: KubeClient, namespace: str, *, ignore_velero_server: bool) -> None:

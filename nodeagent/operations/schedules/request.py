@@ -1,7 +1,8 @@
 """A schedule as the user asked for it, and the command line of its pods. Pure."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -11,6 +12,7 @@ from core.models.names import OBJECT_NAME, label_value
 from core.models.units import format_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.operations.backups.methods import Method
+from nodeagent.operations.backups.objects import check_pairs
 from nodeagent.operations.backups.plan import Choice, ClaimName
 
 __all__ = ["RUN_COMMAND", "ScheduleRequest", "ScheduleTimes", "words_of"]
@@ -80,13 +82,16 @@ class ScheduleRequest:
     ttl: timedelta | None = None
     verify: bool = False
     ignore_velero_server: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Check the name.
+        """Check the name, and the labels and annotations of the transfers.
 
         Raises:
-            ConfigError: no CronJob can have it.
+            ConfigError: no CronJob can have the name, or a key is reserved.
         """
+        check_pairs(self.labels, self.annotations)
         if not OBJECT_NAME.fullmatch(self.name) or len(self.name) > _NAME_CHARACTERS:
             allowed = f'up to {_NAME_CHARACTERS} lowercase letters, digits, "-" and "."'
             raise ConfigError(f'"{self.name}" is no name of a schedule: {allowed}')
@@ -135,6 +140,9 @@ class ScheduleRequest:
             words.append("--verify")
         if self.ignore_velero_server:
             words.append("--ignore-velero-server")
+        for flag, pairs in (("--labels", self.labels), ("--annotations", self.annotations)):
+            if pairs:
+                words.append(f"{flag}={','.join(f'{key}={value}' for key, value in pairs.items())}")
         return words
 
 

@@ -30,7 +30,7 @@ from nodeagent.operations.verifications.view import (
     explain_report,
 )
 
-__all__ = ["ScheduleError", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
+__all__ = ["ScheduleError", "SchedulePreview", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
 
 _STAMP: Final = "%Y%m%d%H%M%S"
 
@@ -99,21 +99,28 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         raise ScheduleError("; ".join(run.failures))
 
 
-async def preview_schedule(
-    tools: ScheduleTools, request: ScheduleRequest
-) -> tuple[list[PlannedVolume], BackupDeletion | None]:
-    """Return what a run would back up now, and what it would delete: None without a time to live. Nothing is changed.
+@dataclass(frozen=True)
+class SchedulePreview:
+    """What a run would back up now, and delete (None: no time to live); `failures` are the volumes it would miss."""
+
+    volumes: list[PlannedVolume]
+    failures: list[str]
+    deletion: BackupDeletion | None = None
+
+
+async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> SchedulePreview:
+    """Return what a run would do now; nothing is changed.
 
     Raises:
         AgentError: a run would not begin.
     """
-    name = await _name_backup(replace(tools, job=""), request)
-    volumes = await _plan(tools, request, ScheduleRun(name))
+    run = ScheduleRun(await _name_backup(replace(tools, job=""), request))
+    preview = SchedulePreview(await _plan(tools, request, run), run.failures)
     if request.ttl is None:
-        return volumes, None
+        return preview
     plan = await plan_expired(tools.deletion)
     found, refused = await check_plan(tools.deletion, plan)
-    return volumes, build_deletion(plan.without(refused), found, refused, done=False)
+    return replace(preview, deletion=build_deletion(plan.without(refused), found, refused, done=False))
 
 
 async def _name_backup(tools: ScheduleTools, request: ScheduleRequest) -> str:
@@ -138,29 +145,34 @@ async def _started(tools: ScheduleTools) -> datetime:
 
 
 async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> list[PlannedVolume]:
+    """Return the volumes that can be backed up; the others are failures of the run."""
     choice = replace(request.choice, on_left_out=run.failures.append)
     wanted = BackupRequest(
         name=run.backup,
         namespace=request.namespace,
         location=request.location,
         ttl=request.ttl,
+        labels=request.labels,
+        annotations=request.annotations,
         schedule=request.name,
     )
-    return await plan_backup(tools.backup, wanted, choice)
-
-
-async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
-    """Create the backup of every PVC that can be backed up, and wait for its end."""
     volumes = []
-    for volume in await _plan(tools, request, run):
+    for volume in await plan_backup(tools.backup, wanted, choice):
         try:
             await check_backup(tools.backup, [volume])
         except BackupError as e:
             run.failures.append(str(e))
         else:
             volumes.append(volume)
-    await start_backup(tools.backup, volumes)
-    tools.on_line(f"backup {run.backup} was started: {len(volumes)} volumes")
+    return volumes
+
+
+async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
+    """Create the backup of every PVC that can be backed up, and wait for its end."""
+    volumes = await _plan(tools, request, run)
+    missing = await start_backup(tools.backup, volumes)
+    run.failures += missing
+    tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
     backup = await wait_for_backup(tools.backup, request.namespace, run.backup, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
     # What is missing has been named, with its reason.

@@ -15,6 +15,8 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.datamover.support.loopdevice import FIND_DEVICE
+
 __all__ = ["Disk", "Snapshot"]
 
 
@@ -107,7 +109,7 @@ class Disk:
         return _output("losetup", "--list", "--noheadings", "--output", "NAME", "-j", str(data))
 
     def _attach(self, data: Path) -> str:
-        return _output("losetup", "--find", "--show", str(data))
+        return _output(*FIND_DEVICE, str(data))
 
 
 def _copy(source: Path, target: Path) -> None:

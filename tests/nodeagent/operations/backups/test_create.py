@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from core.kube.resources import DATA_UPLOADS, VOLUME_SNAPSHOTS
-from nodeagent.operations.backups.create import check_backup, start_backup
+from nodeagent.operations.backups.create import check_backup, start_backup, sum_up_missing
 from nodeagent.operations.backups.methods import BackupError
 from nodeagent.operations.backups.objects import PlannedVolume
 from nodeagent.operations.backups.plan import Choice, ClaimName, plan_backup
@@ -42,42 +42,58 @@ async def test_what_the_api_server_would_reject_is_found_by_the_check() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "missing", "left", "state"),
+    ("path", "missing", "made"),
     [
-        pytest.param("/volumesnapshots", "app/data", 0, "nothing was started", id="first snapshot"),
-        pytest.param("/datauploads", "app/data", 0, "nothing was started", id="first transfer"),
-        pytest.param("/podvolumebackups", "app/files", 4, "2 of 3 volumes were started: repeat", id="last transfer"),
+        pytest.param("/volumesnapshots", "app/data", 3, id="first snapshot"),
+        pytest.param("/datauploads", "app/data", 3, id="first transfer"),
+        pytest.param("/podvolumebackups", "app/files", 4, id="last transfer"),
     ],
 )
-async def test_a_rejection_names_the_volume_and_leaves_no_useless_snapshot(
-    path: str, missing: str, left: int, state: str
+async def test_a_rejection_names_the_volume_leaves_no_useless_snapshot_and_starts_the_others(
+    path: str, missing: str, made: int
 ) -> None:
     scene = BackupScene()
     volumes = await _plan(scene)
     scene.kube.fail_next("POST", path, 403, message="exceeded quota")
-    with pytest.raises(BackupError) as e:
-        await start_backup(scene.tools, volumes)
-    message = str(e.value)
-    assert message.startswith(f"PVC {missing} is missing in the backup: ")
-    assert "exceeded quota" in message
-    assert state in message
-    assert len(scene.made) == left
+    (reason,) = await start_backup(scene.tools, volumes)
+    assert reason.startswith(f"PVC {missing} is missing in the backup: ")
+    assert "exceeded quota" in reason
+    assert len(scene.made) == made
     # What is missing is created by the same command.
-    await start_backup(scene.tools, await _plan(scene))
+    assert await start_backup(scene.tools, await _plan(scene)) == []
     assert len(scene.made) == 5
+
+
+async def test_nothing_is_started_when_all_is_rejected() -> None:
+    scene = BackupScene()
+    volumes = (await _plan(scene))[:2]
+    scene.kube.fail_next("POST", "/volumesnapshots", 403, message="exceeded quota", times=2)
+    with pytest.raises(BackupError, match=r"^PVC app/data is .*; PVC app/data-2 is .*; nothing was started$"):
+        await start_backup(scene.tools, volumes)
+    assert scene.made == []
+
+
+async def test_an_api_server_that_does_not_respond_is_not_asked_for_each_volume() -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    scene.kube.fail_next("POST", "/volumesnapshots", "lost")
+    with pytest.raises(BackupError, match=r"^not all volumes were started, repeat the command: PVC app/data: "):
+        await start_backup(scene.tools, volumes)
+    assert len([one for one in scene.kube.requests if one.method == "POST"]) == 1
+
+
+def test_many_missing_volumes_are_counted() -> None:
+    assert sum_up_missing(["a", "b"]) == "a; b"
+    assert sum_up_missing(list("abcde")) == "a; b; c; and 2 more"
 
 
 async def test_a_snapshot_that_cannot_be_deleted_is_noted_with_the_command() -> None:
     scene = BackupScene()
     volumes = await _plan(scene)
     scene.kube.fail_next("POST", "/datauploads", 403)
-    scene.kube.fail_next("DELETE", "/volumesnapshots", 403, times=2)
-    with pytest.raises(BackupError):
-        await start_backup(scene.tools, volumes)
-    assert [
-        f"kubectl -n app delete volumesnapshot {volume.name}" in note
-        for volume, note in zip(volumes, scene.notes, strict=False)
-    ] == [True, True]
+    scene.kube.fail_next("DELETE", "/volumesnapshots", 403)
+    assert len(await start_backup(scene.tools, volumes)) == 1
+    assert f"kubectl -n app delete volumesnapshot {volumes[0].name}" in scene.notes[0]
 
 
 async def test_a_lost_answer_creates_nothing_twice() -> None:
@@ -98,9 +114,10 @@ async def test_an_object_of_another_origin_is_not_taken_for_ours(resource: objec
     place = f"{manifest['kind']} {manifest['metadata']['namespace']}/{volumes[0].name}"
     manifest["metadata"]["labels"] = {}
     scene.kube.put(manifest)
-    for step in (check_backup, start_backup):
-        with pytest.raises(BackupError, match=f"{place} exists already, and is of another backup"):
-            await step(scene.tools, volumes)
+    error = f"{place} exists already, and is of another backup"
+    with pytest.raises(BackupError, match=error):
+        await check_backup(scene.tools, volumes)
+    assert error in (await start_backup(scene.tools, volumes))[0]
 
 
 async def test_a_snapshot_that_is_being_deleted_is_not_taken() -> None:
@@ -110,9 +127,10 @@ async def test_a_snapshot_that_is_being_deleted_is_not_taken() -> None:
     assert manifest is not None
     manifest["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
     scene.kube.put(manifest)
-    for step in (check_backup, start_backup):
-        with pytest.raises(BackupError, match=f"VolumeSnapshot app/{volumes[0].name} is being deleted: repeat"):
-            await step(scene.tools, volumes)
+    error = f"VolumeSnapshot app/{volumes[0].name} is being deleted: repeat"
+    with pytest.raises(BackupError, match=error):
+        await check_backup(scene.tools, volumes)
+    assert error in (await start_backup(scene.tools, volumes))[0]
 
 
 async def test_an_old_snapshot_without_a_transfer_is_not_taken() -> None:
@@ -135,9 +153,8 @@ async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_sta
     volumes = await _plan(scene)
     scene.kube.put(volumes[0].build_transfer())
     scene.kube.fail_next("POST", "/datauploads", 504)
-    with pytest.raises(BackupError, match="1 of 3 volumes were started: repeat"):
-        await start_backup(scene.tools, volumes)
-    assert scene.made == [f"VolumeSnapshot/{volumes[0].name}", f"DataUpload/{volumes[0].name}"]
+    assert await start_backup(scene.tools, volumes) == []
+    assert len(scene.made) == 5
 
 
 async def test_a_snapshot_stays_if_its_transfer_cannot_be_read() -> None:
@@ -145,9 +162,8 @@ async def test_a_snapshot_stays_if_its_transfer_cannot_be_read() -> None:
     volumes = await _plan(scene)
     scene.kube.fail_next("POST", "/datauploads", 504)
     scene.kube.fail_next("GET", "/datauploads", 504)
-    with pytest.raises(BackupError):
-        await start_backup(scene.tools, volumes)
-    assert scene.made == [f"VolumeSnapshot/{volumes[0].name}"]
+    assert len(await start_backup(scene.tools, volumes)) == 1
+    assert f"VolumeSnapshot/{volumes[0].name}" in scene.made
     assert f"was not deleted (kubectl -n app delete volumesnapshot {volumes[0].name})" in scene.notes[0]
 
 

@@ -9,6 +9,7 @@ import pytest
 from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, NotFoundError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS
+from nodeagent.operations.backups import delete
 from nodeagent.operations.backups.delete import (
     DeletionError,
     DeletionPlan,
@@ -17,7 +18,9 @@ from nodeagent.operations.backups.delete import (
     plan_expired,
     plan_named,
 )
+from nodeagent.operations.backups.deletion_record import DeletionRecord
 from nodeagent.operations.backups.deletion_view import build_deletion
+from tests.nodeagent.support.backup_scene import SteppingClock
 from tests.nodeagent.support.deletion_scene import DeletionScene
 
 
@@ -220,11 +223,64 @@ async def test_an_unknown_name_has_a_hint(scene: DeletionScene) -> None:
         await plan_named(scene.tools, "thrid")
 
 
-async def test_a_transfer_that_cannot_be_read_holds_everything(scene: DeletionScene) -> None:
-    (raw, *_) = scene.kube.objects(DATA_UPLOADS)
-    scene.kube.put(raw | {"status": {"phase": "Odd"}})
-    with pytest.raises(ContractError, match="invalid DataUpload velero/first-data"):
-        await plan_expired(scene.tools)
+async def test_a_location_that_was_removed_keeps_what_is_in_it_and_nothing_else(scene: DeletionScene) -> None:
+    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "second-data"]
+    scene.kube.put(raw | {"spec": raw["spec"] | {"backupStorageLocation": "gone"}})
+    scene.put_backup("old", 20)
+    plan = await plan_expired(scene.tools)
+    _, refused = await check_plan(scene.tools, plan)
+    assert refused == {("gone", ""): "BackupStorageLocation velero/gone does not exist"}
+    await execute_plan(scene.tools, plan.without(refused))
+    assert scene.names() == {"first-data", "first-gone", "second-data", "third-data"}
+
+
+async def test_a_snapshot_that_was_gone_before_is_named(scene: DeletionScene) -> None:
+    del scene.kube.bucket["s-second-data"]
+    plan = await plan_expired(scene.tools)
+    deletion = build_deletion(plan, await execute_plan(scene.tools, plan), {}, done=True)
+    assert deletion.notes == ["DataUpload second-data of app/data: its snapshot s-second-data is not in the repository"]
+    assert "second-data" not in scene.names()
+
+
+async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
+    clock = SteppingClock()
+    clock.steps += [lambda: None] * 61
+    scene = DeletionScene(clock)
+    scene.put_backup("old", 20, "data", "held")
+    scene.put_backup("third", 0.5)
+    scene.put_backup("newer", 3, "held")
+    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
+    scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": ["example.com/hold"]}})
+    with pytest.raises(
+        DeletionError, match=r"^DataUpload old-held is still being deleted \(example.com/hold\): repeat"
+    ):
+        await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert scene.kube.bucket.keys() == {"s-old-held", "s-third-data", "s-newer-held"}
+    assert _recorded(scene) == {"old": ["app/old/uid-old-held"]}
+    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
+    scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": []}})
+    await scene.client.delete(DATA_UPLOADS, "velero", "old-held")
+    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert "s-old-held" not in scene.kube.bucket
+    assert _recorded(scene) == {}
+
+
+async def test_a_large_deletion_is_recorded_in_parts(scene: DeletionScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delete, "_MOST_RECORDED", 3)
+    for number in range(4):
+        scene.put_backup(f"old-{number}", 20 + number, "data", "gone")
+    sizes = []
+    add = DeletionRecord.add
+
+    async def note(record: DeletionRecord, backup: str, transfers: object) -> None:
+        await add(record, backup, transfers)  # type: ignore[arg-type]
+        sizes.append(sum(map(len, record.entries.values())))
+
+    monkeypatch.setattr(DeletionRecord, "add", note)
+    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    assert max(sizes) <= 3
+    assert scene.names() == {"first-data", "first-gone", "third-data"}
+    assert _recorded(scene) == {}
 
 
 async def test_a_record_that_cannot_be_read_is_an_error(scene: DeletionScene) -> None:

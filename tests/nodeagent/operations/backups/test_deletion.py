@@ -71,7 +71,7 @@ _NEWER: Final = _copy("newer", 0.5)
         pytest.param({"phase": Phase.CANCELED, "snapshot_id": ""}, [], "", id="canceled"),
         pytest.param({"snapshot_id": "s-now"}, [Rule.RESTORING], "DataDownload x restores app/data", id="restored"),
         pytest.param(
-            {"foreign": "Backup b owns it"},
+            {"foreign": "is not of nodeagent backup create alone: Backup b owns it"},
             [Rule.FOREIGN],
             "DataUpload old-1 is not of nodeagent backup create alone: Backup b owns it",
             id="foreign",
@@ -202,7 +202,7 @@ def test_a_copy_has_what_the_rules_need_of_its_transfer() -> None:
 def test_a_transfer_with_an_owner_or_a_label_of_velero_is_foreign(meta: JsonDict, foreign: str) -> None:
     copy = build_copy(_upload(**meta))
     assert copy is not None
-    assert (copy.foreign, copy.complete) == (foreign, False)
+    assert (copy.foreign, copy.complete) == (f"is not of nodeagent backup create alone: {foreign}", False)
 
 
 def test_a_transfer_of_no_backup_of_ours_is_no_copy() -> None:

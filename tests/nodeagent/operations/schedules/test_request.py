@@ -16,6 +16,12 @@ def test_a_name_that_a_cron_job_can_have_is_valid(name: str) -> None:
     assert len(f"{request.name}-20261121120000") <= 63
 
 
+def test_a_reserved_label_is_an_error() -> None:
+    ScheduleRequest("night", "velero", labels={"team": "a"}).check()
+    with pytest.raises(ConfigError, match=r"--annotations: velero\.io/x is reserved"):
+        ScheduleRequest("night", "velero", annotations={"velero.io/x": "a"}).check()
+
+
 @pytest.mark.parametrize("name", ["", "Night", "a_b", "-a", "a/b", "n" * 49])
 def test_any_other_name_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a schedule: up to 48 lowercase letters"):

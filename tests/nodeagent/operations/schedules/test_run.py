@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.transport import Request
 from core.models.verification import VerificationOutcome
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.run import ScheduleError, preview_schedule, run_schedule
@@ -130,13 +131,48 @@ async def test_a_velero_server_keeps_a_run_from_both(scene: ScheduleScene) -> No
 
 
 async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
-    volumes, deletion = await preview_schedule(scene.tools(), scene.request(ttl=_DAY))
-    assert [volume.claim.name for volume in volumes] == ["data"]
+    preview = await preview_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert [volume.claim.name for volume in preview.volumes] == ["data"]
+    deletion = preview.deletion
     assert deletion is not None
     assert [one.name for one in deletion.backups] == ["first"]
     assert [(one.name, one.reasons) for one in deletion.kept] == [("second", ["it has the newest copy of app/data"])]
     assert (scene.made, len(scene.kube.bucket)) == ([], 2)
-    assert (await preview_schedule(scene.tools(), scene.request()))[1] is None
+    assert (await preview_schedule(scene.tools(), scene.request())).deletion is None
+
+
+async def test_a_preview_names_what_would_be_missing(scene: ScheduleScene) -> None:
+    scene.kube.fail_next("POST", "/podvolumebackups", 403, message="quota")
+    preview = await preview_schedule(scene.tools(), scene.request(DATA, _FILES, ClaimName("app", "loose")))
+    assert [volume.claim.name for volume in preview.volumes] == ["data"]
+    missing, rejected = preview.failures
+    assert missing.startswith("PVC app/loose: ")
+    assert rejected.startswith("PVC app/files cannot be backed up, nothing was created: ")
+    assert scene.made == []
+
+
+async def test_what_is_rejected_after_the_check_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    tools, inner = scene.tools(), scene.kube.request
+
+    async def request(what: Request) -> object:
+        if what.method == "POST" and what.path.endswith("/datauploads") and "dryRun" not in str(what):
+            scene.kube.fail_next("POST", "/datauploads", 403, message="quota")
+        return await inner(what)
+
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    with pytest.raises(ScheduleError, match=r"^PVC app/data is missing in the backup: .*quota"):
+        await run_schedule(tools, scene.request(DATA, _FILES))
+    assert [one["kind"] for one in scene.made] == ["PodVolumeBackup"]
+    assert "backup night-20261121120000 is Incomplete: 1/2 volumes" in scene.lines
+
+
+async def test_its_transfers_have_the_labels_and_annotations(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(labels={"team": "a"}, annotations={"why": "b"}))
+    (made,) = scene.made
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["annotations"]["why"] == "b"
 
 
 @pytest.fixture
