@@ -259,7 +259,6 @@ async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
     assert _recorded(scene) == {"old": ["app/old/uid-old-held"]}
     (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
     scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": []}})
-    await scene.client.delete(DATA_UPLOADS, "velero", "old-held")
     await execute_plan(scene.tools, await plan_expired(scene.tools))
     assert "s-old-held" not in scene.kube.bucket
     assert _recorded(scene) == {}
