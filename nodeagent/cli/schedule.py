@@ -65,7 +65,7 @@ _CREATE_EXAMPLES: Final = """\
 examples:
   nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --pvc db/data --ttl 720h
         two PVCs every night at two, UTC
-  nodeagent schedule create hourly --schedule @hourly --time-zone Europe/Berlin -n app -l tier=web --ttl 48h
+  nodeagent schedule create hourly --schedule @hourly --time-zone Asia/Tokyo -n app -l tier=web --ttl 48h
         the PVCs with that label, whichever there are when it runs
   nodeagent schedule create night --schedule "0 2 * * *" -n app -l "" --ttl 720h -o yaml > night.yaml
         only print the objects, for GitOps

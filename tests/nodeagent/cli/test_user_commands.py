@@ -40,41 +40,6 @@ def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -
     assert "    repo          show backup repositories, and connect kopia to one\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["backup"],
-        ["backup", "create"],
-        ["backup", "get"],
-        ["backup", "describe"],
-        ["backup", "cancel"],
-        ["restore"],
-        ["restore", "create"],
-        ["restore", "get"],
-        ["restore", "describe"],
-        ["restore", "cancel"],
-        ["repo"],
-        ["repo", "get"],
-        ["repo", "describe"],
-        ["repo", "report"],
-        ["repo", "connect-command"],
-        ["install"],
-        ["preflight"],
-        ["uninstall"],
-        ["version"],
-        ["status"],
-        ["describe"],
-        ["support-bundle"],
-    ],
-    ids=" ".join,
-)
-def test_every_command_has_help_with_examples(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    assert main([*words, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert f"\nexamples:\n  nodeagent {' '.join(words)} " in shown
-    assert max(map(len, shown.splitlines())) <= 110
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "use",
