@@ -74,8 +74,8 @@ Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with -
 backup of nodeagent backup create in this cluster: never the newest complete copy of a volume, and none that
 runs or is restored. A PVC that was deleted meanwhile is left out.
 
-The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may be
-repeated: it changes the schedule to what it says, and to the image of the agents.
+The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
+be repeated: it changes the schedule to what it says, and to the image of the agents.
 """
 
 _GET_EXAMPLES: Final = """\
