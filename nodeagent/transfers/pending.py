@@ -30,10 +30,11 @@ __all__ = [
 _CHECK_SECONDS: Final = 5.0
 """Source: Velero v1.18 retries a constrained transfer after 5 s."""
 
-_QUICK_SECONDS: Final = (1.0, 2.0, 4.0)
-"""Pauses after a step of this agent: what the step started is mostly done by then."""
+_QUICK_SECONDS: Final = (0.25, 0.75, 1.0, 2.0, 4.0)
+"""Pauses after a step of this agent: what the step started is mostly done by then. A restore has four such steps after
+its data is complete."""
 
-_QUICK_CHECKS: Final = 6
+_QUICK_CHECKS: Final = 10
 _QUICK_WINDOW_SECONDS: Final = 60.0
 """Quick checks of one transfer are limited in this time: alternating reasons must not become a busy loop."""
 
@@ -94,6 +95,9 @@ def decide_report(
     """
     if pending.reason != record.current.reason:
         record = replace(record, since_seconds=now, checks=0, paused_until_seconds=0.0)
+    elif _without_numbers(pending) != _without_numbers(record.current):
+        # Another step, such as another object that is being deleted.
+        record = replace(record, checks=0)
     record = replace(record, current=pending)
     if pending.reason != record.reported.reason:
         lasts = immediately or pending.blocked or now >= record.since_seconds + _GRACE_SECONDS

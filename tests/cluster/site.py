@@ -39,11 +39,42 @@ _FILES, _FILE_BYTES = 20, 3 << 19
 DATA_BYTES = _FILES * _FILE_BYTES
 """What each volume holds, which cannot be compressed: 30 MiB."""
 
-_SIZE = "64Mi"
 _SECONDS = 120
 _POLL_SECONDS = 0.1
 _DONE = ".velero"
 """What a PodVolumeRestore leaves in its volume."""
+
+
+def _fill(folder: Path) -> None:
+    """Write random files, and one of each kind of entry that a restore could get wrong."""
+    for number in range(_FILES):
+        parent = folder / f"folder-{number % 4}"
+        parent.mkdir(exist_ok=True)
+        (parent / f"file-{number}").write_bytes(os.urandom(_FILE_BYTES))
+    own = folder / "own"
+    own.mkdir()
+    for number, mode in enumerate((0o400, 0o640, 0o4755)):
+        file = own / f"file-{number}"
+        file.write_text(secrets.token_hex(2000))
+        os.chown(file, 1000 + number, 2000)
+        file.chmod(mode)
+        os.utime(file, ns=(10**18 + number, 10**18 + 123_456_789 * number))
+    (own / "link").symlink_to("../folder-0/file-0")
+    (own / "broken").symlink_to("/nowhere")
+    os.chown(own / "broken", 1001, 1001, follow_symlinks=False)
+    (own / "empty").mkdir(mode=0o750)
+    with (own / "holes").open("wb") as sparse:
+        sparse.seek(5 << 20)
+        sparse.write(b"after a hole")
+
+
+def _fill_device(path: Path) -> None:
+    with path.open("r+b") as device:
+        device.write(os.urandom(DATA_BYTES))
+        device.seek(60 << 20)
+        device.write(b"after a hole")
+        device.flush()
+        os.fsync(device.fileno())
 
 
 @dataclass
@@ -56,6 +87,9 @@ class Site:
         url: Where the storage of its transfers is.
         node: The node of its pods; empty: any.
         devices: It has a device.
+        size: How large its volumes are.
+        fill: Writes data into the folder of a volume.
+        fill_device: Writes data to a device.
     """
 
     bed: Bed
@@ -63,15 +97,18 @@ class Site:
     url: str
     node: str = ""
     devices: bool = False
+    size: str = "64Mi"
+    fill: Callable[[Path], None] = _fill
+    fill_device: Callable[[Path], None] = _fill_device
 
     def prepare(self) -> None:
         """Make the volumes, with data in them, and the pod."""
-        self.bed.user.apply(self._claim("data"), self._claim("writer"), self._pod("writer"))
-        _fill(self._path("data"))
-        _fill(self._path("writer"))
+        self.bed.user.apply(self.claim("data"), self.claim("writer"), self._pod("writer"))
+        self.fill(self.path("data"))
+        self.fill(self.path("writer"))
         if self.devices:
-            self.bed.user.apply(self._claim("disk", block=True))
-            _fill_device(self._path("disk"))
+            self.bed.user.apply(self.claim("disk", block=True))
+            self.fill_device(self.path("disk"))
         self._wait_pod("writer", lambda pod: pod["status"].get("phase") == "Running")
 
     def open_place(self, word: str) -> str:
@@ -92,7 +129,7 @@ class Site:
     def download(self, name: str, *, of: Followed) -> Followed:
         """A DataDownload of what an upload kept, into a new claim."""
         block = of.transfer["spec"]["sourcePVC"] == "disk"
-        claim = self._claim(name, block=block)
+        claim = self.claim(name, block=block)
         claim["spec"]["selector"] = Volume(self.bed, self.space).target(name)["spec"]["selector"]
         self.bed.user.apply(claim)
         status, location = of.last["status"], of.transfer["spec"]["backupStorageLocation"]
@@ -108,7 +145,7 @@ class Site:
 
     def restore(self, name: str, *, of: Followed) -> Followed:
         """A PodVolumeRestore of what a backup kept, into the volume of a new pod that waits for it."""
-        self.bed.user.apply(self._claim(name), self._pod(name, waits=True))
+        self.bed.user.apply(self.claim(name), self._pod(name, waits=True))
         pod = self._wait_pod(name, _waits)
         spec = {"snapshotID": of.last["status"]["snapshotID"], "sourceNamespace": self.space}
         return self._pod_transfer("PodVolumeRestore", name, pod, spec, of.transfer["spec"]["backupStorageLocation"])
@@ -122,8 +159,8 @@ class Site:
             case "PodVolumeBackup":
                 return self._kept_differences(followed, "writer")
             case "PodVolumeRestore":
-                return _compare(self._path("writer"), self._path(spec["pod"]["name"]))
-        source, target = (self._path(name) for name in (self._source_of(followed), spec["targetVolume"]["pvc"]))
+                return _compare(self.path("writer"), self.path(spec["pod"]["name"]))
+        source, target = (self.path(name) for name in (self._source_of(followed), spec["targetVolume"]["pvc"]))
         return _compare(source, target) if source.is_dir() else _compare_files(source, target)
 
     def remove(self, followed: Iterable[Followed], *places: str) -> None:
@@ -140,7 +177,7 @@ class Site:
 
     def _kept_differences(self, followed: Followed, claim: str) -> list[str]:
         """What of a kopia snapshot is not as in the volume; kopia restores it, and nothing of ours."""
-        source = self._path(claim)
+        source = self.path(claim)
         place = followed.transfer["spec"]["backupStorageLocation"]
         with tempfile.TemporaryDirectory(prefix="kept-", dir=self.bed.folder) as folder:
             copy = Path(folder) / "copy"
@@ -155,12 +192,13 @@ class Site:
     def _full(self, name: str) -> str:
         return f"{self.space}-{name}"
 
-    def _claim(self, name: str, *, block: bool = False) -> Json:
-        claim = build_claim(self.space, name, size=_SIZE)
+    def claim(self, name: str, *, block: bool = False) -> Json:
+        """A claim of its class and size."""
+        claim = build_claim(self.space, name, size=self.size)
         claim["spec"] |= {"storageClassName": SHARED_CLASS, "volumeMode": "Block" if block else "Filesystem"}
         return claim
 
-    def _path(self, claim: str) -> Path:
+    def path(self, claim: str) -> Path:
         """Where the test bed has the volume of a claim: a folder or a device."""
         deadline = time.monotonic() + _SECONDS
         while True:
@@ -219,38 +257,6 @@ class Site:
 def _waits(pod: Json) -> bool:
     states = pod["status"].get("initContainerStatuses") or [{}]
     return "running" in states[0].get("state", {})
-
-
-def _fill(folder: Path) -> None:
-    """Write random files, and one of each kind of entry that a restore could get wrong."""
-    for number in range(_FILES):
-        parent = folder / f"folder-{number % 4}"
-        parent.mkdir(exist_ok=True)
-        (parent / f"file-{number}").write_bytes(os.urandom(_FILE_BYTES))
-    own = folder / "own"
-    own.mkdir()
-    for number, mode in enumerate((0o400, 0o640, 0o4755)):
-        file = own / f"file-{number}"
-        file.write_text(secrets.token_hex(2000))
-        os.chown(file, 1000 + number, 2000)
-        file.chmod(mode)
-        os.utime(file, ns=(10**18 + number, 10**18 + 123_456_789 * number))
-    (own / "link").symlink_to("../folder-0/file-0")
-    (own / "broken").symlink_to("/nowhere")
-    os.chown(own / "broken", 1001, 1001, follow_symlinks=False)
-    (own / "empty").mkdir(mode=0o750)
-    with (own / "holes").open("wb") as sparse:
-        sparse.seek(5 << 20)
-        sparse.write(b"after a hole")
-
-
-def _fill_device(path: Path) -> None:
-    with path.open("r+b") as device:
-        device.write(os.urandom(DATA_BYTES))
-        device.seek(60 << 20)
-        device.write(b"after a hole")
-        device.flush()
-        os.fsync(device.fileno())
 
 
 def _survey(folder: Path) -> Survey:

@@ -96,15 +96,25 @@ def test_a_rule_changes_no_record_in_place() -> None:
 
 def test_checks_become_rarer_up_to_every_five_seconds() -> None:
     record, pauses = PendingRecord(), []
-    for _ in range(6):
+    for _ in range(7):
         pauses.append(next_check(record, 0.0))
         record = count_check(record, 0.0)
-    assert pauses == [1, 2, 4, 5, 5, 5]
+    assert pauses == [0.25, 0.75, 1, 2, 4, 5, 5]
+
+
+def test_the_next_step_of_the_same_reason_is_checked_soon() -> None:
+    record = PendingRecord()
+    for name in ("Pod restore-1", "PersistentVolumeClaim restore-1"):
+        for _ in range(3):
+            record, _ = decide_report(record, Pending("CleaningUp", f"{name} is being deleted"), 1.0)
+            record = count_check(record, 1.0)
+    assert next_check(record, 1.0) == 2
+    assert record.since_seconds == 1.0
 
 
 def test_next_check_computes_the_same_until_a_check_is_counted() -> None:
     record = count_check(PendingRecord(), 0.0)
-    assert next_check(record, 0.0) == next_check(record, 0.0) == 2
+    assert next_check(record, 0.0) == next_check(record, 0.0) == 0.75
 
 
 def test_alternating_reasons_are_no_busy_loop() -> None:
@@ -115,8 +125,8 @@ def test_alternating_reasons_are_no_busy_loop() -> None:
         record = count_check(record, now)
         now += pause
         checks += 1
-    # Every five seconds, and six quick ones a minute.
-    assert checks <= 600 / 5 + 6 * 10
+    # Every five seconds, and ten quick ones a minute.
+    assert checks <= 600 / 5 + 10 * 10
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""`python -m benchmarks.bench_life`, in the test bed: the life of transfers of all kinds, beside kopia by hand.
+
+Knows the order of the runs, and what is printed. Does not know how the stages of a life are seen (`benchmarks.lives`).
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from benchmarks.figures import describe_machine
+from benchmarks.lives import Life, live
+from benchmarks.pages import check_page, record
+from benchmarks.processes import BenchmarkError
+from benchmarks.tree import TreeShape, make_tree
+from tests.cluster.conftest import Bed
+from tests.cluster.followed import Followed
+from tests.cluster.handkopia import HandKopia, open_kopia
+from tests.cluster.site import Site
+from tests.testbed.api import Api
+from tests.testbed.demonstration.manifests import build_namespace
+from tests.testbed.demonstration.user import User
+from tests.testbed.install import install_agent
+from tests.testbed.processes import BedError
+
+__all__ = ["main"]
+
+_FIGURES: Final = "figures of the life cycle"
+_MEDIUM: Final = TreeShape(large_files=8, large_bytes=125 << 20, small_files=20_000, small_bytes=10_000)
+_QUICK: Final = TreeShape(large_files=2, large_bytes=8 << 20, small_files=400, small_bytes=10_000)
+_SMALL: Final = TreeShape(large_files=1, large_bytes=100_000, small_files=0, small_bytes=0)
+_DEVICE_BYTES: Final = 512 << 20
+_NODE: Final = "bed-1"
+_CHANGED: Final = "changed"
+
+
+@dataclass
+class _Figures:
+    """Lives by the name of their run, and the seconds of kopia by hand beside them."""
+
+    lives: dict[str, list[Life]] = field(default_factory=dict)
+    kopia: dict[str, list[float]] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        """Yield a table of medians."""
+        stages = list(next(iter(self.lives.values()))[0].seconds)
+        yield f"| run | {' | '.join(stages)} | least and most InProgress | kopia by hand |"
+        yield f"| --- |{' --- |' * (len(stages) + 2)}"
+        for name, lives in self.lives.items():
+            cells = [f"{median(life.seconds[stage] for life in lives):.2f}" for stage in stages]
+            spread = [life.in_progress for life in lives]
+            by_hand = self.kopia.get(name)
+            kopia = f"{median(by_hand):.2f} ({min(by_hand):.2f} to {max(by_hand):.2f})" if by_hand else ""
+            yield f"| {name} | {' | '.join(cells)} | {min(spread):.2f} to {max(spread):.2f} | {kopia} |"
+
+    def last_line(self) -> str:
+        """Return one JSON object: InProgress to Completed against kopia by hand, and seconds."""
+        found: dict[str, float] = {}
+        for name, lives in self.lives.items():
+            key = name.replace(", ", "_").replace(" ", "_").lower()
+            found[f"{key}_in_progress_s"] = median(life.in_progress for life in lives)
+            found[f"{key}_whole_s"] = median(life.whole for life in lives)
+            if name in self.kopia:
+                found[f"{key}_ratio"] = found[f"{key}_in_progress_s"] / median(self.kopia[name])
+        return json.dumps({key: round(value, 3) for key, value in found.items()})
+
+
+@dataclass
+class _Benchmark:
+    bed: Bed
+    shape: TreeShape
+    rounds: int
+    figures: _Figures = field(default_factory=_Figures)
+    _names: int = 0
+
+    def run(self) -> None:
+        for number in range(self.rounds):
+            for size, shape in (("small", _SMALL), ("medium", self.shape)):
+                self._go_through(f"life-{size}-{number}", size, shape)
+
+    def _go_through(self, space: str, size: str, shape: TreeShape) -> None:
+        """Move the volumes of a new namespace, each beside kopia on the same data; who is first alternates."""
+        self.bed.user.apply(build_namespace(space))
+
+        def fill(folder: Path) -> None:
+            make_tree(folder / "tree", shape)
+
+        site = Site(
+            self.bed,
+            space,
+            self.bed.env["BED_S3_URL"],
+            node=_NODE,
+            devices=size == "medium",
+            size="2Gi",
+            fill=fill,
+            fill_device=_fill_device,
+        )
+        site.prepare()
+        place = site.open_place("bucket")
+        with ExitStack() as stack:
+            kopia = stack.enter_context(open_kopia(self.bed, f"{space}-by-hand"))
+            self._back_up(site, place, kopia, size)
+        if size == "medium":
+            self._run("DataUpload, block", site.upload(self._name(), location=place, block=True))
+        self.bed.user.kubectl("delete", "namespace", space, "--wait=false")
+
+    def _back_up(self, site: Site, place: str, kopia: HandKopia, size: str) -> None:
+        data = site.path("data")
+
+        def create() -> None:
+            kopia.create()
+            kopia.run("snapshot", "create", str(data))
+
+        def again() -> None:
+            kopia.run("snapshot", "create", str(data))
+
+        first = self._both(f"DataUpload, {size}, first", site.upload(self._name(), location=place), create)
+        _change(data)
+        self._both(f"DataUpload, {size}, new data", site.upload(self._name(), location=place), again)
+        last = self._both(f"DataUpload, {size}, unchanged", site.upload(self._name(), location=place), again)
+        self._both(
+            f"DataDownload, {size}",
+            site.download(self._name(), of=last),
+            lambda: self._restore(site, kopia, data),
+        )
+        pod = self._run(f"PodVolumeBackup, {size}", site.backup(self._name(), location=site.open_place("pods")))
+        self._run(f"PodVolumeRestore, {size}", site.restore(self._name(), of=pod))
+        for one in (first, last, pod):
+            if wrong := site.differences(one) if size == "small" else []:
+                raise BenchmarkError(f"{one.name} is not as its volume: {wrong[0]}")
+
+    def _restore(self, site: Site, kopia: HandKopia, source: Path) -> None:
+        """Restore by hand into a new volume, and write it to the disk as a data mover does."""
+        name = self._name()
+        self.bed.user.apply(site.claim(name))
+        (snapshot,) = kopia.json("snapshot", "list", str(source))[-1:]
+        target = site.path(name) / "restored"
+        kopia.run("restore", snapshot["id"], str(target))
+        subprocess.run(["sync", "--file-system", target], check=True)  # noqa: S603, S607
+
+    def _both(self, name: str, transfer: Followed, by_hand: Callable[[], None]) -> Followed:
+        hand_first = len(self.figures.lives.get(name, ())) % 2 == 1
+        if not hand_first:
+            self._run(name, transfer)
+        _settle()
+        began = time.monotonic()
+        by_hand()
+        self.figures.kopia.setdefault(name, []).append(time.monotonic() - began)
+        if hand_first:
+            self._run(name, transfer)
+        return transfer
+
+    def _run(self, name: str, transfer: Followed) -> Followed:
+        _settle()
+        life = live(transfer)
+        self.figures.lives.setdefault(name, []).append(life)
+        sys.stderr.write(f"{name}: {' '.join(f'{key} {value:.2f}' for key, value in life.seconds.items())}\n")
+        return transfer
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"life-{self._names}"
+
+
+def _settle() -> None:
+    """Write all buffers to the disk, so that no run waits for another one's."""
+    os.sync()
+
+
+def _fill_device(path: Path) -> None:
+    chance = random.Random(path.name)  # noqa: S311 - content, no secret
+    with path.open("r+b") as device:
+        for _ in range(_DEVICE_BYTES >> 20):
+            device.write(chance.randbytes(1 << 20))
+        device.flush()
+        os.fsync(device.fileno())
+
+
+def _change(folder: Path) -> None:
+    """Replace the content of every file by other bytes of the same size."""
+    chance = random.Random(_CHANGED)  # noqa: S311 - content, no secret
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("r+b") as file:
+                for _ in range(0, path.stat().st_size, 1 << 20):
+                    left = path.stat().st_size - file.tell()
+                    file.write(chance.randbytes(min(1 << 20, left)))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench_life", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3, help="of all runs (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="with small trees, to try it")
+    parser.add_argument(
+        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
+    )
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, and print the table and the summary."""
+    arguments, began = _parse(), time.monotonic()
+    try:
+        if arguments.record:
+            check_page(arguments.record, _FIGURES)
+        bed = Bed(dict(os.environ), User(Api(Path(os.environ["KUBECONFIG"]))))
+        install_agent(bed.user, bed.env)
+        shape = _QUICK if arguments.quick else _MEDIUM
+        benchmark = _Benchmark(bed, shape, arguments.rounds)
+        benchmark.run()
+    except (BenchmarkError, BedError) as e:
+        sys.stderr.write(f"{e}\n")
+        return 1
+    moved = f"{shape.total_bytes / 1e9:.2f} GB in {shape.large_files} large and {shape.small_files:,} small files"
+    heading = (
+        f"Machine: {describe_machine()}. Medium: {moved}. {arguments.rounds} rounds, {time.monotonic() - began:.0f} s."
+    )
+    table = [heading, "", *benchmark.figures.lines()]
+    last = benchmark.figures.last_line()
+    if arguments.record:
+        record(arguments.record, _FIGURES, [*table, "", "```json", last, "```"])
+    sys.stdout.writelines(f"{line}\n" for line in [*table, last])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
