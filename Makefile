@@ -154,6 +154,11 @@ bench-mover: root venv unit-tools ## cost of the data mover compared with kopia 
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
+.PHONY: bench-life
+bench-life: setup ## the stages of transfers of all kinds on a real kubelet, beside kopia by hand; 20 minutes (root)
+	$(step)
+	@$(venv)/python -m tests.testbed run -- $(venv)/python -m benchmarks.bench_life $(BENCH)
+
 .PHONY: bench-cli
 bench-cli: venv integration-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
 	$(step)

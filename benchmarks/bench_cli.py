@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.cli.scene import Size, fill, own_address, rules_of, serve_page
+from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
 from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
@@ -24,9 +24,8 @@ from benchmarks.scale.stage import open_client
 from core.models.base import JsonDict
 from core.models.names import SERVICE_ACCOUNT
 from nodeagent.operations.permissions import STATUS_PERMISSIONS
-from nodeagent.runtime.permissions import Scope
 from tests.support.apiserver import ApiServer, run_apiserver
-from tests.testbed.api import Resource as BedResource
+from tests.support.rbac import grant
 
 __all__ = ["main"]
 
@@ -64,7 +63,7 @@ class _Bench:
         self._server, self._namespace, self._folder, self._runs = server, namespace, folder, runs
         server.create_account(namespace, _PERSON)
         self._kubeconfig = server.account_kubeconfig(namespace, _PERSON, folder)
-        self._grant()
+        grant(self._server.api, self._namespace, _PERSON, STATUS_PERMISSIONS)
 
     async def measure_status(self, *more: str) -> _Row:
         """Measure the command with these arguments beside the usual ones."""
@@ -87,19 +86,6 @@ class _Bench:
     def _requests(self) -> int:
         user = f"system:serviceaccount:{self._namespace}:{_PERSON}"
         return len({event["auditID"] for event in self._server.audit_events() if event["user"]["username"] == user})
-
-    def _grant(self) -> None:
-        api, subject = self._server.api, {"kind": "ServiceAccount", "name": _PERSON, "namespace": self._namespace}
-        for scope, role in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
-            namespaced = scope is Scope.OWN_NAMESPACE
-            meta: JsonDict = {"name": _PERSON} | ({"namespace": self._namespace} if namespaced else {})
-            rules = rules_of([one for one in STATUS_PERMISSIONS if one.scope is scope])
-            api.create(
-                BedResource(_RBAC, f"{role.lower()}s", namespaced=namespaced), {"metadata": meta, "rules": rules}
-            )
-            reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role, "name": _PERSON}
-            binding = {"metadata": meta, "roleRef": reference, "subjects": [subject]}
-            api.create(BedResource(_RBAC, f"{role.lower()}bindings", namespaced=namespaced), binding)
 
 
 async def _run(arguments: argparse.Namespace, folder: Path) -> tuple[list[str], JsonDict]:

@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -36,7 +36,7 @@ from nodeagent.config.parse import parse_config
 from nodeagent.runtime.tasks import work_in_parallel
 from tests.nodeagent.support.transfers import TRANSFERS
 
-__all__ = ["Size", "fill", "own_address", "rules_of", "serve_page"]
+__all__ = ["Size", "fill", "own_address", "serve_page"]
 
 _DAEMONSET: Final = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 _AT_A_TIME: Final = 16
@@ -218,12 +218,3 @@ def serve_page(address: str, size: Size) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
-
-
-def rules_of(permissions: Sequence[Any]) -> list[JsonDict]:
-    """Return the rules of a role with these permissions."""
-    rules = []
-    for one in permissions:
-        rule = {"apiGroups": [one.resource.group], "resources": [one.path], "verbs": list(one.verbs)}
-        rules.append(rule | ({"resourceNames": list(one.names)} if one.names else {}))
-    return rules

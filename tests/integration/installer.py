@@ -6,11 +6,11 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, NAMESPACES, ROLE_BINDINGS, ROLES
+from core.kube.resources import NAMESPACES
 from nodeagent.cli.main import main
-from nodeagent.operations.install.accounts import build_rule, in_scope
 from nodeagent.operations.install.objects import resource_of
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.permissions import Permission
+from tests.support.rbac import grant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,15 +116,7 @@ class Installer:
         permissions = tuple(permissions)
         self._create(NAMESPACES, self.namespace)
         self.server.create_account(self.namespace, "installer")
-        for scope, role, binding in (
-            (Scope.OWN_NAMESPACE, ROLES, ROLE_BINDINGS),
-            (Scope.CLUSTER, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS),
-        ):
-            name = f"{self.namespace}-installer"
-            self._create(role, name, rules=[build_rule(one) for one in in_scope(permissions, scope)])
-            subject = {"kind": "ServiceAccount", "name": "installer", "namespace": self.namespace}
-            reference = {"apiGroup": role.group, "kind": role.kind, "name": name}
-            self._create(binding, name, roleRef=reference, subjects=[subject])
+        grant(self.server.api, self.namespace, "installer", permissions)
         self.kubeconfig = self.server.account_kubeconfig(self.namespace, "installer", self.folder)
 
     def _create(self, resource: Resource, name: str, **more: Any) -> None:

@@ -24,8 +24,9 @@ from core.kube.resources import (
 from core.kube.transport import MERGE_PATCH
 from nodeagent.cli.main import main
 from nodeagent.operations.permissions import BACKUP_PERMISSIONS
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.permissions import Permission
 from tests.support.interrupts import run_interruptible
+from tests.support.rbac import grant
 from tests.support.terminal import open_terminal
 
 if TYPE_CHECKING:
@@ -83,20 +84,7 @@ class _Cluster:
 
     def grant(self, permissions: Sequence[Permission] = BACKUP_PERMISSIONS) -> None:
         """Give the user these permissions."""
-        account = {"kind": "ServiceAccount", "name": "user", "namespace": self.namespace}
-        for scope, kind in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
-            rules = [
-                {"apiGroups": [one.resource.group], "resources": [one.path], "verbs": list(one.verbs)}
-                | ({"resourceNames": list(one.names)} if one.names else {})
-                for one in permissions
-                if one.scope is scope
-            ]
-            namespaced = kind == "Role"
-            name = "user" if namespaced else f"user-{self.namespace}"
-            self.create(Resource(kind, f"{kind.lower()}s", _RBAC, namespaced=namespaced), name, rules=rules)
-            role = {"apiGroup": _RBAC, "kind": kind, "name": name}
-            binding = Resource(f"{kind}Binding", f"{kind.lower()}bindings", _RBAC, namespaced=namespaced)
-            self.create(binding, name, roleRef=role, subjects=[account])
+        grant(self.api, self.namespace, "user", permissions)
 
     @property
     def words(self) -> list[str]:

@@ -19,7 +19,8 @@ from core.kube.transport import MERGE_PATCH
 from core.models.saved_claim import SavedClaim
 from nodeagent.cli.main import main
 from nodeagent.operations.permissions import RESTORE_PERMISSIONS
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.permissions import Permission
+from tests.support.rbac import grant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,24 +71,7 @@ class _Cluster:
 
     def grant(self, permissions: Sequence[Permission] = RESTORE_PERMISSIONS) -> None:
         """Give the user these permissions."""
-        account = {"kind": "ServiceAccount", "name": "user", "namespace": self.namespace}
-        for scope, kind in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
-            rules = [
-                {
-                    "apiGroups": [one.resource.group],
-                    "resources": [one.path],
-                    "verbs": list(one.verbs),
-                    **({"resourceNames": list(one.names)} if one.names else {}),
-                }
-                for one in permissions
-                if one.scope is scope
-            ]
-            namespaced = kind == "Role"
-            name = "user" if namespaced else f"user-{self.namespace}"
-            self.create(Resource(kind, f"{kind.lower()}s", _RBAC, namespaced=namespaced), name, rules=rules)
-            role = {"apiGroup": _RBAC, "kind": kind, "name": name}
-            binding = Resource(f"{kind}Binding", f"{kind.lower()}bindings", _RBAC, namespaced=namespaced)
-            self.create(binding, name, roleRef=role, subjects=[account])
+        grant(self.api, self.namespace, "user", permissions)
 
     def run(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
         own = ["--agent-namespace", self.namespace, "--kubeconfig", str(self.kubeconfig)]

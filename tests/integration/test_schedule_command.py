@@ -25,6 +25,7 @@ from nodeagent.operations.schedules.permissions import EXPIRY_PERMISSIONS, SCHED
 from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.integration.test_backup_command import _Cluster
+from tests.support.rbac import allows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
-_REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)
 _ACCOUNT = "node-agent-schedule-night"
 
 
@@ -63,23 +63,7 @@ class _Schedules(_Cluster):
 
     def allows(self, verb: str, permission: Permission, name: str = "", *, namespace: str | None = None) -> bool:
         """Return whether the account of the schedule may do that: by name, if the permission has names."""
-        where = self.namespace if namespace is None else namespace
-        attributes = {
-            "verb": verb,
-            "group": permission.resource.group,
-            "resource": permission.resource.plural,
-            "subresource": permission.subresource,
-            "namespace": where if permission.resource.namespaced else "",
-            "name": name,
-        }
-        user = f"system:serviceaccount:{self.namespace}:{_ACCOUNT}"
-        groups = ["system:serviceaccounts", f"system:serviceaccounts:{self.namespace}", "system:authenticated"]
-        body = {
-            "apiVersion": _REVIEWS.api_version,
-            "kind": _REVIEWS.kind,
-            "spec": {"user": user, "groups": groups, "resourceAttributes": attributes},
-        }
-        return bool(self.api.request("POST", _REVIEWS.path(""), body=body)["status"]["allowed"])
+        return allows(self.api, self.namespace, _ACCOUNT, (verb, permission, name), where=namespace)
 
 
 @pytest.fixture

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from benchmarks.cli.scene import rules_of
 from core.kube.resources import DATA_UPLOADS, LEASES, PODS, Resource
 from core.kube.transport import MERGE_PATCH
 from nodeagent.cli.main import main
 from nodeagent.operations.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
 from nodeagent.operations.status.describe import TransferDetails
 from nodeagent.operations.status.view import StatusView
-from nodeagent.runtime.permissions import Permission, Scope
+from nodeagent.runtime.permissions import Permission
 from tests.nodeagent.support.status_scene import transfer
 from tests.support.golden import assert_golden_text
+from tests.support.rbac import grant
 from tests.support.terminal import open_terminal
 
 if TYPE_CHECKING:
@@ -74,17 +74,7 @@ class _Cluster:
 
     def grant(self, permissions: Sequence[Permission]) -> None:
         """Give the user these permissions."""
-        subject = {"kind": "ServiceAccount", "name": "user", "namespace": self.namespace}
-        for scope, kind in ((Scope.OWN_NAMESPACE, "Role"), (Scope.CLUSTER, "ClusterRole")):
-            rules = rules_of([one for one in permissions if one.scope is scope])
-            if not rules:
-                continue
-            inside = scope is Scope.OWN_NAMESPACE
-            name = f"user-{self.namespace}"
-            self.create(Resource(kind, f"{kind.lower()}s", _RBAC, namespaced=inside), name, rules=rules)
-            reference = {"apiGroup": _RBAC, "kind": kind, "name": name}
-            binding = Resource(f"{kind}Binding", f"{kind.lower()}bindings", _RBAC, namespaced=inside)
-            self.create(binding, name, roleRef=reference, subjects=[subject])
+        grant(self.api, self.namespace, "user", permissions)
 
     def words(self, *words: str) -> list[str]:
         return [*words, "-n", self.namespace, "--kubeconfig", str(self.kubeconfig)]

@@ -20,6 +20,7 @@ from core.kube.transport import MERGE_PATCH
 from nodeagent.cli.main import main
 from nodeagent.operations.permissions import REPO_PERMISSIONS
 from tests.support.interrupts import run_interruptible
+from tests.support.rbac import grant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ class _Cluster:
     def __init__(self, apiserver: ApiServer, namespace: str, folder: Path) -> None:
         self.api, self.namespace = apiserver.api, namespace
         apiserver.create_account(namespace, "user")
-        self._grant()
+        grant(self.api, namespace, "user", REPO_PERMISSIONS)
         self.kubeconfig = apiserver.account_kubeconfig(namespace, "user", folder)
         spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
         self.create(BACKUP_STORAGE_LOCATIONS, "default", spec=spec)
@@ -80,16 +81,6 @@ class _Cluster:
     def jobs(self) -> list[JsonDict]:
         items: list[JsonDict] = self.api.request("GET", JOBS.path(self.namespace))["items"]
         return items
-
-    def _grant(self) -> None:
-        rules = []
-        for one in REPO_PERMISSIONS:
-            rule = {"apiGroups": [one.resource.group], "resources": [one.path], "verbs": list(one.verbs)}
-            rules.append(rule | ({"resourceNames": list(one.names)} if one.names else {}))
-        self.create(_ROLES, "user", rules=rules)
-        subject = {"kind": "ServiceAccount", "name": "user", "namespace": self.namespace}
-        role = {"apiGroup": _ROLES.group, "kind": "Role", "name": "user"}
-        self.create(_BINDINGS, "user", roleRef=role, subjects=[subject])
 
 
 @pytest.fixture
