@@ -143,7 +143,8 @@ class MoverArgs:
     `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
     for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
-    snapshot of a backup; empty: it is not known. `options` are flags of one verb only.
+    snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
+    none; empty: none. `options` are flags of one verb only.
     """
 
     verb: MoverVerb
@@ -155,6 +156,7 @@ class MoverArgs:
     cache_limit_mib: int = 0
     attempt: int = 1
     cluster: str = ""
+    compression: str = ""
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -171,6 +173,7 @@ class MoverArgs:
             "cache-limit-mib": str(self.cache_limit_mib) if self.cache_limit_mib else "",
             "attempt": str(self.attempt) if self.attempt > 1 else "",
             "cluster": self.cluster,
+            "compression": self.compression,
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
@@ -182,7 +185,8 @@ class ProgressMessage(WireModel, omit_defaults=True):
     """The message of a `Data-Path-Progress` Event; zero fields are omitted.
 
     The fields after `bytes_per_second` are ours; Velero ignores unknown keys. Of a backup, `hashed_bytes` were read,
-    `deduped_bytes` of them are in the repository already, and the others became `sent_bytes`, with kopia's indexes.
+    `deduped_bytes` of them are in the repository already, and the others became `stored_bytes` by compression, and
+    `sent_bytes` with kopia's indexes.
     `snapshot_started` is when kopia began the snapshot, by the mover's clock; `attempt` is the number of the mover's
     attempt.
     """
@@ -193,6 +197,7 @@ class ProgressMessage(WireModel, omit_defaults=True):
     sent_bytes: Int64 = 0
     deduped_bytes: Int64 = 0
     hashed_bytes: Int64 = 0
+    stored_bytes: Int64 = 0
     snapshot_started: Time | None = None
     attempt: int = 1
 
@@ -210,7 +215,8 @@ class VolumePath(WireModel):
 class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes.
 
-    `note` is ours, and Velero ignores it: what the user should know about the backup, for `status.message`.
+    The last three are ours, and Velero ignores them. `note` is what the user should know about the backup, for
+    `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
     """
 
     snapshot_id: _Id = field(name="snapshotID")
@@ -219,6 +225,8 @@ class BackupResult(WireModel):
     total_bytes: Int64 = 0
     incremental_bytes: Int64 = 0
     note: str | UnsetType = UNSET
+    new_bytes: Int64 | UnsetType = UNSET
+    stored_bytes: Int64 | UnsetType = UNSET
 
 
 class RestoreResult(WireModel):

@@ -13,6 +13,7 @@ from pathlib import Path
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.file_contract import decode_path
+from core.models.compression import Compression
 from core.models.verification import WHOLE_PERCENT
 from core.snapshot_contract import TransferToDelete
 from datamover.flags import LIST, build_parser
@@ -53,7 +54,7 @@ class LogOptions:
 class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
-    `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
+    `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
     """
 
     kind_flag: str
@@ -63,6 +64,7 @@ class PodOptions:
     resource_timeout: timedelta
     attempt: int = 1
     cluster: str = ""
+    compression: Compression = Compression.NONE
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -225,6 +227,7 @@ class LocalBackup:
 
     source: Path
     name: str = ""
+    compression: Compression = Compression.NONE
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         cache_limit_mib=parsed.cache_limit_mib,
         attempt=parsed.attempt,
         cluster=getattr(parsed, "cluster", ""),
+        compression=getattr(parsed, "compression", Compression.NONE),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )
@@ -382,7 +386,7 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
     if parsed.command == MoverVerb.BACKUP:
         if parsed.source is None:
             raise ConfigError("required argument: --source")
-        return LocalBackup(parsed.source, parsed.name)
+        return LocalBackup(parsed.source, parsed.name, parsed.compression)
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
     return LocalRestore(parsed.snapshot, parsed.target)

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
+from core.models.compression import Compression, parse_compression
 from core.models.units import parse_duration
 from core.models.verification import WHOLE_PERCENT
 from core.snapshot_contract import TransferToDelete
@@ -89,6 +90,13 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="UID",
         default="",
         help="what identifies the cluster in the snapshot's tags (default: none)",
+    )
+    backup.add_argument(
+        "--compression",
+        metavar="ALGORITHM",
+        type=_compression,
+        default=Compression.NONE,
+        help="kopia's algorithm, unless the custom resource names one (default: none)",
     )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
@@ -341,6 +349,13 @@ def _transfer(text: str) -> TransferToDelete:
     try:
         return TransferToDelete.parse(text)
     except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def _compression(text: str) -> Compression:
+    try:
+        return parse_compression(text)
+    except ConfigError as e:
         raise argparse.ArgumentTypeError(str(e)) from e
 
 

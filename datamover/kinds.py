@@ -14,6 +14,7 @@ from typing import Final
 from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.models.compression import Compression, parse_compression
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -60,8 +61,12 @@ _RESTORE_KIND: Final = "Restore"
 _PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
 _PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
 _SPARSE: Final = "WriteSparseFiles"
-_BACKUP: Final = frozenset({_PARALLEL_UPLOAD})
+_COMPRESSION: Final = "Compression"
+"""Our own; Velero ignores it."""
+
+_BACKUP: Final = frozenset({_PARALLEL_UPLOAD, _COMPRESSION})
 _RESTORE: Final = frozenset({_PARALLEL_DOWNLOAD, _SPARSE})
+_COUNTS: Final = frozenset({_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD})
 
 _BOOLEANS: Final = {
     **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
@@ -173,6 +178,7 @@ class UploaderSettings:
     parallel_upload: int | None = None
     parallel_download: int | None = None
     write_sparse_files: bool = False
+    compression: Compression | None = None
     ignored: tuple[str, ...] = ()
 
 
@@ -185,12 +191,13 @@ def parse_settings(settings: Mapping[str, str], verb: MoverVerb) -> UploaderSett
         ConfigError: the value of a setting of this direction is invalid.
     """
     own, others = (_BACKUP, _RESTORE) if verb is MoverVerb.BACKUP else (_RESTORE, _BACKUP)
-    counts = {name: _count(name, text) for name, text in settings.items() if name in own - {_SPARSE}}
+    counts = {name: _count(name, text) for name, text in settings.items() if name in own & _COUNTS}
     reasons = dict.fromkeys(settings.keys() - own, "unknown")
     reasons |= dict.fromkeys(settings.keys() & others, f"not of a {verb}")
     reasons |= {name: "negative" for name, count in counts.items() if count < 0}
     return UploaderSettings(
         parallel_upload=max(0, counts.get(_PARALLEL_UPLOAD, 0)) or None,
+        compression=_algorithm(settings.get(_COMPRESSION, "")) if _COMPRESSION in own else None,
         parallel_download=max(0, counts.get(_PARALLEL_DOWNLOAD, 0)) or None,
         write_sparse_files=_SPARSE in own and _boolean(_SPARSE, settings.get(_SPARSE, "")),
         ignored=tuple(f"{name} ({reason})" for name, reason in sorted(reasons.items())),
@@ -204,6 +211,16 @@ def _count(name: str, text: str) -> int:
     if number is None:
         raise ConfigError(f'setting {name}: must be a number of files, such as 4: "{text}"')
     return -number if signed.startswith("-") else number
+
+
+def _algorithm(text: str) -> Compression | None:
+    """Return the algorithm; None for an empty text."""
+    if not text.strip():
+        return None
+    try:
+        return parse_compression(text.strip())
+    except ConfigError as e:
+        raise ConfigError(f"setting {_COMPRESSION}: {e}") from None
 
 
 def _boolean(name: str, text: str) -> bool:

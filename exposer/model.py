@@ -276,12 +276,16 @@ class PodVolumeRequest:
 
 @dataclass(frozen=True)
 class LocatedVolume:
-    """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node."""
+    """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
+
+    `storage_class` is that of its PersistentVolume; empty without one.
+    """
 
     node: str
     directory: str
     tolerations: tuple[JsonDict, ...] = ()
     node_os: str = LINUX
+    storage_class: str = ""
 
 
 class Exposer(Protocol[_Request_contra]):

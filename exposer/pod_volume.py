@@ -85,6 +85,7 @@ class PodVolumeExposer:
             directory=build_volume_directory(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
             node_os=node_os,
+            storage_class=pv["spec"].get("storageClassName", "") if pv else "",
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str:

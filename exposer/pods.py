@@ -4,10 +4,12 @@ Each differs in arguments, volume, placement and tolerations; `exposer.pod_manif
 share. `storage` is what the pod needs to reach the bucket of its location. Does no I/O.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -50,8 +52,11 @@ def build_backup_pod(
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=_build_args(
-            owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
+        args=replace(
+            _build_args(
+                owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
+            ),
+            compression=_compression(request.settings, request.storage_class),
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
@@ -100,11 +105,13 @@ def build_pod_volume_pod(
     Source: Velero v1.18, pkg/exposer/pod_volume.go.
     """
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
+    kind_flag = "pod-volume-backup" if backup else "pod-volume-restore"
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=_build_args(
-            owner, request.verb, "pod-volume-backup" if backup else "pod-volume-restore", request.settings.mover, cache
+        args=replace(
+            _build_args(owner, request.verb, kind_flag, request.settings.mover, cache),
+            compression=_compression(request.settings, located.storage_class) if backup else "",
         ),
         storage=storage,
         # With this type a missing directory fails the mount, instead of being created empty.
@@ -143,6 +150,12 @@ def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: Sto
     """Return the pod that validates `owner`, a BackupStorageLocation; it can only read the storage."""
     args = _build_args(owner, MoverVerb.VALIDATE_LOCATION, "backup-storage-location", settings.mover)
     return build_mover_pod(MoverPod(owner, validation_pod_name(owner), args, storage), settings)
+
+
+def _compression(settings: ExposeSettings, storage_class: str) -> str:
+    """Return the algorithm for a backup of a volume of this class; empty: none."""
+    algorithm = settings.compression.of_class(storage_class)
+    return "" if algorithm is Compression.NONE else str(algorithm)
 
 
 def _build_args(

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from core.models.attempts import InterruptionCause, RetryRules
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
 from exposer.placement import PlacementRules
@@ -22,6 +23,7 @@ __all__ = [
     "BackupPVCSettings",
     "CacheRule",
     "CacheVolume",
+    "CompressionRules",
     "ExposeSettings",
     "MoverOptions",
     "PodSettings",
@@ -148,6 +150,18 @@ class CacheRule:
 
 
 @dataclass(frozen=True)
+class CompressionRules:
+    """By which algorithm backups are compressed: by the storage class of the source, else the default one."""
+
+    default: Compression = Compression.NONE
+    by_class: Mapping[str, Compression] = field(default_factory=dict)
+
+    def of_class(self, storage_class: str) -> Compression:
+        """Return the algorithm for a source of `storage_class`; empty: it has none."""
+        return self.by_class.get(storage_class, self.default)
+
+
+@dataclass(frozen=True)
 class ExposeSettings:
     """All settings of an expose: what every mover pod inherits, its configuration, and the rules for volumes.
 
@@ -168,6 +182,7 @@ class ExposeSettings:
     ignore_delay_binding: bool = False
     restore_copies: tuple[str, ...] = ()
     cache: CacheRule | None = None
+    compression: CompressionRules = field(default_factory=CompressionRules)
     repository_volumes: tuple[RepositoryVolume, ...] = ()
     retries: Mapping[str, RetryRules] = field(default_factory=dict)
 

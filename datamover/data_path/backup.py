@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
+from core.models.compression import Compression
 from core.models.units import format_duration
 from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit, remove_overtaken
 from datamover.data_path.block import open_device
@@ -66,6 +67,7 @@ _WaitForNames = Callable[[], Awaitable[NameReport]]
 class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
+    `compression` is the algorithm for what the repository does not have yet.
     `checkpoint_interval` is how often kopia saves an incomplete snapshot.
     `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
@@ -78,6 +80,7 @@ class BackupParameters:
     mode: VolumeMode
     source: str
     parallel: int
+    compression: Compression = Compression.NONE
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
     low_memory: bool = False
@@ -132,6 +135,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 incremental_bytes = await count_incremental(repository, snapshot, inheritance, meter)
                 if parameters.attempt and parameters.attempt.number > 1:
                     await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
+    compressed = parameters.compression is not Compression.NONE
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -139,6 +143,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         total_bytes=snapshot.size_bytes,
         incremental_bytes=incremental_bytes,
         note=note or UNSET,
+        new_bytes=meter.new_bytes if compressed else UNSET,
+        stored_bytes=meter.stored_bytes if compressed else UNSET,
     )
 
 
@@ -186,13 +192,14 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
 
 async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
     """Ensure the policy and sort out incomplete snapshots of earlier backups; in parallel if memory allows."""
-    target, parallel, attempt = parameters.target, parameters.parallel, parameters.attempt
+    target, attempt = parameters.target, parameters.attempt
+    prepare = partial(ensure_policy, kopia, target, parallel=parameters.parallel, compression=parameters.compression)
     if parameters.low_memory:
-        await ensure_policy(kopia, target, parallel=parallel)
+        await prepare()
         return await inherit(kopia, target, attempt)
     try:
         async with asyncio.TaskGroup() as both:
-            both.create_task(ensure_policy(kopia, target, parallel=parallel), name="policy")
+            both.create_task(prepare(), name="policy")
             inheritance = both.create_task(inherit(kopia, target, attempt), name="incomplete")
     except ExceptionGroup as e:
         raise e.exceptions[0] from None

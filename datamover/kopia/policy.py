@@ -6,6 +6,7 @@ Source: kopia 0.23.1, cli/command_policy_set.go; tests/recordings/velero-1.18.2/
 from typing import Final
 
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from datamover.kopia.storage_calls import KopiaCaller
 
 __all__ = ["ensure_policy"]
@@ -14,7 +15,7 @@ _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
 
 
-async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int) -> None:
+async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int, compression: Compression) -> None:
     """Set the policy that Velero sets, unless the source has it already.
 
     Different from Velero's: directories marked as caches are kept, or their content would be missing.
@@ -23,10 +24,11 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int) -> No
         kopia: runs kopia, connected to the repository.
         target: the source in kopia's format: `user@host:path`.
         parallel: how many files are read at a time.
+        compression: the algorithm for what is stored from now on; Velero compresses nothing, and sets that again.
     """
     attempted = f"policy of {target.partition(':')[2]}"
     shown = await kopia.call(attempted, "policy", "show", "--json", target)
-    if _policy_matches(shown.check().document()):
+    if _policy_matches(shown.check().document(), compression):
         return
     change = await kopia.call(
         attempted,
@@ -35,7 +37,7 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int) -> No
         target,
         *(f"--keep-{period.lower()}={_UNLIMITED}" for period in _PERIODS),
         "--manual",
-        "--compression=none",
+        f"--compression={compression}",
         "--ignore-unknown-types=true",
         "--ignore-cache-dirs=false",
         f"--max-parallel-file-reads={parallel}",
@@ -44,12 +46,12 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int) -> No
     change.check()
 
 
-def _policy_matches(policy: JsonDict) -> bool:
+def _policy_matches(policy: JsonDict, compression: Compression) -> bool:
     retention = policy.get("retention") or {}
     return (
         all(retention.get(f"keep{period}") == _UNLIMITED for period in _PERIODS)
         and (policy.get("scheduling") or {}).get("manual") is True
-        and (policy.get("compression") or {}).get("compressorName") == "none"
+        and (policy.get("compression") or {}).get("compressorName") == compression
         and (policy.get("errorHandling") or {}).get("ignoreUnknownTypes") is True
         and (policy.get("files") or {}).get("ignoreCacheDirs") is False
     )

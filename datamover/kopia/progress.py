@@ -61,11 +61,12 @@ class Direction(Enum):
 
 @dataclass(frozen=True)
 class _Readings:
-    """kopia's counters in bytes: processed, sent over the network, found in the repository."""
+    """kopia's counters in bytes: processed, sent over the network, found in the repository, compressed."""
 
     processed: int = 0
     sent: int = 0
     deduplicated: int = 0
+    stored: int = 0
 
 
 def parse_size(text: str) -> int:
@@ -136,6 +137,16 @@ class Meter:
     def activity(self) -> Hashable:
         """A value that changes whenever kopia has read, found, sent or written something."""
         return self._moved, self._counted
+
+    @property
+    def new_bytes(self) -> int:
+        """What a backup read and the repository did not have, before compression; with kopia's directories."""
+        return self._last.processed - self._last.deduplicated
+
+    @property
+    def stored_bytes(self) -> int:
+        """The size of these after compression."""
+        return self._last.stored
 
     @property
     def snapshot_started(self) -> datetime | None:
@@ -225,6 +236,7 @@ class Meter:
             sent_bytes=self._last.sent,
             deduped_bytes=self._last.deduplicated,
             hashed_bytes=self._last.processed if self._direction is Direction.BACKUP else 0,
+            stored_bytes=self._last.stored,
             snapshot_started=self._snapshot_started,
         )
 
@@ -241,6 +253,7 @@ class Meter:
             processed=int(sums.get("kopia_content_hashed_bytes_total", 0)),
             sent=int(sums.get("kopia_blob_upload_bytes_total", 0)),
             deduplicated=int(sums.get("kopia_content_deduplicated_bytes_total", 0)),
+            stored=int(sums.get("kopia_content_after_compression_bytes_total", 0)),
         )
 
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError
+from core.models.compression import Compression
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
 from datamover.data_path.backup import BackupParameters, back_up
@@ -90,12 +91,24 @@ class LocalMover:
         self._stop = stop
         self._redactor = redactor or Redactor()
 
-    async def back_up(self, source: Path, name: str, bar: ProgressBar | None) -> BackupResult:
+    async def back_up(
+        self,
+        source: Path,
+        name: str,
+        bar: ProgressBar | None,
+        *,
+        compression: Compression = Compression.NONE,
+    ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
         limits = self._limits
         parameters = BackupParameters(
-            volume, _mode(volume), name or str(volume), parallel=limits.cpus, low_memory=limits.low_memory
+            volume,
+            _mode(volume),
+            name or str(volume),
+            parallel=limits.cpus,
+            compression=compression,
+            low_memory=limits.low_memory,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 
@@ -192,8 +205,9 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
-        case LocalBackup(source, name):
-            _print_backup(await mover.back_up(source, name, bar), as_json=options.json)
+        case LocalBackup(source, name, compression):
+            result = await mover.back_up(source, name, bar, compression=compression)
+            _print_backup(result, as_json=options.json)
         case LocalRestore(snapshot_id, target):
             _print_restore(await mover.restore(snapshot_id, target, bar), as_json=options.json)
         case LocalList():

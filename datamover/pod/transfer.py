@@ -239,6 +239,7 @@ class PodTransfer:
             mode=self._options.mode,
             source=plan.source,
             parallel=settings.parallel_upload or context.limits.cpus,
+            compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             parent=plan.parent,

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import OBJECT_NAME, SUBDOMAIN
 from core.models.units import parse_duration, parse_quantity
-from nodeagent.config.keys import guess
+from core.spelling import guess
 
 __all__ = ["GivenFlags", "destination"]
 

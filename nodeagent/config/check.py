@@ -20,11 +20,13 @@ from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
-from nodeagent.config.keys import Finding, guess, show_key
+from core.spelling import guess
+from nodeagent.config.keys import Finding, show_key
 from nodeagent.config.live import NO_CONFIG
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.models import AgentConfig
+from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.parse import ParsedConfig, parse_config
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.config.source import read_config, read_config_map, read_document
@@ -57,6 +59,8 @@ def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
         path = f"backupPVC{show_key(source)}"
         yield path, source
         yield f"{path}.storageClass", claim.storage_class
+    for source in config.own.compression.per_storage_class:
+        yield f"[{json.dumps(OWN_KEY)}].compression.perStorageClass{show_key(source)}", source
     yield "cachePVC.storageClass", config.cache_pvc.storage_class
 
 

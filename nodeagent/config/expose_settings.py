@@ -9,7 +9,14 @@ from dataclasses import replace
 from core.kube.resources import CONFIG_MAPS, SECRETS
 from core.models.attempts import RetryRules
 from exposer.placement import PlacementRule, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheRule, ExposeSettings, PodSettings, RepositoryVolume
+from exposer.settings import (
+    BackupPVCSettings,
+    CacheRule,
+    CompressionRules,
+    ExposeSettings,
+    PodSettings,
+    RepositoryVolume,
+)
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.retries import build_retry_rules
 from nodeagent.config.selectors import LabelSelector
@@ -43,6 +50,7 @@ def build_expose_settings(
         cache=CacheRule(cache.storage_class, cache_limit_mib, cache.resident_threshold_in_mb)
         if cache.storage_class
         else None,
+        compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
         retries=_retries(config),
     )
 

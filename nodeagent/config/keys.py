@@ -6,7 +6,6 @@ path that a reader finds a value by. Does not know which values a key accepts
 checks all of them.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from core.kube.errors import NotFoundError
 from core.models.base import JsonDict
+from core.spelling import ask, close_name, hinted
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.selectors import Section
 
@@ -25,11 +25,7 @@ __all__ = [
     "Location",
     "Nested",
     "SortedKeys",
-    "ask",
     "build_schema",
-    "close_name",
-    "guess",
-    "hinted",
     "known_paths",
     "load_json",
     "missing",
@@ -198,32 +194,9 @@ class _Sorter:
         return ask(close)
 
 
-def ask(meant: str) -> str:
-    """Return the hint that `meant` may be meant; empty if it is empty."""
-    return f"did you mean {meant}?" if meant else ""
-
-
-def guess(name: str, candidates: Iterable[str]) -> str:
-    """Return the hint which of the candidates may be meant by `name`."""
-    return ask(close_name(name, candidates))
-
-
-def hinted(text: str, name: str, candidates: Iterable[str]) -> str:
-    """Return `text`, which says that there is no `name`, with the hint which of the candidates may be meant."""
-    hint = guess(name, candidates)
-    return f"{text} ({hint})" if hint else text
-
-
 def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
     """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
     return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
-
-
-def close_name(name: str, candidates: Iterable[str]) -> str:
-    """Return the candidate whose spelling is close to `name`; empty if there is none."""
-    by_lower = {candidate.lower(): candidate for candidate in candidates}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return by_lower[close[0]] if close else ""
 
 
 def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from core.models.base import JsonDict
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from nodeagent.config.compression import CompressionKeys
 from nodeagent.config.retries import Retry
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
@@ -90,6 +91,11 @@ class OwnKeys(Section):
         default_factory=Retry,
         description="when an interrupted transfer gets another attempt (our own key)",
         examples=[{"maxRetries": 5}],
+    )
+    compression: CompressionKeys = Field(
+        default_factory=CompressionKeys,
+        description="compression of what backups store (our own key)",
+        examples=[{"default": "none", "perStorageClass": {"fast": "zstd"}}],
     )
 
     @field_validator("repository_volumes")

@@ -20,7 +20,8 @@ from pydantic_core import ErrorDetails
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.units import parse_quantity
-from nodeagent.config.keys import Finding, Location, SortedKeys, ask, close_name, load_json, show_key, sort_keys
+from core.spelling import ask, close_name
+from nodeagent.config.keys import Finding, Location, SortedKeys, load_json, show_key, sort_keys
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.selectors import Section

@@ -26,7 +26,8 @@ from core.models.storage import (
     REPOSITORY_TYPE,
 )
 from core.models.units import parse_count
-from nodeagent.config.keys import Finding, guess, load_json, show_key
+from core.spelling import guess
+from nodeagent.config.keys import Finding, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 

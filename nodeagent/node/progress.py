@@ -298,6 +298,7 @@ class ProgressFollower:
             kind_name,
             message.hashed_bytes - counted.hashed_bytes,
             deduplicated=message.deduped_bytes - counted.deduped_bytes,
+            stored=message.stored_bytes - counted.stored_bytes,
         )
         if reading.attempt > 1 and reading.done_bytes < reading.base_bytes:
             self._metrics.resent(kind_name, message.sent_bytes - counted.sent_bytes)

@@ -98,6 +98,8 @@ class _FlowMetrics:
         self.hashed = Counter("nodeagent_hashed_bytes", text, by_kind, registry=registry)
         text = "Bytes of these that the repository had already; the others are sent"
         self.deduplicated = Counter("nodeagent_deduplicated_bytes", text, by_kind, registry=registry)
+        text = "Size of the others after compression"
+        self.stored = Counter("nodeagent_stored_bytes", text, by_kind, registry=registry)
         text = "When a running transfer last moved or sent bytes, in seconds since 1970, by the node's clock"
         self.progress = Gauge("nodeagent_last_progress_seconds", text, [*by_kind, "uid"], registry=registry)
         text = "Transfers in no final phase that have a pending reason, by kind and reason"
@@ -240,10 +242,11 @@ class Metrics:
         """Add bytes sent to the bucket."""
         self._sent.labels(self._node, kind).inc(max(0, delta))
 
-    def bytes_hashed(self, kind: str, delta: int, *, deduplicated: int) -> None:
-        """Add bytes that a backup read, and how many of them the repository had already."""
+    def bytes_hashed(self, kind: str, delta: int, *, deduplicated: int, stored: int) -> None:
+        """Add bytes that a backup read, those of them that the repository had already, and the others compressed."""
         self._flow.hashed.labels(self._node, kind).inc(max(0, delta))
         self._flow.deduplicated.labels(self._node, kind).inc(max(0, deduplicated))
+        self._flow.stored.labels(self._node, kind).inc(max(0, stored))
 
     def retried(self, kind: str, cause: str) -> None:
         """Count an interruption that another attempt follows; `cause` is an `InterruptionCause`."""

@@ -57,6 +57,11 @@ def test_arguments_are_one_verb_and_flags_with_values() -> None:
     ]
 
 
+def test_the_algorithm_of_a_backup_is_a_flag() -> None:
+    args = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", compression="zstd")
+    assert "--compression=zstd" in args.argv
+
+
 def test_arguments_without_a_volume_omit_its_flags() -> None:
     argv = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", "shop-default-kopia").argv
     assert not [flag for flag in argv if "volume" in flag]

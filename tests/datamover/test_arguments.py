@@ -9,6 +9,7 @@ import pytest
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
+from core.models.compression import Compression
 from core.snapshot_contract import TransferToDelete
 from datamover.arguments import (
     DeletionOptions,
@@ -65,6 +66,19 @@ def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
         termination_file=_TERMINATION_FILE,
         log=LogOptions("debug", "json"),
     )
+
+
+def test_a_backups_command_line_has_its_algorithm() -> None:
+    argv = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", compression="zstd").argv
+    options = parse_arguments(argv, {})
+    assert isinstance(options, PodOptions)
+    assert options.compression is Compression.ZSTD
+
+
+def test_an_unknown_algorithm_is_rejected_with_the_one_that_may_be_meant() -> None:
+    argv = ["backup", "--data-upload=b1", "--volume-path=/volume", "--compression=zst"]
+    with pytest.raises(ConfigError, match=r'"zst" \(did you mean zstd'):
+        parse_arguments(argv, {})
 
 
 @pytest.mark.parametrize(
@@ -181,10 +195,11 @@ def test_a_transfer_without_namespace_backup_and_uid_is_invalid(text: str) -> No
     [
         (["backup", "--source=/data"], LocalBackup(Path("/data"))),
         (["backup", "--source=/data", "--name=mine"], LocalBackup(Path("/data"), "mine")),
+        (["backup", "--source=/data", "--compression=zstd"], LocalBackup(Path("/data"), "", Compression.ZSTD)),
         (["restore", "--snapshot=abc", "--target=/out"], LocalRestore("abc", Path("/out"))),
         (["list"], LocalList()),
     ],
-    ids=["backup", "backup with a name", "restore", "list"],
+    ids=["backup", "backup with a name", "compressed backup", "restore", "list"],
 )
 def test_a_repository_on_the_command_line_is_local_mode(
     argv: list[str], command: LocalBackup | LocalRestore | LocalList

@@ -2,6 +2,7 @@ import pytest
 
 from core.contract import MoverVerb
 from core.errors import ConfigError
+from core.models.compression import Compression
 from datamover.kinds import UploaderSettings, parse_settings
 
 _ALL = {"ParallelFilesUpload": "7", "ParallelFilesDownload": "3", "WriteSparseFiles": "true", "New": "x"}
@@ -16,7 +17,7 @@ def test_settings_of_the_direction_are_parsed_and_others_named() -> None:
     )
 
 
-_UPLOAD, _DOWNLOAD = "ParallelFilesUpload", "ParallelFilesDownload"
+_UPLOAD, _DOWNLOAD, _ALGORITHM = "ParallelFilesUpload", "ParallelFilesDownload", "Compression"
 
 
 @pytest.mark.parametrize(
@@ -32,6 +33,10 @@ _UPLOAD, _DOWNLOAD = "ParallelFilesUpload", "ParallelFilesDownload"
             {"WriteSparseFiles": "yes"},
             UploaderSettings(ignored=("WriteSparseFiles (not of a backup)",)),
         ),
+        (MoverVerb.BACKUP, {_ALGORITHM: " zstd "}, UploaderSettings(compression=Compression.ZSTD)),
+        (MoverVerb.BACKUP, {_ALGORITHM: "none"}, UploaderSettings(compression=Compression.NONE)),
+        (MoverVerb.BACKUP, {_ALGORITHM: ""}, UploaderSettings()),
+        (MoverVerb.RESTORE, {_ALGORITHM: "zip"}, UploaderSettings(ignored=(f"{_ALGORITHM} (not of a restore)",))),
         (MoverVerb.RESTORE, {}, UploaderSettings()),
         (MoverVerb.RESTORE, {_DOWNLOAD: "+4"}, UploaderSettings(None, 4)),
         (MoverVerb.RESTORE, {_DOWNLOAD: "-3"}, UploaderSettings(ignored=(f"{_DOWNLOAD} (negative)",))),
@@ -50,6 +55,11 @@ def test_what_has_no_effect_is_named_and_fails_nothing(
         (MoverVerb.BACKUP, {_UPLOAD: "many"}, f'setting {_UPLOAD}: must be a number of files, such as 4: "many"'),
         (MoverVerb.BACKUP, {_UPLOAD: ""}, f'setting {_UPLOAD}: must be a number of files, such as 4: ""'),
         (MoverVerb.RESTORE, {_DOWNLOAD: "1.5"}, f'setting {_DOWNLOAD}: must be a number of files, such as 4: "1.5"'),
+        (
+            MoverVerb.BACKUP,
+            {_ALGORITHM: "zst"},
+            f'setting {_ALGORITHM}: must be one of none, .*: "zst" .did you mean zstd?',
+        ),
         (MoverVerb.RESTORE, {"WriteSparseFiles": "yes"}, 'setting WriteSparseFiles: must be true or false: "yes"'),
     ],
 )

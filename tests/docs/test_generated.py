@@ -44,8 +44,8 @@ The number of series is bounded:
 
 What became of the bytes of backups: of `nodeagent_moved_bytes_total` those of unchanged files are not read; the others
 are `nodeagent_hashed_bytes_total`. Of these `nodeagent_deduplicated_bytes_total` were in the repository already. The
-rest is sent, with kopia's indexes: `nodeagent_sent_bytes_total`. There is no ratio of compression, since data movers
-compress nothing, as Velero's. An agent that restarts in the middle of a transfer misses some of the bytes.
+rest is `nodeagent_stored_bytes_total` after compression, and sent with kopia's indexes: `nodeagent_sent_bytes_total`.
+An agent that restarts in the middle of a transfer misses some of the bytes.
 """
 
 

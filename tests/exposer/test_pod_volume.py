@@ -90,6 +90,16 @@ async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
     )
 
 
+async def test_a_located_volume_has_the_storage_class_of_its_persistent_volume() -> None:
+    scene = Scene()
+    scene.put_volume({"local": {"path": "/x"}}, storageClassName="fast")
+
+    located = await scene.exposer.locate(scene.request, scene.world.client)
+
+    assert isinstance(located, LocatedVolume)
+    assert located.storage_class == "fast"
+
+
 async def test_a_volume_without_a_pvc_is_located() -> None:
     scene = Scene()
     scene.spec["volumes"] = [{"name": "fs", "emptyDir": {}}]

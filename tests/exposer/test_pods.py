@@ -10,6 +10,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from core.models.storage import BackupRepository
 from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume, Owner
@@ -18,6 +19,7 @@ from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod,
 from exposer.settings import (
     BackupPVCSettings,
     CacheVolume,
+    CompressionRules,
     ExposeSettings,
     MoverOptions,
     PodSettings,
@@ -324,3 +326,33 @@ def test_the_init_pod_has_a_fixed_name() -> None:
     repository = Owner.of(BackupRepository.parse(recorded("backuprepository")))
 
     assert init_pod()["metadata"]["name"] == init_pod_name(repository) == f"{repository.name}-init"
+
+
+def _algorithms(pod: JsonDict) -> list[str]:
+    return [word for word in pod["spec"]["containers"][0]["args"] if word.startswith("--compression=")]
+
+
+@pytest.mark.parametrize(
+    ("by_class", "flags"),
+    [("zstd", ["--compression=zstd"]), ("none", []), ("", ["--compression=s2-default"])],
+    ids=["of the class", "not of the class", "of no class"],
+)
+def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str]) -> None:
+    classes = {name: Compression(by_class) for name in ("standard", "fast") if by_class}
+    settings = ExposeSettings(template(), compression=CompressionRules(Compression.S2, classes))
+    upload = replace(snapshot_request(), storage_class="fast")
+    claim = build_backup_claim(upload, size="2Gi", mode=MODE)
+    upload, backup = replace(upload, settings=settings), replace(pod_volume_request(), settings=settings)
+    located = LocatedVolume("node-a", "/directory", storage_class="fast")
+
+    assert _algorithms(build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS)) == flags
+    assert _algorithms(build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS)) == flags
+
+
+def test_a_restore_is_given_no_algorithm() -> None:
+    settings = ExposeSettings(template(), compression=CompressionRules(Compression.ZSTD))
+    download = replace(restore_request(), settings=settings)
+    back = replace(pod_volume_request("podvolumerestore"), settings=settings)
+
+    assert not _algorithms(build_restore_pod(download, MODE, placement=ANYWHERE, storage=OWN_CREDENTIALS))
+    assert not _algorithms(build_pod_volume_pod(back, LocatedVolume("node-a", "/d"), storage=OWN_CREDENTIALS))

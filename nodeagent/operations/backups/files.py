@@ -13,9 +13,9 @@ from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.models.base import JsonDict, WireModel
 from core.models.phases import Phase
 from core.models.storage import RepositoryKey
+from core.spelling import guess
 from exposer.maintenance_job import FileRequest, build_file_job
 from exposer.model import Owner
-from nodeagent.config.keys import guess
 from nodeagent.operations.backups.view import Backup, BackupVolume
 from nodeagent.operations.mover_jobs import JobSubject, JobTools, plan_job, read_location, run_job
 

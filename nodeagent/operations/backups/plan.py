@@ -13,7 +13,7 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, OBJECT_NAME
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
-from nodeagent.config.keys import hinted
+from core.spelling import hinted
 from nodeagent.operations.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
 from nodeagent.operations.backups.moving import explain_velero_server
 from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, check_pairs

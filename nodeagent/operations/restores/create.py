@@ -17,7 +17,7 @@ from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STOR
 from core.models.base import JsonDict
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES
-from nodeagent.config.keys import guess
+from core.spelling import guess
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.restores.sources import RestoreError, SavedVolume

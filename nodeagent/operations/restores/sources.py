@@ -7,7 +7,7 @@ from core.errors import AgentError
 from core.models.phases import Phase
 from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import StoredSnapshot
-from nodeagent.config.keys import guess, hinted
+from core.spelling import guess, hinted
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, BackupVolume
 from nodeagent.operations.restores.stored import StoredList

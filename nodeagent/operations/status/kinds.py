@@ -8,7 +8,7 @@ from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
-from nodeagent.config.keys import guess
+from core.spelling import guess
 
 __all__ = ["TRANSFER_KINDS", "TransferKind", "kind_named", "parse_target"]
 

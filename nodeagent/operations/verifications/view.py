@@ -10,7 +10,7 @@ from core.errors import AgentError
 from core.models.base import WireModel
 from core.models.phases import Phase
 from core.models.verification import VerificationOutcome, VerifiedSnapshot
-from nodeagent.config.keys import hinted
+from core.spelling import hinted
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.backups.view import Backup, BackupVolume

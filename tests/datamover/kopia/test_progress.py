@@ -102,6 +102,14 @@ async def test_readings_never_decrease_or_exceed_the_total_and_have_the_rate() -
     assert {one.sent_bytes for one in readings} == {7}
 
 
+async def test_a_backup_has_the_size_of_new_data_before_and_after_compression() -> None:
+    meter = Meter(SystemClock(), Direction.BACKUP)
+    counters = {"hashed": 1000, "deduplicated": 400, "after_compression": 150}
+    meter.take_counters("".join(f"kopia_content_{name}_bytes_total {count}\n" for name, count in counters.items()))
+    assert (meter.new_bytes, meter.stored_bytes) == (600, 150)
+    assert (await meter.read()).stored_bytes == 150
+
+
 async def test_data_of_the_parent_snapshot_counts_as_done() -> None:
     meter = Meter(SystemClock(), Direction.BACKUP, total_bytes=2_000_000)
     meter.take(" * 0 hashing, 0 hashed (0 B), 9 cached (1.5 MB), uploaded 0 B, estimating...")

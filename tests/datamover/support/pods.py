@@ -17,6 +17,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.attempts import Attempts
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
     NODE_LABEL,
@@ -81,6 +82,7 @@ class MoverPod:
     attempts: Attempts = field(default_factory=Attempts)
     annotations: Mapping[str, str] = field(default_factory=dict)
     cluster: str = ""
+    compression: Compression = Compression.NONE
 
     def __post_init__(self) -> None:
         self.stop = StopSignal()
@@ -152,6 +154,7 @@ class MoverPod:
             resource_timeout=timedelta(seconds=20),
             attempt=self.attempts.number,
             cluster=self.cluster,
+            compression=self.compression,
             termination_file=self.context.termination_file,
             log=LogOptions("info"),
         )

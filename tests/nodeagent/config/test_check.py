@@ -169,6 +169,7 @@ _NAMES = {
     "backupPVC": {"fast": {"storageClass": "slow"}, "gone.ssd": {}},
     "cachePVC": {"storageClass": "kept"},
     "priorityClassName": "data-moverr",
+    "nodeagent.io": {"compression": {"perStorageClass": {"fast": "zstd", "fasst": "zstd"}}},
 }
 
 
@@ -193,6 +194,7 @@ async def test_names_missing_in_the_cluster_are_reported_with_a_hint() -> None:
         "loadAffinity[0].storageClass: StorageClass fasst does not exist (did you mean fast?)",
         "backupPVC.fast.storageClass: StorageClass slow does not exist",
         'backupPVC["gone.ssd"]: StorageClass gone.ssd does not exist',
+        ('["nodeagent.io"].compression.perStorageClass.fasst: StorageClass fasst does not exist (did you mean fast?)'),
         "cachePVC.storageClass: StorageClass kept has reclaimPolicy Retain: no cache volume without Delete",
         (
             "priorityClassName: PriorityClass data-moverr does not exist: data movers get the default priority "

@@ -11,8 +11,17 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
 from core.models.attempts import RetryRules
+from core.models.compression import Compression
 from exposer.placement import PlacementRule, PlacementRules
-from exposer.settings import BackupPVCSettings, CacheRule, CacheVolume, ExposeSettings, MoverOptions, PodSettings
+from exposer.settings import (
+    BackupPVCSettings,
+    CacheRule,
+    CacheVolume,
+    CompressionRules,
+    ExposeSettings,
+    MoverOptions,
+    PodSettings,
+)
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
@@ -39,6 +48,13 @@ def test_the_rules_for_memory_are_those_of_the_kind() -> None:
     assert build(**{"nodeagent.io": {"retry": {"perKind": per_kind}}}).retries == {
         "DataUpload": RetryRules(oom_memory_factor=2)
     }
+
+
+def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
+    compression = {"default": "s2-default", "perStorageClass": {"fast": "zstd"}}
+    assert build(**{"nodeagent.io": {"compression": compression}}).compression == CompressionRules(
+        Compression.S2, {"fast": Compression.ZSTD}
+    )
 
 
 def test_the_settings_are_the_defaults_without_configuration() -> None:

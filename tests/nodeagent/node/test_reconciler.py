@@ -102,6 +102,7 @@ async def test_progress_is_written_into_the_status() -> None:
     assert f'nodeagent_sent_bytes_total{{kind="DataUpload",node="{NODE}"}} 50.0' in text
     assert f'nodeagent_hashed_bytes_total{{kind="DataUpload",node="{NODE}"}} 300.0' in text
     assert f'nodeagent_deduplicated_bytes_total{{kind="DataUpload",node="{NODE}"}} 200.0' in text
+    assert f'nodeagent_stored_bytes_total{{kind="DataUpload",node="{NODE}"}} 40.0' in text
     assert f'nodeagent_expose_seconds_count{{kind="DataUpload",node="{NODE}"}} 1.0' in text
     assert f'podVolume_data_upload_success_total{{node="{NODE}"}} 1.0' in text
     assert "nodeagent_rate_bytes_per_second{" not in text

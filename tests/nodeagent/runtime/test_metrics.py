@@ -73,12 +73,13 @@ def test_every_end_is_counted_by_kind_and_phase_and_begins_with_0(metrics: Metri
     assert {name for name, value in found.items() if value} == {counted}
 
 
-def test_hashed_and_deduplicated_bytes_are_summed_and_never_decrease(metrics: Metrics) -> None:
+def test_hashed_deduplicated_and_stored_bytes_are_summed_and_never_decrease(metrics: Metrics) -> None:
     for delta in (5, 7, -3):
-        metrics.bytes_hashed("DataUpload", delta, deduplicated=delta - 1)
+        metrics.bytes_hashed("DataUpload", delta, deduplicated=delta - 1, stored=delta - 2)
     samples = _samples(metrics)
     assert samples['nodeagent_hashed_bytes_total{kind="DataUpload",node="node-a"}'] == 12
     assert samples['nodeagent_deduplicated_bytes_total{kind="DataUpload",node="node-a"}'] == 10
+    assert samples['nodeagent_stored_bytes_total{kind="DataUpload",node="node-a"}'] == 8
 
 
 def test_queue_and_expose_durations_are_histograms(metrics: Metrics) -> None:

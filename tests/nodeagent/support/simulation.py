@@ -198,7 +198,7 @@ class Controllers(ABC):
             began = self._started_at.setdefault(pod["metadata"]["uid"], now)
             if now == began:
                 progress = {"totalBytes": 1000, "doneBytes": 400, "bytesPerSecond": 100, "sentBytes": 50}
-                progress |= {"hashedBytes": 300, "dedupedBytes": 200}
+                progress |= {"hashedBytes": 300, "dedupedBytes": 200, "storedBytes": 40}
                 await self.record(transfer, json.dumps(progress))
             if now - began >= self.mover.seconds and _attempts_of(transfer).number <= self.mover.interrupted:
                 await self._end(pod, 137, "")

@@ -1,0 +1,110 @@
+"""A compressed volume takes less room, and every reader restores it."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.contract import VolumeMode
+from core.models.compression import Compression
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.kopia.repository import Repository
+from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.processes
+
+_SOURCE = "some/volume"
+_LINES = 200_000
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    """4 MB of text, which any algorithm shrinks."""
+    made = tmp_path / "volume"
+    made.mkdir()
+    (made / "log").write_text("".join(f"line {number} of a log\n" for number in range(_LINES)))
+    return made
+
+
+def _stored(repository: Path) -> int:
+    """Return the size of a repository in a directory, or in one below it."""
+    return sum(blob.stat().st_size for blob in repository.rglob("*.f"))
+
+
+@pytest.mark.parametrize("algorithm", [one for one in Compression if one is not Compression.NONE])
+async def test_plain_kopia_restores_what_any_algorithm_has_shrunk(
+    mover_repository: Repository, repository: Path, volume: Path, kopia: PlainKopia, algorithm: Compression
+) -> None:
+    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, compression=algorithm)
+    result = await back_up(mover_repository, parameters, backup_data_path())
+    kopia.run("restore", result.snapshot_id, str(volume.parent / "out"))
+    assert describe_tree(volume.parent / "out") == describe_tree(volume)
+    assert kopia.policy(_SOURCE)["compression"]["compressorName"] == algorithm
+    assert _stored(repository) < result.total_bytes / 2
+    assert isinstance(result.new_bytes, int)
+    assert isinstance(result.stored_bytes, int)
+    # Both have the directories of the snapshot, and the repository has indexes too.
+    assert result.new_bytes >= result.total_bytes
+    assert result.stored_bytes == pytest.approx(_stored(repository), rel=0.1, abs=50_000)
+
+
+async def test_a_later_backup_without_compression_restores_and_sets_the_policy_back(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia
+) -> None:
+    plain = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2)
+    zipped = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, compression=Compression.ZSTD)
+    await back_up(mover_repository, zipped, backup_data_path())
+    (volume / "more").write_text("more")
+    result = await back_up(mover_repository, plain, backup_data_path())
+    kopia.run("restore", result.snapshot_id, str(volume.parent / "out"))
+    assert describe_tree(volume.parent / "out") == describe_tree(volume)
+    assert kopia.policy(_SOURCE)["compression"]["compressorName"] == "none"
+    assert result.new_bytes is result.stored_bytes
+
+
+@pytest.fixture
+def pod(tmp_path: Path, _new_repository: Path) -> MoverPod:
+    """A pod whose repository exists, for a storage class whose algorithm is zstd."""
+    shutil.copytree(_new_repository, tmp_path / "backups" / "kopia" / "app")
+    pod = MoverPod(FakeKube(), tmp_path, compression=Compression.ZSTD)
+    pod.put_repository(phase="Ready")
+    return pod
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The two kinds that back up and restore a volume: their flags, and the field of their settings."""
+
+    out: tuple[str, str]
+    back: tuple[str, str]
+    key: str
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        _Way(("DataUpload", "data-upload"), ("DataDownload", "data-download"), "dataMoverConfig"),
+        _Way(("PodVolumeBackup", "pod-volume-backup"), ("PodVolumeRestore", "pod-volume-restore"), "uploaderSettings"),
+    ],
+    ids=["snapshot data", "pod volumes"],
+)
+@pytest.mark.parametrize(("setting", "shrunk"), [("", True), ("none", False), ("s2-default", True)])
+async def test_the_setting_of_a_transfer_precedes_that_of_its_class(
+    pod: MoverPod, volume: Path, *, way: _Way, setting: str, shrunk: bool
+) -> None:
+    given: dict[str, Any] = {way.key: {"Compression": setting}}
+    pod.put_transfer(way.out[0], **given)
+    assert await pod.run(way.out[1], volume) == 0
+    result = pod.result
+    (pod.folder / "out").mkdir()
+    pod.put_transfer(way.back[0], snapshotID=result["snapshotID"])
+    assert await pod.run(way.back[1], pod.folder / "out") == 0
+    assert (pod.folder / "out" / "log").read_bytes() == (volume / "log").read_bytes()
+    assert (_stored(pod.folder / "backups") < result["totalBytes"] / 2) is shrunk
+    assert ("storedBytes" in result) is shrunk
