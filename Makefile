@@ -46,7 +46,7 @@ screenshots: venv ## draw the pictures of the documentation
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-cluster-full test-upgrade test-velero test-images soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -112,6 +112,12 @@ test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on 
 	@tools/build.sh helm helm4 >/dev/null
 	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
 	@$(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_fresh_chart.py
+
+test-recovery: setup ## back volumes up in one cluster, and restore them in another one that has only the bucket (root)
+	$(step)
+	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for part in first then; do \
+	  RECOVERY_FOLDER=$$folder $(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_two_clusters.py -k test_$$part || exit; \
+	done
 
 test-cluster-full: setup ## kill components while data moves, and fire alerts, on a real kubelet; half an hour (root)
 	$(step)
