@@ -36,7 +36,8 @@ class CacheLimit:
     """The limit of kopia's cache on disk, in MiB: 4/5 for data, 1/5 for metadata.
 
     kopia sweeps each part at its size, a soft limit, where it still keeps what was used a moment ago.
-    As with Velero, it is 4/5 of the hard limit.
+    As with Velero, it is 4/5 of the hard limit. There are always both parts: without one for data, kopia 0.23.1 crashes
+    (its issue 5406), and would download again what several files have in common.
     Source: Velero v1.18, SetupConnectOptions in pkg/repository/udmrepo/kopialib/backend/common.go.
     """
 

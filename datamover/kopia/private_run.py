@@ -154,6 +154,8 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
             *(Path(token).parent for token in tokens),
         ),
         write=(*(volume if access.writable else ()), *(() if read_only else repository), *own),
+        # What it writes then is its cache, each file flushed by itself, and what it restores, which the mover flushes.
+        flushes=not read_only,
         files=tuple(Path(environment[name]) for name in _AUTHORITIES if environment.get(name)),
     )
 

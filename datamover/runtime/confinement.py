@@ -12,7 +12,7 @@ between that did the same in Python would add an interpreter's start to each cal
 import ctypes
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,6 +21,7 @@ from typing import Final
 
 from core.errors import DataPathError
 from core.landlock import landlock_abi
+from datamover.runtime.flushing import no_flushes
 from datamover.runtime.jail import Jail, Step, below, build_jail, share_nothing, use_as_jail
 from datamover.runtime.landlock import SYS_RESTRICT_SELF, Rights, open_ruleset
 
@@ -56,13 +57,15 @@ _AUTHORITIES: Final = tuple(
 class Bounds:
     """What a confined program may open: directories, and public files or directories of which a jail has copies.
 
-    `volume` is the one of `read` and `write` that a tenant controls, None if there is none.
+    `volume` is the one of `read` and `write` that a tenant controls, None if there is none. Without `flushes`, what it
+    writes need not be on the disk when it has flushed it.
     """
 
     volume: Path | None = None
     read: tuple[Path, ...] = ()
     write: tuple[Path, ...] = ()
     files: tuple[Path, ...] = ()
+    flushes: bool = True
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,14 @@ def confine(program: Path, bounds: Bounds, means: Means, home: Path) -> Iterator
         jail = stack.enter_context(_open_jail(bounds, files, means, home))
         if jail is not None:
             steps += jail.steps()
+        if means.abi or not bounds.flushes:
+            steps.append(_no_new_privs())
         if means.abi:
             rules = _rules(program, bounds, files, jail)
             ruleset = stack.enter_context(open_ruleset(means.abi, rules))
-            steps += _restrict(ruleset)
+            steps.append(_restrict(ruleset))
+        if not bounds.flushes:
+            steps += no_flushes()
         opened = None
         if jail is not None:
             opened = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
@@ -199,13 +206,13 @@ def _rules(program: Path, bounds: Bounds, files: Sequence[Path], jail: Jail | No
     yield from ((below(jail.root, file) if jail else file, Rights.to_read()) for file in files)
 
 
-def _restrict(ruleset: int) -> list[Step]:
+def _no_new_privs() -> Step:
+    """Return the step that the following ones require without a capability."""
     libc = ctypes.PyDLL(None, use_errno=True)
     zero, one = ctypes.c_ulong(0), ctypes.c_ulong(1)
-    restrict: Callable[[], int] = partial(
-        libc.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0)
-    )
-    return [
-        ("no_new_privs", partial(libc.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)),
-        ("Landlock", restrict),
-    ]
+    return "no_new_privs", partial(libc.prctl, ctypes.c_int(_PR_SET_NO_NEW_PRIVS), one, zero, zero, zero)
+
+
+def _restrict(ruleset: int) -> Step:
+    libc = ctypes.PyDLL(None, use_errno=True)
+    return "Landlock", partial(libc.syscall, ctypes.c_long(SYS_RESTRICT_SELF), ctypes.c_long(ruleset), ctypes.c_long(0))

@@ -110,6 +110,17 @@ async def test_the_bounds_are_volume_cache_and_own_directory(
     assert bounds == [Bounds(expected.volume, expected.read, expected.write, (Path("/work/ca.pem"),))]
 
 
+@pytest.mark.parametrize("read_only", [False, True], ids=["backup", "restore"])
+async def test_only_a_run_that_writes_to_no_repository_may_leave_out_flushes(
+    tmp_path: Path, bounds: list[Bounds], read_only: bool
+) -> None:
+    environment = _environment(tmp_path, _S3, {})
+    config = tmp_path / "repository.config"
+    config.write_text(json.dumps(json.loads(config.read_text()) | ({"readonly": True} if read_only else {})))
+    async with open_private_run("true", environment, VolumeAccess(tmp_path), _MEANS):
+        assert bounds[0].flushes is not read_only
+
+
 _TOKENS = [
     ("s3", "AWS_WEB_IDENTITY_TOKEN_FILE"),
     ("s3", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),

@@ -59,6 +59,20 @@ def test_without_means_an_ordinary_user_continues_unconfined(tmp_path: Path, mon
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", list(MEANS))
+def test_a_child_that_need_not_flush_leaves_it_out_by_any_means(name: str, tmp_path: Path) -> None:
+    volume, home = tmp_path / "volume", tmp_path / "home"
+    for folder in (volume, home):
+        folder.mkdir()
+    bounds = Bounds(volume, read=(volume,), write=(home,), flushes=False)
+    with confine(Path("/bin/true"), bounds, MEANS[name](), home) as confinement:
+        assert confinement is not None
+        assert [step for step, _ in confinement.steps][-1] == "seccomp"
+        assert "no_new_privs" in [step for step, _ in confinement.steps]
+        assert _try_in_child(confinement, [(home / "new", os.O_WRONLY | os.O_CREAT)]) == [""]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", list(MEANS))
 async def test_a_confined_program_starts_and_leaves_nothing(name: str, kopia_program: Path, tmp_path: Path) -> None:
     volume, home = tmp_path / "volume", tmp_path / "home"
     for folder in (volume, home):
