@@ -372,12 +372,8 @@ def _parse_local(parsed: argparse.Namespace, environment: Mapping[str, str]) -> 
         ca_file=parsed.s3_ca_file,
         verify_tls=not parsed.s3_insecure,
     )
-    return LocalOptions(
-        command=_parse_local_command(parsed),
-        repository=repository,
-        json=parsed.json,
-        log=LogOptions(parsed.log_level or "warning", parsed.log_format),
-    )
+    log = LogOptions(parsed.log_level or "warning", parsed.log_format)
+    return LocalOptions(command=_parse_local_command(parsed), repository=repository, json=parsed.json, log=log)
 
 
 def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalRestore | LocalList:

@@ -35,9 +35,12 @@ def _p95(name: str) -> str:
     return f"histogram_quantile(0.95, sum by (le, kind) (increase({name}_bucket{{{_NODE}}}[1h])))"
 
 
+def _bytes_of_a_day(name: str) -> str:
+    return f"sum(increase(nodeagent_{name}_bytes_total{{{_NODE}}}[1d]))"
+
+
 def _ratio(part: str, whole: str) -> str:
-    parts, wholes = (f"sum(increase(nodeagent_{name}_bytes_total{{{_NODE}}}[1d]))" for name in (part, whole))
-    return f"{parts} / {wholes}"
+    return f"{_bytes_of_a_day(part)} / {_bytes_of_a_day(whole)}"
 
 
 def _of_repository(result: str) -> str:
@@ -147,6 +150,8 @@ PANELS: Final[Mapping[str, Sequence[Panel]]] = {
             "Share of bytes, 1 day",
             {
                 "read: found in the repository": _ratio("deduplicated", "hashed"),
+                "new: stored after compression": f"{_bytes_of_a_day('stored')} / "
+                f"({_bytes_of_a_day('hashed')} - {_bytes_of_a_day('deduplicated')})",
                 "of the volumes: sent": _ratio("sent", "moved"),
             },
             "percentunit",
