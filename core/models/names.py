@@ -26,6 +26,7 @@ __all__ = [
     "BACKUP_UID_TAG",
     "BACKUP_VOLUMES_ANNOTATION",
     "BACKUP_VOLUMES_TAG",
+    "BANDWIDTH_ANNOTATION",
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
@@ -200,6 +201,8 @@ ATTEMPTS_ANNOTATION: Final = "nodeagent.io/attempts"
 """On a custom resource whose backup has begun, or that was interrupted: its attempts (`core.models.attempts`)."""
 ATTEMPT_LABEL: Final = "nodeagent.io/attempt"
 """On a mover pod: the number of its attempt. Movers without it, of Velero and of older versions, know no attempts."""
+BANDWIDTH_ANNOTATION: Final = "nodeagent.io/bandwidth"
+"""On a custom resource whose data path may run: what its mover may use (`core.models.bandwidth`)."""
 MOVER_LOST_ANNOTATION: Final = "nodeagent.io/mover-lost"
 """On a custom resource: how often its mover pod was lost before its data path started, and since when."""
 NOT_PREPARED_ANNOTATION: Final = "nodeagent.io/not-prepared"

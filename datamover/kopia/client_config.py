@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict
 from core.models.storage import CACHE_LIMIT_KEY
 from core.models.units import parse_count
 
-__all__ = ["IDENTITY", "IDENTITY_FLAGS", "CacheLimit", "build_config", "parse_cache_limit"]
+__all__ = ["IDENTITY", "IDENTITY_FLAGS", "CacheLimit", "build_config", "build_throttle", "parse_cache_limit"]
 
 _logger = logging.getLogger(__name__)
 
@@ -102,3 +103,15 @@ def build_config(storage: JsonDict, *, cache: Path, limit: CacheLimit, read_only
         "enableActions": False,
         "formatBlobCacheDuration": _FORMAT_CACHE_NANOSECONDS,
     }
+
+
+def build_throttle(limits: BandwidthLimits) -> JsonDict:
+    """Return the part of the configuration by which kopia limits itself.
+
+    Source: kopia 0.23.1, repo/blob/throttling/throttler.go.
+    """
+    rates = {
+        "maxUploadSpeedBytesPerSecond": limits.upload_bytes_per_second,
+        "maxDownloadSpeedBytesPerSecond": limits.download_bytes_per_second,
+    }
+    return {"throttlingLimits": {name: rate for name, rate in rates.items() if rate}}

@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
+from core.models.bandwidth import BandwidthLimits
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
-from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
+from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.stalls import Reachability
 from datamover.kopia.storage_calls import StorageCalls, Waits
@@ -48,11 +49,12 @@ class NotInitializedError(RepositoryError):
 
 @dataclass(frozen=True)
 class RepositoryAddress:
-    """The storage of a repository, kopia's access to it, and its name in messages."""
+    """The storage of a repository, kopia's access to it, its name in messages, and the limits that kopia obeys."""
 
     description: str
     storage: Storage
     access: StorageAccess
+    throttle: BandwidthLimits | None = None
 
 
 class RepositoryStatus(NamedTuple):
@@ -156,6 +158,7 @@ class Repository:
                 raise RepositoryError(f"{self.description}: {missing}")
             raise NotInitializedError(f"{self.description}: no repository found")
         self._check(answer)
+        self._throttle()
         self._connected = True
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
@@ -305,7 +308,15 @@ class Repository:
             return False
         config = build_config(storage, cache=self._work_dir.cache, limit=self._cache, read_only=read_only)
         self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
+        self._throttle()
         return True
+
+    def _throttle(self) -> None:
+        """Add the limits to the configuration, which kopia reads when it starts."""
+        if (limits := self._address.throttle) is not None:
+            config = json.loads(self._work_dir.config_file.read_bytes())
+            config |= build_throttle(limits)
+            self._work_dir.write(self._work_dir.config_file.name, json.dumps(config).encode())
 
     def _arguments(self, verb: str) -> list[str]:
         return ["repository", verb, *self._address.access.arguments]

@@ -21,6 +21,7 @@ from core.kube.errors import AlreadyExistsError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, SECRETS
 from core.kube.retry import Retry
 from core.kube.watch import watch_one
+from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.storage import (
@@ -273,10 +274,11 @@ class PodContext:
 
 @dataclass(frozen=True)
 class MoverTools:
-    """What a data mover uses of its own: files, and how it waits for a storage."""
+    """What a data mover uses of its own: files, how it waits for a storage, and kopia's limits for a file system."""
 
     work_dir: WorkDir
     waits: Waits
+    throttle: BandwidthLimits | None = None
 
 
 async def resolve_repository(
@@ -318,7 +320,9 @@ async def resolve_place(context: PodContext, place: RepositoryPlace, tools: Move
     storage = await built.with_fetched_credentials(context.clock, context.redactor)
     limit = place.cache.at_most(tools.work_dir.cache_limit_mib)
     kopia, access = _give_access(context, storage, tools, password=password)
-    address = RepositoryAddress(f"{place.name} ({storage.description})", storage, access)
+    # Nothing else can limit what kopia writes to a file system.
+    throttle = tools.throttle if isinstance(storage, FileStorage) else None
+    address = RepositoryAddress(f"{place.name} ({storage.description})", storage, access, throttle)
     return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
 
 

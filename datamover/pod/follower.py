@@ -6,6 +6,7 @@ cancels it, and that a later attempt ends it.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -64,6 +65,7 @@ class TransferFollower:
         self._uid = ""
         self._listed = False
         self._started: asyncio.Future[Transfer] = asyncio.get_running_loop().create_future()
+        self._listener: Callable[[Transfer], None] | None = None
 
     async def run(self) -> None:
         """Watch it forever; fail the transfer if the API server rejects the watch."""
@@ -77,6 +79,10 @@ class TransferFollower:
             # Without the watch a mover would wait for its start, or ignore a cancel request, forever.
             self._canceler.fail(DataPathError(f"{self._watched.description} cannot be watched: {e!r}"))
             raise
+
+    def listen(self, listener: Callable[[Transfer], None]) -> None:
+        """Call `listener` with each later version of the custom resource."""
+        self._listener = listener
 
     async def wait_in_progress(self) -> Transfer:
         """Return the custom resource once the attempt may move data; never, if it is canceled before."""
@@ -156,6 +162,8 @@ class TransferFollower:
             self._canceler.cancel(f"{self._watched.description} is already {cr.phase}")
         else:
             self._compare(cr.attempts)
+            if self._listener is not None:
+                self._listener(cr)
             runs = cr.stage is AttemptStage.RUNNING and cr.attempts.number == self._watched.attempt
             if runs and not self._started.done():
                 self._started.set_result(cr)

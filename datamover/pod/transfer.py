@@ -6,20 +6,23 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from core.clock import Deadline
 from core.contract import BackupResult, DataPathReason, MoverVerb, ProgressMessage, RestoreResult, VolumeMode
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
+from core.models.bandwidth import BandwidthLimits
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from datamover.arguments import PodOptions
+from datamover.bandwidth.proxy import BandwidthProxy
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import (
@@ -58,6 +61,8 @@ from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 __all__ = ["PodTransfer"]
 
 _logger = logging.getLogger(__name__)
+
+_Move = Callable[[], Coroutine[Any, Any, BackupResult | RestoreResult]]
 
 _FINAL_EVENTS_SECONDS: Final = {
     DataPathReason.COMPLETED: 5.0,
@@ -131,12 +136,28 @@ class PodTransfer:
         self._reporter = reporter = Reporter(recorder, about, context.clock, attempt=attempt)
         plan = plan_of(cr)
         meter = Meter(context.clock, Direction.BACKUP if isinstance(plan, BackupPlan) else Direction.RESTORE)
-        move = partial(self._move, cr, work_dir, follower, meter=meter, reporter=reporter)
+        move = self._limited(cr, follower, partial(self._move, cr, work_dir, follower, meter=meter, reporter=reporter))
         if isinstance(plan, RestorePlan):
             move = partial(self._fence(follower).run, move)
         # Started before the repository is opened: that may take long, and must not look like a stalled mover.
         result = await run_beside(lambda: reporter.follow(meter), move(), name="reports")
         return build_success(result.to_json())
+
+    def _limited(self, cr: Transfer, follower: TransferFollower, move: _Move) -> _Move:
+        """Return `move` behind a proxy that limits its bandwidth, if the custom resource has limits."""
+        limits, context = BandwidthLimits.of(cr.metadata.annotations), self._context
+        if limits is None:
+            return move
+        proxy = BandwidthProxy(context.environment, context.clock, limits)
+        context.redactor.add(proxy.password)
+        self._context = replace(context, environment=proxy.environment)
+        follower.listen(lambda seen: proxy.limit(BandwidthLimits.of(seen.metadata.annotations) or BandwidthLimits()))
+
+        async def limited() -> BackupResult | RestoreResult:
+            with proxy:
+                return await run_beside(proxy.run, move(), name="bandwidth")
+
+        return limited
 
     def _fence(self, follower: TransferFollower) -> Fence:
         """Return the fence of a mover that writes a volume; a backup's writes nothing that another one could harm."""
@@ -160,7 +181,8 @@ class PodTransfer:
         if settings.ignored:
             await reporter.warn(f"ignored settings: {', '.join(settings.ignored)}")
         workers = restore_workers(settings, context.limits) if isinstance(plan, RestorePlan) else 0
-        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits))
+        throttle = BandwidthLimits.of(cr.metadata.annotations)
+        repository = await self._resolve_repository(cr, workers, MoverTools(work_dir, waits, throttle))
         data_path = DataPath(meter, Watchdog(context.clock, reporter.warn, repository.probe, waits.limits))
         result: BackupResult | RestoreResult
         self._check_mounted()

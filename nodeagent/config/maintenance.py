@@ -7,12 +7,12 @@ VerifyJSONConfigs in pkg/util/kube/utils.go.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field, StrictInt, StrictStr
+from pydantic import AfterValidator, Field, StrictInt
 from pydantic_core import ErrorDetails
 
 from core.errors import ConfigError
@@ -30,7 +30,8 @@ from nodeagent.config.models import AffinityMode, LoadAffinity, PodLabels, PodRe
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import AnnotationMap, Duration, ObjectName, QuantityText, expected, is_zero
-from nodeagent.config.windows import Window, parse_schedule, parse_time_zone
+from nodeagent.config.window_keys import WindowKeys
+from nodeagent.config.windows import Window
 
 __all__ = [
     "FLAG",
@@ -61,35 +62,10 @@ _GLOBAL_BY_DOCUMENTATION: Final = {
 }
 
 
-def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
-    """Return the validator of a string that `parse` accepts."""
-
-    def check(text: str) -> str:
-        try:
-            parse(text)
-        except ValueError as e:
-            raise expected(f"{what} ({e})") from e
-        return text
-
-    return AfterValidator(check)
-
-
 def _check_limit(text: str) -> str:
     if is_zero(text or "0"):
         raise expected('a quantity such as "4Gi"')
     return text
-
-
-class MaintenanceWindow(Section):
-    """One of `windows`: when maintenance may start."""
-
-    schedule: Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
-    time_zone: Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')] = "UTC"
-    duration: Duration
-
-    def to_window(self) -> Window:
-        """Return it for decisions."""
-        return Window(parse_schedule(self.schedule), parse_time_zone(self.time_zone), self.duration)
 
 
 class RepositoryEntry(Section):
@@ -108,7 +84,7 @@ class GlobalEntry(RepositoryEntry):
 
     load_affinity_mode: AffinityMode = AffinityMode.FIRST
     max_concurrent_jobs: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
-    windows: tuple[MaintenanceWindow, ...] = ()
+    windows: tuple[WindowKeys, ...] = ()
     active_deadline: Duration = timedelta(hours=6)
     memory_limit_max: Annotated[QuantityText, AfterValidator(_check_limit)] = "4Gi"
     verify_blob_limit: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 100_000

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from core.models.base import JsonDict
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.compression import CompressionKeys
 from nodeagent.config.retries import Retry
 from nodeagent.config.selectors import Section
@@ -97,6 +98,18 @@ class OwnKeys(Section):
         description="compression of what backups store (our own key)",
         examples=[{"default": "none", "perStorageClass": {"fast": "zstd"}}],
     )
+
+    bandwidth: BandwidthKeys = Field(
+        default_factory=BandwidthKeys,
+        description="limits of the bytes that data movers exchange with storages; without the key, nothing is between "
+        "kopia and the storage (our own key)",
+        examples=[{"perNode": {"uploadBytesPerSecond": 100_000_000}}],
+    )
+
+    @property
+    def budgets(self) -> BandwidthKeys | None:
+        """The limits; None without the key, which differs from limits that are 0: these may change later."""
+        return self.bandwidth if "bandwidth" in self.model_fields_set else None
 
     @field_validator("repository_volumes")
     @classmethod

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
@@ -94,11 +95,14 @@ Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 """
 
 
-_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"), ("windows",))
+_LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"))
 """Lists of which an invalid entry is dropped as a whole, and the others stay: its rest would mean something else.
 
 Source: Velero v1.18, for perNodeConfig.
 """
+
+_WINDOWS: Final = "windows"
+"""The same, wherever it is."""
 
 
 _DIGEST_DIGITS: Final = 12
@@ -236,6 +240,9 @@ def _unit_of(place: Location) -> Location:
     for of_list in _LISTS:
         if place[: len(of_list)] == of_list:
             return place[: len(of_list) + 1]
+    for end, (part, index) in enumerate(pairwise(place), start=2):
+        if part == _WINDOWS and isinstance(index, int):
+            return place[:end]
     return place
 
 

@@ -54,7 +54,8 @@ class DataPathSteps(StepBase):
             return await self._end(case, Phase.FAILED, str(e))
         if not tools.slots.acquire(cr.uid):
             return await self._await_slot(case)
-        stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS)
+        change = Change(annotations=tools.starting(cr))
+        stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change)
         created = cr.metadata.creation_timestamp
         if created is not None:
             tools.metrics.waited(case.kind.spec.name, (tools.clock.now() - created).total_seconds())

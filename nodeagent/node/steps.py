@@ -86,7 +86,7 @@ class Tools:
     """The collaborators of all steps.
 
     `retry_rules` returns the active limits of retries of a transfer, `api_time` the API server's time, give or take
-    some seconds.
+    some seconds. `starting` returns the annotations that a transfer gets when its data path may start.
     """
 
     client: KubeClient
@@ -99,6 +99,7 @@ class Tools:
     metrics: Metrics
     retry_rules: Callable[[Transfer], RetryRules]
     api_time: Callable[[], datetime]
+    starting: Callable[[Transfer], dict[str, str | None]]
 
 
 class StepBase:

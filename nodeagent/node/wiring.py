@@ -7,6 +7,7 @@ import asyncio
 from dataclasses import dataclass
 
 from core.models.base import JsonDict
+from nodeagent.node.bandwidth import NodeBandwidth
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
@@ -27,12 +28,14 @@ class Node:
     cache: TransferCache
     reconciler: Reconciler
     own_slots: OwnSlots
+    bandwidth: NodeBandwidth
 
     async def run(self) -> None:
         """Run the transfers of this node until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.own_slots.run(), name="labels of the node")
             group.create_task(self._reconcile(), name="reconciler")
+            group.create_task(self.bandwidth.run(), name="bandwidth")
 
     def not_ready(self) -> list[str]:
         """Return why this agent cannot accept transfers, for the readiness probe; empty: it can."""
@@ -43,7 +46,7 @@ class Node:
 
     def report(self) -> JsonDict:
         """Return the node's part of `/status`."""
-        return self.reconciler.report()
+        return self.reconciler.report() | self.bandwidth.report()
 
     async def _reconcile(self) -> None:
         await self.own_slots.wait_known()
@@ -61,6 +64,8 @@ def build_node(parts: AgentParts) -> Node:
     site = Site(node=settings.node_name, namespace=parts.spec.namespace)
     cache = TransferCache(client, clock, site, kinds=parts.kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])
+    by_name = {kind.spec.name: kind for kind in parts.kinds}
+    bandwidth = NodeBandwidth(clock, cache, status, by_name, parts.metrics, lambda: current.config.own.budgets)
     slots = Slots(current.config.load_concurrency.global_config)
     reconciler = Reconciler(
         Tools(
@@ -74,6 +79,7 @@ def build_node(parts: AgentParts) -> Node:
             metrics=parts.metrics,
             retry_rules=current.retry_rules,
             api_time=parts.skew.now,
+            starting=bandwidth.annotations,
         ),
         site,
         limits=Timeouts(prepare=settings.prepare_timeout, resource=settings.resource_timeout),
@@ -87,4 +93,4 @@ def build_node(parts: AgentParts) -> Node:
 
     own_slots = OwnSlots(client, clock, settings.node_name, concurrency=current.load_concurrency, on_number=set_slots)
     current.subscribe(own_slots.refresh)
-    return Node(cache, reconciler, own_slots)
+    return Node(cache, reconciler, own_slots, bandwidth)

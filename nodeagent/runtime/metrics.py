@@ -102,6 +102,10 @@ class _FlowMetrics:
         self.stored = Counter("nodeagent_stored_bytes", text, by_kind, registry=registry)
         text = "When a running transfer last moved or sent bytes, in seconds since 1970, by the node's clock"
         self.progress = Gauge("nodeagent_last_progress_seconds", text, [*by_kind, "uid"], registry=registry)
+        text = "Bytes per second that all data movers of the node may use now by perNode, by direction; 0: no limit"
+        self.bandwidth = Gauge(
+            "nodeagent_bandwidth_limit_bytes_per_second", text, ["node", "direction"], registry=registry
+        )
         text = "Transfers in no final phase that have a pending reason, by kind and reason"
         self.pending = Gauge("nodeagent_pending", text, [*by_kind, "reason"], registry=registry)
 
@@ -262,6 +266,10 @@ class Metrics:
         What of it that one had sent already is not known: kopia finds and omits what its index has.
         """
         self._retry.resent.labels(self._node, kind).inc(max(0, delta))
+
+    def bandwidth(self, direction: str, bytes_per_second: int) -> None:
+        """Record what all data movers of the node may use in a direction; 0: there is no limit."""
+        self._flow.bandwidth.labels(self._node, direction).set(bytes_per_second)
 
     def rate(self, kind: str, uid: str, bytes_per_second: float) -> None:
         """Set the current rate of the transfer `uid`."""

@@ -105,6 +105,8 @@ def _needed(part: str, shown: dict[str, Any]) -> dict[str, Any]:
     """Return what an entry of that list needs, whatever else is shown of it."""
     if part == "perNodeConfig[]":
         return {"number": 1}
+    if part == "windows[]":
+        return {"schedule": "@daily", "duration": "1h"}
     if part != "repositoryVolumes[]":
         return {}
     return {"mountPath": "/backups"} | ({} if "nfs" in shown else {"persistentVolumeClaim": "shared"})

@@ -17,6 +17,7 @@ _IN_EFFECT = {
     "loadConcurrency.prepareQueueLength": "immediately; a lower value stops no transfer",
     "loadConcurrency.restoresFirst": "immediately",
     "loadConcurrency": _IMMEDIATELY,
+    "nodeagent.io.bandwidth": "within 10 seconds, also for data movers that run and started with the key",
     "nodeagent.io.retry": "for the next attempt of every transfer",
 }
 _HEAD = ("key", "type", "default", "meaning", "example", "takes effect")

@@ -159,6 +159,7 @@ def build_agent(
         metrics=metrics,
         retry_rules=lambda _: retries,
         api_time=lambda: clock.now() - skew,
+        starting=lambda _: {},
     )
     return Reconciler(tools, site, limits=Timeouts(), kinds=kinds, cache=cache)
 

@@ -1,0 +1,187 @@
+"""Connections to a storage: directly, or through the proxy that the environment names.
+
+Errors have the words of Go's, as the causes of kopia's errors are found by them (`datamover.kopia.causes`).
+Source: RFC 9110, section 9.3.6 (CONNECT); RFC 1928 and RFC 1929 (SOCKS 5); Go 1.26, net (dial.go, net.go).
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Final
+
+from datamover.bandwidth.routes import Address, NextProxy
+
+__all__ = ["DialError", "basic_credentials", "dial"]
+
+_CONNECT_SECONDS: Final = 30.0
+"""As Go's default dialer."""
+
+_MOST_HEAD_BYTES: Final = 65536
+_STREAM_BYTES: Final = 65536
+
+_SOCKS_FAILURES: Final = {
+    1: "general failure",
+    2: "connection not allowed",
+    3: "network is unreachable",
+    4: "no route to host",
+    5: "connection refused",
+    6: "connection timed out",
+}
+"""Source: RFC 1928, section 6."""
+
+
+_SOCKS_SIZES: Final = {1: 4, 4: 16}
+"""Bytes of an IPv4 and an IPv6 address in an answer, by its type; of a name, the first byte says it."""
+
+
+class DialError(Exception):
+    """There is no connection; the message says why in the words of Go's library."""
+
+
+def basic_credentials(user: str, password: str) -> str:
+    """Return the value of a header for basic authentication."""
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
+@asynccontextmanager
+async def dial(to: Address, proxy: NextProxy | None, *, tunnel: bool) -> AsyncIterator[socket.socket]:
+    """Yield a connection to the address, a non-blocking socket.
+
+    Args:
+        to: the address.
+        proxy: the proxy to go through; None: go directly.
+        tunnel: False leaves it to an HTTP proxy to read the requests, and to find the address in them.
+
+    Raises:
+        DialError: it does not accept the connection, or the proxy refuses it.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                link = stack.enter_context(await _connect(proxy.address if proxy else to))
+                if proxy is not None:
+                    if proxy.scheme == "https":
+                        link = await stack.enter_async_context(_encrypt(link, proxy.address.host))
+                    if proxy.scheme.startswith("socks"):
+                        await _pass_socks(link, to, proxy)
+                    elif tunnel:
+                        await _pass_proxy(link, to, proxy)
+        except TimeoutError as e:
+            raise DialError(f"dial tcp {to}: i/o timeout") from e
+        except (OSError, EOFError) as e:
+            raise DialError(f"dial tcp {proxy.address if proxy else to}: {_words(e)}") from e
+        yield link
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, socket.gaierror):
+        return "lookup: no such host" if error.errno != socket.EAI_AGAIN else "lookup: server misbehaving"
+    if isinstance(error, OSError) and error.errno:
+        return f"connect: {os.strerror(error.errno).lower()}"
+    return "EOF" if isinstance(error, EOFError) else str(error)
+
+
+async def _connect(to: Address) -> socket.socket:
+    """Return a connection to one of the host's addresses, in their order."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(to.host, to.port, type=socket.SOCK_STREAM)
+    failure: OSError = OSError("no address")
+    for family, kind, protocol, _, address in found:
+        link = socket.socket(family, kind, protocol)
+        link.settimeout(0)
+        try:
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(link, address)
+        except OSError as e:
+            failure = e
+            link.close()
+        except BaseException:
+            link.close()
+            raise
+        else:
+            return link
+    raise failure
+
+
+async def _pass_proxy(link: socket.socket, to: Address, proxy: NextProxy) -> None:
+    """Have an HTTP proxy connect to the address."""
+    loop = asyncio.get_running_loop()
+    lines = [f"CONNECT {to} HTTP/1.1", f"Host: {to}"]
+    if proxy.user:
+        lines.append(f"Proxy-Authorization: {basic_credentials(proxy.user, proxy.password)}")
+    await loop.sock_sendall(link, "\r\n".join([*lines, "", ""]).encode())
+    head = b""
+    # Byte by byte at the end: what follows the head is the storage's.
+    while not head.endswith(b"\r\n\r\n"):
+        piece = await loop.sock_recv(link, 1)
+        if not piece or len(head) > _MOST_HEAD_BYTES:
+            raise EOFError
+        head += piece
+    _, _, status = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+    if not status.startswith("2"):
+        raise DialError(f"proxy {proxy.address}: {status}")
+
+
+async def _pass_socks(link: socket.socket, to: Address, proxy: NextProxy) -> None:
+    """Have a SOCKS proxy connect to the address, whose name it resolves."""
+    loop = asyncio.get_running_loop()
+
+    async def read(size: int) -> bytes:
+        content = b""
+        while len(content) < size:
+            piece = await loop.sock_recv(link, size - len(content))
+            if not piece:
+                raise EOFError
+            content += piece
+        return content
+
+    await loop.sock_sendall(link, b"\x05\x01\x02" if proxy.user else b"\x05\x01\x00")
+    _, method = await read(2)
+    if method == 2:  # noqa: PLR2004 - user name and password, in RFC 1928
+        user, password = proxy.user.encode(), proxy.password.encode()
+        await loop.sock_sendall(link, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
+        if (await read(2))[1]:
+            raise DialError(f"proxy {proxy.address}: username/password authentication failed")
+    elif method:
+        raise DialError(f"proxy {proxy.address}: no acceptable authentication methods")
+    host = to.host.encode()
+    await loop.sock_sendall(link, b"\x05\x01\x00\x03" + bytes([len(host)]) + host + to.port.to_bytes(2))
+    _, failed, _, kind = await read(4)
+    if failed:
+        raise DialError(f"proxy {proxy.address}: {_SOCKS_FAILURES.get(failed, 'unknown error')}")
+    size = _SOCKS_SIZES[kind] if kind in _SOCKS_SIZES else (await read(1))[0]
+    await read(size + 2)
+
+
+@asynccontextmanager
+async def _encrypt(link: socket.socket, host: str) -> AsyncIterator[socket.socket]:
+    """Yield a socket whose bytes travel through TLS on `link`: the relay needs one that the kernel can read."""
+    reader, writer = await asyncio.open_connection(sock=link, ssl=ssl.create_default_context(), server_hostname=host)
+    inner, outer = socket.socketpair()
+    inner.settimeout(0)
+    plain_reader, plain_writer = await asyncio.open_connection(sock=outer)
+
+    async def copy_both() -> None:
+        await asyncio.gather(_copy(plain_reader, writer), _copy(reader, plain_writer))
+
+    copying = asyncio.get_running_loop().create_task(copy_both(), name="TLS to the proxy")
+    try:
+        yield inner
+    finally:
+        copying.cancel()
+        await asyncio.wait({copying})
+        for end in (plain_writer, writer, inner):
+            end.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while piece := await reader.read(_STREAM_BYTES):
+            writer.write(piece)
+            await writer.drain()
+    with suppress(OSError, NotImplementedError):
+        writer.write_eof()

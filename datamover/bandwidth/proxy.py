@@ -1,0 +1,185 @@
+"""The proxy by which kopia reaches its storage where the bandwidth is limited.
+
+It listens on the loopback interface of the mover's pod, at a port of its own, and serves who knows its password: that
+is in kopia's environment alone. It does not read what passes through TLS.
+"""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from hmac import compare_digest
+from types import TracebackType
+from typing import Final, Self
+
+from core.clock import Clock
+from core.models.bandwidth import BandwidthLimits
+from datamover.bandwidth.dialing import DialError, basic_credentials, dial
+from datamover.bandwidth.lanes import Lanes
+from datamover.bandwidth.relay import Relay, relay_all, run_both
+from datamover.bandwidth.requests import BadRequestError, HeadReader, RequestHead
+from datamover.bandwidth.routes import Routes
+
+__all__ = ["BandwidthProxy"]
+
+_logger = logging.getLogger(__name__)
+
+_USER: Final = "mover"
+_VARIABLES: Final = ("HTTP_PROXY", "HTTPS_PROXY")
+_FIRST_HEAD_SECONDS: Final = 30.0
+"""A process that does not say who it is keeps no connection for longer."""
+
+_LAST_BODY_SECONDS: Final = 2.0
+
+_SEGMENT_BYTES: Final = 8192
+_RECEIVE_BYTES: Final = 2**18
+"""Together they limit what kopia's and this end of a connection hold to some 500 KiB. With the loopback interface's
+segments of 64 KiB it would be megabytes: kopia's library, which believes them sent, waits only a minute for an answer.
+Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go.
+"""
+
+
+class BandwidthProxy:
+    """Listens from its creation on to the end of the context, and serves while `run` is running."""
+
+    def __init__(self, environment: Mapping[str, str], clock: Clock, limits: BandwidthLimits) -> None:
+        """Listen, with these limits for all connections together.
+
+        Args:
+            environment: its proxies are the ones that connections go through.
+            clock: measures the rates.
+            limits: until `limit` sets others.
+
+        Raises:
+            ConfigError: the environment names a proxy by an invalid URL.
+        """
+        self._routes = Routes(environment)
+        self._environment = environment
+        self._lanes = Lanes(clock)
+        self.limit(limits)
+        self._password = secrets.token_urlsafe(32)
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT_BYTES)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BYTES)
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen()
+        self._listener.settimeout(0)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment for kopia: every storage is reached through this proxy."""
+        excluded = {"NO_PROXY", *_VARIABLES}
+        kept = {name: value for name, value in self._environment.items() if name.upper() not in excluded}
+        host, port = self._listener.getsockname()
+        return kept | dict.fromkeys(_VARIABLES, f"http://{_USER}:{self._password}@{host}:{port}")
+
+    @property
+    def password(self) -> str:
+        """What must not be in a message."""
+        return self._password
+
+    def limit(self, limits: BandwidthLimits) -> None:
+        """Apply other limits, also to the connections that exist."""
+        self._lanes.limit(limits)
+
+    def __enter__(self) -> Self:
+        """It listens already."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Listen no more."""
+        self._listener.close()
+
+    async def run(self) -> None:
+        """Serve until canceled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                client, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                group.create_task(self._serve(client), name="connection of kopia")
+
+    async def _serve(self, client: socket.socket) -> None:
+        with client:
+            try:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await self._answer(client)
+            except DialError as e:
+                _logger.debug("bandwidth proxy: %s", e)
+                await _refuse(client, f"502 {e}")
+            except BadRequestError as e:
+                await _refuse(client, f"400 {e}")
+            except (OSError, TimeoutError) as e:
+                _logger.debug("bandwidth proxy: connection ended: %s", e)
+            except Exception:
+                # One connection must not end the others.
+                _logger.exception("bandwidth proxy: connection failed")
+
+    async def _answer(self, client: socket.socket) -> None:
+        reader = HeadReader(client)
+        async with asyncio.timeout(_FIRST_HEAD_SECONDS):
+            head = await reader.read()
+        if head is None:
+            return
+        expected = basic_credentials(_USER, self._password)
+        if not compare_digest(head.authorization.encode(), expected.encode()):
+            await _refuse(client, "407 Proxy Authentication Required", 'Proxy-Authenticate: Basic realm="mover"')
+            return
+        while head is not None:
+            head = await (self._tunnel if head.tunnels else self._forward)(client, reader, head)
+
+    async def _tunnel(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> None:
+        """Relay all that follows."""
+        to, lanes = head.address, self._lanes
+        async with dial(to, self._routes.find("https", to), tunnel=True) as server:
+            await asyncio.get_running_loop().sock_sendall(client, b"HTTP/1.1 200 Connection established\r\n\r\n")
+            with Relay(client, server, lanes.upload) as relay:
+                await relay.send(reader.take(None))
+            await run_both(relay_all(client, server, lanes.upload), relay_all(server, client, lanes.download))
+
+    async def _forward(self, client: socket.socket, reader: HeadReader, head: RequestHead) -> RequestHead | None:
+        """Relay requests to the address of `head` and their answers; return the first one to another address.
+
+        None: the connection has ended.
+        """
+        to = head.address
+        proxy = self._routes.find("http", to)
+        # It finds the address in the requests.
+        reads = proxy if proxy is not None and not proxy.scheme.startswith("socks") else None
+        authorization = basic_credentials(reads.user, reads.password) if reads is not None and reads.user else ""
+
+        async def send() -> RequestHead | None:
+            following: RequestHead | None = head
+            with Relay(client, server, self._lanes.upload) as relay:
+                while following is not None and following.address == to and not following.tunnels:
+                    await relay.send(following.encode(absolute=reads is not None, authorization=authorization))
+                    await _relay_body(relay, reader, following.body_bytes)
+                    following = await reader.read()
+                if following is None:
+                    relay.end()
+            return following
+
+        async with dial(to, proxy, tunnel=False) as server:
+            return await run_both(send(), relay_all(server, client, self._lanes.download))
+
+
+async def _relay_body(relay: Relay, reader: HeadReader, size_bytes: int | None) -> None:
+    """Relay the body of a request; of one without a length, everything until the client has no more."""
+    received = reader.take(size_bytes)
+    await relay.send(received)
+    await relay.move(None if size_bytes is None else size_bytes - len(received))
+
+
+async def _refuse(client: socket.socket, status: str, *headers: str) -> None:
+    """Answer with an error and no more; its text is what kopia reports."""
+    loop = asyncio.get_running_loop()
+    lines = [f"HTTP/1.1 {status}", *headers, "Content-Length: 0", "Connection: close", "", ""]
+    with suppress(OSError):
+        await loop.sock_sendall(client, "\r\n".join(lines).encode("ascii", "replace"))
+        client.shutdown(socket.SHUT_WR)
+        # The answer would be lost if the connection was closed while a body arrives.
+        async with asyncio.timeout(_LAST_BODY_SECONDS):
+            while await loop.sock_recv(client, _RECEIVE_BYTES):
+                pass

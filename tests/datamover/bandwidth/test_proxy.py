@@ -1,0 +1,206 @@
+"""The proxy with real sockets: who may use it, what passes, and how fast."""
+
+import asyncio
+import socket
+from base64 import b64encode
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from urllib.parse import urlsplit
+
+import pytest
+
+from core.clock import SystemClock
+from core.models.bandwidth import BandwidthLimits
+from datamover.bandwidth import dialing
+from datamover.bandwidth.proxy import BandwidthProxy
+from datamover.bandwidth.routes import Address
+
+_HOST = "storage.example.com"
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every name is this machine's: kopia uses no proxy for loopback addresses."""
+    connect = dialing._connect
+
+    async def local(to: Address) -> socket.socket:
+        if to.host == "gone.example.com":
+            raise ConnectionRefusedError(111, "refused")
+        return await connect(Address("127.0.0.1", to.port))
+
+    monkeypatch.setattr(dialing, "_connect", local)
+
+
+class _Server:
+    """An HTTP server that keeps what it receives, and answers each request with `answer`."""
+
+    def __init__(self, answer: bytes = b"ok") -> None:
+        self.answer = answer
+        self.received = b""
+        self.heads: list[bytes] = []
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.heads.append(head)
+                length = next(
+                    (line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), b":0"
+                )
+                self.received += await reader.readexactly(int(length.split(b":")[1]))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(self.answer) + self.answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            # The other end is done.
+            pass
+        finally:
+            writer.close()
+
+
+def _length_in(head: bytes) -> int:
+    found = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    return int(found[0].partition(b":")[2]) if found else 0
+
+
+@asynccontextmanager
+async def _serving(server: _Server) -> AsyncIterator[_Server]:
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    async with listening:
+        yield server
+
+
+@asynccontextmanager
+async def _running(
+    limits: BandwidthLimits | None = None, environment: dict[str, str] | None = None
+) -> AsyncIterator[BandwidthProxy]:
+    with BandwidthProxy(environment or {}, SystemClock(), limits or BandwidthLimits()) as proxy:
+        task = asyncio.get_running_loop().create_task(proxy.run())
+        try:
+            yield proxy
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+class _Client:
+    """One connection to the proxy, as kopia would open it."""
+
+    def __init__(self, proxy: BandwidthProxy) -> None:
+        self._url = urlsplit(proxy.environment["HTTP_PROXY"])
+        credentials = f"{self._url.username}:{self._url.password}"
+        self.authorization = f"Proxy-Authorization: Basic {b64encode(credentials.encode()).decode()}\r\n"
+
+    async def open(self) -> None:
+        self.reader, self.writer = await asyncio.open_connection(self._url.hostname, self._url.port)
+
+    async def request(self, method: str, url: str, body: bytes = b"", headers: str | None = None) -> bytes:
+        """Send a request and return the head of the answer with its body."""
+        own = self.authorization if headers is None else headers
+        length = f"Content-Length: {len(body)}\r\n" if body else ""
+        self.writer.write(f"{method} {url} HTTP/1.1\r\nHost: {_HOST}\r\n{own}{length}\r\n".encode() + body)
+        await self.writer.drain()
+        return await self.answer()
+
+    async def answer(self) -> bytes:
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        return head + await self.reader.readexactly(_length_in(head))
+
+
+@asynccontextmanager
+async def _open(proxy: BandwidthProxy) -> AsyncIterator[_Client]:
+    client = _Client(proxy)
+    await client.open()
+    try:
+        yield client
+    finally:
+        client.writer.close()
+        with suppress(ConnectionError):
+            await client.writer.wait_closed()
+
+
+async def test_only_who_knows_the_password_is_served() -> None:
+    async with _serving(_Server()) as server, _running() as proxy, _open(proxy) as client:
+        assert proxy.password in proxy.environment["HTTPS_PROXY"]
+        answer = await client.request(
+            "GET", f"http://{_HOST}:{server.port}/", headers="Proxy-Authorization: Basic eDp5\r\n"
+        )
+        assert answer.startswith(b"HTTP/1.1 407 ")
+        assert server.heads == []
+
+
+async def test_kopia_is_given_this_proxy_alone() -> None:
+    environment = {"NO_PROXY": "*", "https_proxy": "http://p:1", "HOME": "/root"}
+    async with _running(environment=environment) as proxy:
+        assert proxy.environment.keys() == {"HOME", "HTTP_PROXY", "HTTPS_PROXY"}
+
+
+async def test_requests_of_one_connection_are_forwarded_one_after_the_other() -> None:
+    async with _serving(_Server(b"answer")) as server, _running() as proxy, _open(proxy) as client:
+        for number in range(3):
+            answer = await client.request("PUT", f"http://{_HOST}:{server.port}/{number}", b"body")
+            assert answer.endswith(b"answer")
+        assert server.received == b"body" * 3
+        assert [head.split(b" ")[1] for head in server.heads] == [b"/0", b"/1", b"/2"]
+        assert all(b"Proxy-Authorization" not in head for head in server.heads)
+
+
+async def test_a_connection_may_go_on_to_another_address() -> None:
+    async with AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(_serving(_Server(name))) for name in (b"a", b"b")]
+        client = await stack.enter_async_context(_open(await stack.enter_async_context(_running())))
+        assert (await client.request("GET", f"http://{_HOST}:{first.port}/")).endswith(b"a")
+        assert (await client.request("GET", f"http://{_HOST}:{second.port}/")).endswith(b"b")
+
+
+async def test_a_tunnel_passes_everything() -> None:
+    async with _serving(_Server(b"through")) as server, _running() as proxy, _open(proxy) as client:
+        assert (await client.request("CONNECT", f"{_HOST}:{server.port}")).startswith(b"HTTP/1.1 200 ")
+        assert (await client.request("PUT", "/x", b"payload", headers="")).endswith(b"through")
+        assert server.received == b"payload"
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "GET"])
+async def test_the_proxy_that_is_set_is_the_next_one(method: str) -> None:
+    async with _serving(_Server(b"by the next")) as upstream:
+        url = f"http://user:secret@proxy.example.com:{upstream.port}"
+        environment = {"HTTPS_PROXY": url, "HTTP_PROXY": url}
+        async with _running(environment=environment) as proxy, _open(proxy) as client:
+            target = "bucket.example.com:443" if method == "CONNECT" else "http://bucket.example.com/x"
+            await client.request(method, target)
+            (head, *_) = upstream.heads
+            assert head.startswith(f"{method} {target} HTTP/1.1\r\n".encode())
+            assert b"Proxy-Authorization: Basic " + b64encode(b"user:secret") in head
+
+
+async def test_a_storage_that_refuses_is_an_answer_with_the_cause() -> None:
+    async with _running() as proxy, _open(proxy) as client:
+        answer = await client.request("CONNECT", "gone.example.com:443")
+        assert answer.startswith(b"HTTP/1.1 502 dial tcp gone.example.com:443: connect: connection refused\r\n")
+
+
+@pytest.mark.parametrize("direction", ["upload", "download"])
+async def test_both_directions_are_limited_by_themselves(direction: str) -> None:
+    """One megabyte takes a second less the quarter that may pass at once; the other direction has no limit."""
+    limits = BandwidthLimits(**{f"{direction}_bytes_per_second": 1_000_000})
+    size, clock = 2_000_000, SystemClock()
+    async with _serving(_Server(b"x" * size)) as server, _running(limits) as proxy, _open(proxy) as client:
+        begin = clock.monotonic()
+        await client.request("PUT", f"http://{_HOST}:{server.port}/", b"y" * size)
+        assert clock.monotonic() - begin >= 1.5
+        assert len(server.received) == size
+
+
+async def test_a_limit_that_is_lifted_lets_a_running_request_end() -> None:
+    limits = BandwidthLimits(upload_bytes_per_second=100_000)
+    async with _serving(_Server()) as server, _running(limits) as proxy, _open(proxy) as client:
+        request = asyncio.get_running_loop().create_task(
+            client.request("PUT", f"http://{_HOST}:{server.port}/", b"y" * 50_000_000)
+        )
+        async with asyncio.timeout(30):
+            while not server.heads:
+                await asyncio.sleep(0.01)
+            assert not request.done()
+            proxy.limit(BandwidthLimits())
+            assert (await request).endswith(b"ok")
