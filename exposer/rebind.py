@@ -101,14 +101,14 @@ class Rebinder:
                 return pending
             # Read again: its controller has recorded meanwhile that the PVC was deleted.
             volume = await self._client.get(PERSISTENT_VOLUMES, "", kept.pv_name)
-            volume = await self._point_volume(volume, target)
+            await self._point_volume(volume, target)
+            # Its controller is to see that first. If it sees the PVC point at a volume that is another PVC's, it looks
+            # at the PVC again only 15 seconds later.
+            return _binding(request, kept)
         if not target["spec"].get("volumeName"):
             target = await self._point_target(target, kept)
         if not _bound(volume, target):
-            place = f"{request.target_namespace}/{request.target_claim}"
-            return Pending(
-                PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {kept.pv_name}"
-            )
+            return _binding(request, kept)
         await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
 
@@ -170,6 +170,11 @@ class Rebinder:
             "spec": {"volumeName": kept.pv_name},
         }
         return await self._client.patch(PERSISTENT_VOLUME_CLAIMS, meta["namespace"], meta["name"], patch)
+
+
+def _binding(request: RestoreRequest, kept: KeptVolume) -> Pending:
+    place = f"{request.target_namespace}/{request.target_claim}"
+    return Pending(PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {kept.pv_name}")
 
 
 def _owned_by_restore(request: RestoreRequest, volume: JsonDict) -> bool:
