@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ import pytest
 
 from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
-from tests.cluster.scenes import open_gated_place, wait_released
-from tests.cluster.workloads import BACKUPS, Workload, find_mover, wait_held, wait_until
+from tests.cluster.scenes import Place, open_gated_place, wait_released
+from tests.cluster.workloads import BACKUPS, Workload, back_up, find_mover, wait_held, wait_until
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
@@ -124,3 +125,26 @@ def test_each_edit_is_reported_on_the_agents_pods(observed: Observed) -> None:
 def test_the_document_is_as_it_was_before(agent: Bed, observed: Observed) -> None:
     document = (agent.api.get(CONFIG_MAPS, NAMESPACE, _NAME) or {})["data"][_KEY]
     assert "priorityClassName" not in document
+
+
+def test_a_limit_is_on_the_transfer_and_its_end_reaches_the_running_mover(agent: Bed, module_space: str) -> None:
+    name, rate = f"{module_space}-limited", 100_000
+    app = Workload(agent, module_space, "limited", {"data": 80 * rate}, location=name)
+    agent.user.apply(*Place(agent, name).build())
+    app.start()
+    app.wait_ready()
+    limit = {"perLocation": {name: {"uploadBytesPerSecond": rate}}}
+    with configured(agent, **{"nodeagent.io": {"bandwidth": limit}}):
+        item = back_up(app, "data")
+        wait_until(
+            agent, BACKUPS, item, "InProgress", when=lambda each: _limits(each) == {"uploadBytesPerSecond": rate}
+        )
+        with configured(agent, **{"nodeagent.io": {"bandwidth": {}}}):
+            wait_until(agent, BACKUPS, item, "InProgress", when=lambda each: _limits(each) == {})
+            wait_until(agent, BACKUPS, item, "Completed")
+    wait_released(agent, BACKUPS, [item["metadata"]["name"]])
+    app.delete(wait=False)
+
+
+def _limits(transfer: Json) -> object:
+    return json.loads(transfer["metadata"].get("annotations", {}).get("nodeagent.io/bandwidth", "null"))
