@@ -96,7 +96,7 @@ class Recovery:
             "region=us-east-1": f"region=us-east-1,s3ForcePathStyle=true,s3Url={env['BED_S3_URL']}",
             "registry.example.com/node-agent:0.1.0": AGENT_IMAGE,
         }
-        for old, new in (own | self.names).items():
+        for old, new in (self.names | own).items():
             line = re.sub(rf"(?<![\w./-]){re.escape(old)}(?![\w/-])", new, line)
         variables = {**env, "VELERO_NAMESPACE": self.names.get("velero", "velero")}
         done = subprocess.run(

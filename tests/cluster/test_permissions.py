@@ -59,6 +59,10 @@ _RARE = {
         "only for an interrupted PodVolumeBackup that a Backup owns",
         "tests/nodeagent/transfers/test_owners.py::test_a_backup_that_is_final_does_not_wait",
     ),
+    "patch persistentvolumeclaims": (
+        "only for a restored volume that its controller has not bound by itself a moment later",
+        "tests/exposer/test_rebind.py::test_the_pvc_is_kept_until_the_volume_is_on_no_node",
+    ),
     "list volumeattachments": (
         "only for volumes with the annotation of vSphere's linked clones",
         "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
