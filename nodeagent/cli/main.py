@@ -48,6 +48,7 @@ _USER_COMMANDS: Final = {
     "schedule": "back up volumes regularly, and delete expired backups",
     "status": "show the health of the agents, the queue and the transfers",
     "support-bundle": "collect what helps to find a fault, without secrets",
+    "ui": "show what is going on, in a browser",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
 }
@@ -56,7 +57,7 @@ _USER_COMMANDS: Final = {
 _RUN_SCHEDULE: Final = "run-schedule"
 """The command of the pods of a schedule; they have the agents' image, without the extra `cli`."""
 
-_USER_PACKAGES: Final = frozenset({"click", "rich"})
+_USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
 
 _COMPLETION: Final = "_NODEAGENT_COMPLETE"
 """Set by a shell that asks for completions. Source: click 8.5, docs/shell-completion."""

@@ -30,6 +30,7 @@ _COMMANDS: Final = (
     "schedule",
     "status",
     "support-bundle",
+    "ui",
     "uninstall",
     "version",
 )

@@ -7,6 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 from core.errors import AgentError, ConfigError, ContractError
@@ -80,7 +81,8 @@ class StatusReader:
         self._unread = []
         namespace = self._namespace
         places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
-        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents(), ()), name="agents")
+        no_agents: tuple[AgentRecord, ...] = ()
+        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
         rules, agents, transfers, repositories, locations = await asyncio.gather(
             self._read_rules(reading),
             reading,
@@ -99,7 +101,10 @@ class StatusReader:
         )
 
     async def _read_transfers(self) -> tuple[TransferRecord, ...]:
-        kinds = await asyncio.gather(*(self._try(UnreadPart.TRANSFERS, self._list(one), []) for one in TRANSFER_KINDS))
+        none: list[TransferRecord] = []
+        kinds = await asyncio.gather(
+            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in TRANSFER_KINDS)
+        )
         return tuple(record for listed in kinds for record in listed)
 
     async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
@@ -111,10 +116,9 @@ class StatusReader:
         """
         self._unread = []
 
-        async def known() -> Sequence[AgentRecord]:
-            return agents
-
-        read = await self._read_rules(known())
+        known: asyncio.Future[Sequence[AgentRecord]] = asyncio.get_running_loop().create_future()
+        known.set_result(agents)
+        read = await self._read_rules(known)
         return dataclasses.replace(read, unread=tuple(self._unread))
 
     async def _list(self, kind: TransferKind) -> list[TransferRecord]:
@@ -125,15 +129,16 @@ class StatusReader:
 
     async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
         lease, installed = await asyncio.gather(
-            self._try(UnreadPart.LEASE, self._read_lease(), LeaseRecord()),
-            self._try(UnreadPart.FLAGS, self._read_installed(), None),
+            self._try(UnreadPart.LEASE, self._read_lease, LeaseRecord()),
+            self._try(UnreadPart.FLAGS, self._read_installed, None),
         )
         settings = installed.settings if installed is not None else None
         page, (config, concurrency) = await asyncio.gather(
-            self._try(UnreadPart.PAGE, self._read_page(settings, lease, agents), None),
-            self._try(UnreadPart.CONFIG, self._read_config(settings), _NO_CONFIG),
+            self._try(UnreadPart.PAGE, lambda: self._read_page(settings, lease, agents), None),
+            self._try(UnreadPart.CONFIG, lambda: self._read_config(settings), _NO_CONFIG),
         )
-        slots = await self._try(UnreadPart.NODES, self._read_slots(concurrency), {})
+        none: Mapping[str, int] = {}
+        slots = await self._try(UnreadPart.NODES, lambda: self._read_slots(concurrency), none)
         return ClusterSnapshot(
             self._namespace,
             self.now(),
@@ -146,10 +151,10 @@ class StatusReader:
             page=page,
         )
 
-    async def _try(self, part: UnreadPart, read: Awaitable[_T], otherwise: _T) -> _T:
+    async def _try(self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise`, and record why, if that fails."""
         try:
-            return await read
+            return await read()
         except (UnreachableError, UnauthorizedError):
             if part is not UnreadPart.PAGE:
                 raise
@@ -181,7 +186,8 @@ class StatusReader:
     async def _read_all(
         self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]
     ) -> tuple[_T, ...]:
-        return await self._try(part, self._each(part, selection, parse), ())
+        none: tuple[_T, ...] = ()
+        return await self._try(part, lambda: self._each(part, selection, parse), none)
 
     async def _read_lease(self) -> LeaseRecord:
         return lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))

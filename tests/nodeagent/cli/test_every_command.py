@@ -46,10 +46,14 @@ _WORDS: Final = {
     "schedule run": ("daily",),
     "status": (),
     "support-bundle": (),
+    "ui": ("--no-browser",),
     "uninstall": (),
     "version": (),
 }
 """Of each command, words that it accepts."""
+
+_SERVES: Final = "ui"
+"""It shows what it may for as long as it runs (`tests/nodeagent/ui`)."""
 
 _PARTIAL: Final = {"status", "support-bundle"}
 """They show what they may, and name the rest."""
@@ -159,7 +163,7 @@ class _Refusing:
         """Nothing is open."""
 
 
-@_every_command
+@pytest.mark.parametrize("command", [one for one in _WORDS if one != _SERVES])
 def test_without_permissions_the_missing_one_is_named(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

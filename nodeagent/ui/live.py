@@ -1,0 +1,93 @@
+"""What the pages show: the last state of the cluster, by one watch for each kind, also while it does not answer."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+from core.aio import wait_for_event
+from core.clock import Clock
+from core.errors import AgentError
+from core.kube.client import KubeClient
+from nodeagent.operations.status.follow import ProgressRates, StatusFollower
+from nodeagent.operations.status.read import StatusReader
+from nodeagent.operations.status.records import ClusterSnapshot
+from nodeagent.operations.status.view import StatusView, build_view
+
+__all__ = ["Live", "State"]
+
+_UPDATE_SECONDS: Final = 0.5
+"""Between two views, whatever changes."""
+
+_QUIET_SECONDS: Final = 5.0
+"""Rates and ages change although nothing is observed."""
+
+_RETRY_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True)
+class State:
+    """The last view and the snapshot that it was built from; `error` is why it is not current, empty: it is."""
+
+    snapshot: ClusterSnapshot
+    view: StatusView
+    error: str = ""
+
+    @property
+    def since(self) -> datetime:
+        """When it was observed, by the API server's clock."""
+        return self.view.at
+
+
+class Live:
+    """Follows the cluster while `run` is running; `state` is None until it was read once."""
+
+    def __init__(self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock) -> None:
+        """Read through `client` with the permissions of the person."""
+        self._client = client
+        self._namespace = namespace
+        self._reader = reader
+        self._clock = clock
+        self._rates = ProgressRates()
+        self._changed = asyncio.Condition()
+        self.state: State | None = None
+        self.error = ""
+        self.number = 0
+
+    async def run(self) -> None:
+        """Follow until canceled; a cluster that does not answer is asked again."""
+        while True:
+            follower = StatusFollower(self._client, self._namespace, self._reader, self._clock)
+            try:
+                await follower.run(partial(self._keep, follower))
+            except AgentError as e:
+                self.error = str(e)
+                if self.state is not None:
+                    self.state = State(self.state.snapshot, self.state.view, self.error)
+                await self._announce()
+                await self._clock.sleep(_RETRY_SECONDS)
+
+    async def wait(self, number: int, seconds: float) -> int:
+        """Return the number of the state once it is another one than `number`, or after so many seconds."""
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self.number != number)
+        except TimeoutError:
+            pass
+        return self.number
+
+    async def _keep(self, follower: StatusFollower) -> None:
+        while True:
+            follower.changed.clear()
+            snapshot = follower.snapshot()
+            self._rates.observe(snapshot.transfers, snapshot.at)
+            self.state, self.error = State(snapshot, build_view(snapshot, self._rates.rate_of)), ""
+            await self._announce()
+            await self._clock.sleep(_UPDATE_SECONDS)
+            await wait_for_event(follower.changed, _QUIET_SECONDS)
+
+    async def _announce(self) -> None:
+        async with self._changed:
+            self.number += 1
+            self._changed.notify_all()

@@ -1,0 +1,225 @@
+"""The pages over HTTP: what they show, to whom, and what they say when the cluster does not answer."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+
+from core.clock import SystemClock
+from nodeagent.ui.live import Live
+from nodeagent.ui.server import Pages, serve
+from tests.nodeagent.support.status_scene import StatusScene, transfer
+
+_HOSTILE = "<script>alert(1)</script>"
+_PATHS = ("/", "/transfers", "/transfers/du/moving", "/queue", "/repositories")
+
+
+class _QuickClock(SystemClock):
+    """Pauses are short."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.02))
+
+
+@dataclass
+class _Site:
+    """A server that runs, and a browser that has its cookie."""
+
+    scene: StatusScene
+    live: Live
+    url: str
+    base: str
+    browser: aiohttp.ClientSession
+
+    async def get(self, path: str, **headers: str) -> tuple[int, str]:
+        async with self.browser.get(f"{self.base}{path}", headers=headers, allow_redirects=False) as answer:
+            return answer.status, await answer.text()
+
+    async def until(self, path: str, pattern: str) -> str:
+        """Return the page once it has the pattern."""
+        async with asyncio.timeout(20):
+            while True:
+                number = self.live.number
+                _, text = await self.get(path)
+                if re.search(pattern, text):
+                    return text
+                await self.live.wait(number, 1.0)
+
+
+@asynccontextmanager
+async def _running(scene: StatusScene) -> AsyncIterator[_Site]:
+    live = Live(scene.client, "velero", scene.reader, _QuickClock())
+    jar = aiohttp.CookieJar(unsafe=True)
+    async with (
+        serve(Pages(live, scene.client, "velero"), 0) as url,
+        aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(20)) as browser,
+    ):
+        task = asyncio.get_running_loop().create_task(live.run())
+        try:
+            yield _Site(scene, live, url, url.partition("/?")[0], browser)
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+@asynccontextmanager
+async def _open(scene: StatusScene) -> AsyncIterator[_Site]:
+    async with _running(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert (answer.status, answer.headers["Location"]) == (303, "/")
+        async with asyncio.timeout(20):
+            while site.live.state is None:
+                await site.live.wait(site.live.number, 1.0)
+        yield site
+
+
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
+async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> None:
+    scene.kube.put(
+        transfer("DataUpload", "broken", "Failed", message="no space", completionTimestamp="2026-11-21T11:30:00Z")
+    )
+    async with _open(scene) as site:
+        overview = (await site.get("/"))[1]
+        for text in ("The cluster is", "Failed within a day", "du/broken", "no space", "agent", "node-agent-config"):
+            assert text in overview
+        listed = (await site.get("/transfers?state=active"))[1]
+        assert "5 transfers" in listed
+        for text in ("du/moving", "100.0 MiB of 500.0 MiB", "position 1", "WaitingForSlot"):
+            assert text in listed
+        one = (await site.get("/transfers/du/moving"))[1]
+        for text in ("DataUpload velero/moving", "InProgress", "nodeagent describe du/moving -n velero", "left"):
+            assert text in one
+        queue = (await site.get("/queue"))[1]
+        assert "3 transfers wait for the quota, which is 5" in queue
+        assert "Positions are the leader" in queue
+        assert "app-default-kopia" in (await site.get("/repositories"))[1]
+
+
+async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
+    """Another user of the machine reaches the port, but has neither token nor cookie."""
+    async with _open(scene) as site, aiohttp.ClientSession() as other:
+        for path in (*_PATHS, "/changes", "/static/style.css"):
+            async with other.get(f"{site.base}{path}") as answer:
+                assert (answer.status, await answer.text()) == (
+                    403,
+                    "open the address that nodeagent ui printed; it works once",
+                )
+        async with other.get(site.url) as answer:
+            assert answer.status == 403
+            assert "used before" in await answer.text()
+        async with other.get(f"{site.base}/?token=guess") as answer:
+            assert answer.status == 403
+
+
+async def test_the_cookie_is_for_this_server_and_no_script(scene: StatusScene) -> None:
+    async with _running(scene) as site, site.browser.get(site.url, allow_redirects=False) as answer:
+        cookie = answer.headers["Set-Cookie"]
+        assert re.match(r"nodeagent-ui-\d+=", cookie)
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert site.url.rpartition("=")[2] not in cookie
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example.com"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_other_sites_and_other_names_are_refused(
+    scene: StatusScene, headers: dict[str, str], status: int
+) -> None:
+    async with _open(scene) as site:
+        assert (await site.get("/", **headers))[0] == status
+
+
+async def test_a_page_can_only_be_read(scene: StatusScene) -> None:
+    async with _open(scene) as site, site.browser.post(f"{site.base}/") as answer:
+        assert answer.status == 405
+
+
+@pytest.mark.parametrize("path", [*_PATHS, "/static/live.js", "/unknown", "/transfers/du/unknown"])
+async def test_every_answer_has_the_headers_that_protect_it(scene: StatusScene, path: str) -> None:
+    async with _open(scene) as site, site.browser.get(f"{site.base}{path}") as answer:
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; frame-ancestors 'none'")
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        text = await answer.text()
+        assert not re.search(r"<[^>]+ (style|on\w+)=|<script>", text)
+        assert answer.status == (404 if "unknown" in path else 200)
+
+
+async def test_what_tenants_write_is_escaped_everywhere(scene: StatusScene) -> None:
+    raw = transfer("DataUpload", "moving", "InProgress", message=_HOSTILE, node="a")
+    raw["spec"]["sourcePVC"] = _HOSTILE
+    scene.kube.put(raw)
+    scene.kube.put(transfer("DataUpload", "waits", "Accepted", reason="Unschedulable", message=_HOSTILE, node=_HOSTILE))
+    scene.put(
+        "BackupStorageLocation",
+        "odd",
+        spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
+        status={"phase": _HOSTILE, "message": _HOSTILE},
+    )
+    async with _open(scene) as site:
+        for path in (*_PATHS, f"/transfers?q={_HOSTILE}&state={_HOSTILE}"):
+            text = (await site.get(path))[1]
+            assert "<script>" not in text
+        assert "&lt;script&gt;alert(1)" in (await site.get("/transfers/du/moving"))[1]
+
+
+async def test_a_missing_permission_is_named_and_the_rest_is_shown(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/backuprepositories", 403, message="may not list backuprepositories", times=999)
+    async with _open(scene) as site:
+        text = (await site.get("/repositories"))[1]
+        assert "Not known" in text
+        assert "repositories" in text
+        assert "None." not in text.partition("Storage locations")[0]
+        assert "may not list backuprepositories" in (await site.get("/"))[1]
+        assert "du/moving" in (await site.get("/transfers"))[1]
+
+
+async def test_a_change_is_announced_and_shown(scene: StatusScene) -> None:
+    async with _open(scene) as site:
+        async with site.browser.get(f"{site.base}/changes") as stream:
+            assert stream.content_type == "text/event-stream"
+            scene.kube.put(transfer("DataUpload", "another"))
+            async with asyncio.timeout(20):
+                assert await stream.content.readline() == b"data: changed\n"
+        await site.until("/transfers", "du/another")
+
+
+async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_its_age(scene: StatusScene) -> None:
+    async with _open(scene) as site:
+        scene.kube.fail_next("GET", "/", "lost", times=10_000)
+        text = await site.until("/", "does not answer")
+        assert "shows what was seen at <time>2026-11-21 12:00:00 UTC</time>" in text
+        assert "du/moving" in (await site.get("/transfers"))[1]
+        assert (await site.get("/transfers/du/moving"))[0] == 503
+        scene.kube.fulfill()
+        scene.kube.put(transfer("DataUpload", "later"))
+        assert "does not answer" not in await site.until("/transfers", "du/later")
+
+
+async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/", "lost", times=10_000)
+    async with _running(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert answer.status == 303
+        assert await site.get("/queue") == (503, "the cluster was not read yet")
