@@ -38,13 +38,14 @@ _NO_LOG_FLUSH = 2
 
 
 @contextmanager
-def _mounted(device: Path, folder: Path) -> Iterator[Path]:
+def _mounted(image: Path, folder: Path) -> Iterator[Path]:
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-o", "commit=300", device, folder], check=True)
-    try:
-        yield folder / "volume"
-    finally:
-        subprocess.run(["umount", folder], check=True)
+    with attached(image) as device:
+        subprocess.run(["mount", "-o", "commit=300", device, folder], check=True)
+        try:
+            yield folder / "volume"
+        finally:
+            subprocess.run(["umount", folder], check=True)
 
 
 def _lose_power(volume: Path) -> None:
@@ -55,17 +56,16 @@ def _lose_power(volume: Path) -> None:
         os.close(fd)
 
 
-def _make_file_system(device: Path) -> None:
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", device], check=True)
-
-
-@pytest.fixture
-def device(tmp_path: Path) -> Iterator[Path]:
-    image = tmp_path / "image"
+def _make_file_system(image: Path) -> None:
+    image.unlink(missing_ok=True)
     image.touch()
     os.truncate(image, 256 << 20)
-    with attached(image) as found:
-        yield found
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", image], check=True)
+
+
+def _copy_disk(image: Path, copy: Path) -> None:
+    """Copy what the disk holds: a process that began meanwhile, in mounts of its own, may keep the first mounted."""
+    subprocess.run(["cp", "--sparse=always", image, copy], check=True)
 
 
 @pytest.fixture
@@ -111,30 +111,33 @@ def _signal_kopia(number: signal.Signals) -> None:
 
 
 async def _restore_until_power_loss(
-    movers: Repository, seed: Seed, tmp_path: Path, device: Path, patched: pytest.MonkeyPatch
+    movers: Repository, seed: Seed, tmp_path: Path, disk_left: Path, patched: pytest.MonkeyPatch
 ) -> bool:
-    """Break a restore to a new file system off by a power loss; return whether files were lost."""
-    _make_file_system(device)
-    with _mounted(device, tmp_path / "first node") as target:
+    """Break a restore to a new file system off by a power loss; return whether files were lost on `disk_left`."""
+    image = tmp_path / "image"
+    _make_file_system(image)
+    with _mounted(image, tmp_path / "first node") as target:
         disk = _SlowDisk(has_listed(target, 1))
         patched.setattr("datamover.data_path.resume.sync_file_system", disk.sync)
         await kill_restore(movers, seed.restore_to(target), _long_after(target, disk))
         written = _count(target)
         _lose_power(target)
-    with _mounted(device, tmp_path / "second node") as target:
+    _copy_disk(image, disk_left)
+    with _mounted(disk_left, tmp_path / "second node") as target:
         return _count(target) < written
 
 
 async def test_a_restore_continues_after_a_power_loss(
-    mover_repository: Repository, seed: Seed, tmp_path: Path, device: Path, monkeypatch: pytest.MonkeyPatch
+    mover_repository: Repository, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    disk_left = tmp_path / "disk left"
     with monkeypatch.context() as patched:
         # Whatever calls sync(2) on this machine at that moment also writes this file system: then nothing is lost.
         for _ in range(5):
-            if lost := await _restore_until_power_loss(mover_repository, seed, tmp_path, device, patched):
+            if lost := await _restore_until_power_loss(mover_repository, seed, tmp_path, disk_left, patched):
                 break
     assert lost
-    with _mounted(device, tmp_path / "second node") as target:
+    with _mounted(disk_left, tmp_path / "second node") as target:
         assert _count(target)
         assert list_of(target).exists()
         assert await restore_all(mover_repository, seed.restore_to(target))
