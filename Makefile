@@ -213,7 +213,7 @@ unit-tools:
 	@tools/build.sh kopia >/dev/null
 	@tools/build.sh versitygw >/dev/null
 	@tools/build.sh fake-gcs-server >/dev/null
-	@tools/azurite.sh >/dev/null
+	@tools/npm.sh azurite >/dev/null
 	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null
 	@tools/build.sh actionlint >/dev/null
 	@tools/build.sh prometheus promtool >/dev/null

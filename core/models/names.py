@@ -89,6 +89,7 @@ __all__ = [
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
     "VELERO_BACKUP_LABEL",
+    "VELERO_SCHEDULE_LABEL",
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
     "VOLUME_NAMESPACE_LABEL",
@@ -116,6 +117,8 @@ EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"
 ASYNC_OPERATION_ID_LABEL: Final = "velero.io/async-operation-id"
 PVC_NAME_ANNOTATION: Final = "velero.io/pvc-name"
 VELERO_BACKUP_LABEL: Final = "velero.io/backup-name"
+VELERO_SCHEDULE_LABEL: Final = "velero.io/schedule-name"
+"""On a Backup that a Schedule created: its name. Source: Velero v1.18, pkg/apis/velero/v1/labels_annotations.go."""
 """The name of the Velero Backup of a transfer. Source: Velero v1.18, BackupNameLabel."""
 RESTORE_UID_LABEL: Final = "velero.io/restore-uid"
 DATA_MOVER_FINALIZER: Final = "velero.io/data-upload-download-finalizer"

@@ -1,11 +1,12 @@
 """Text for a terminal: what users of the cluster control made harmless, durations and sizes made short."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
+from core.models.verification import WHOLE_PERCENT, Verification
 from core.redact import redact
 
-__all__ = ["format_age", "format_bytes", "one_line", "printable"]
+__all__ = ["format_age", "format_bytes", "format_verification", "one_line", "printable"]
 
 _AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
 """Seconds of a unit, its letter, and from how many on it is used."""
@@ -36,6 +37,14 @@ def format_age(age: timedelta) -> str:
         if seconds >= limit * unit:
             return f"{seconds // unit}{letter}"
     return f"{seconds}s"
+
+
+def format_verification(found: Verification | None, now: datetime) -> str:
+    """Return what the last verification found, and when; empty: there is none."""
+    if found is None:
+        return ""
+    share = "" if found.percent == WHOLE_PERCENT else f", {found.percent:g} % of the files"
+    return f"{found.outcome} {format_age(now - found.at)} ago{share}"
 
 
 def format_bytes(size: int) -> str:

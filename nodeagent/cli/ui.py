@@ -14,6 +14,7 @@ from nodeagent.cli.output import Printer
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.status.read import StatusReader
 from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.ui.details import Details
 from nodeagent.ui.live import Live
 from nodeagent.ui.server import Pages, serve
 
@@ -52,8 +53,9 @@ async def _run(access: ClusterAccess, port: int, *, browser: bool) -> None:
         # A cluster that does not answer is an error now; later, the page says so.
         await reader.read_rules(())
         live = Live(cluster.client, cluster.namespace, reader, clock)
+        details = Details(cluster.client, cluster.namespace, parse_serve=parse_serve, now=cluster.time.now, clock=clock)
         try:
-            async with serve(Pages(live, cluster.client, cluster.namespace), port) as url:
+            async with serve(Pages(live, details), port) as url:
                 printer.line(url)
                 printer.note("the address works once, in one browser; Ctrl-C ends the server")
                 if browser:

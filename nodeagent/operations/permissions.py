@@ -131,6 +131,7 @@ DESCRIBE_PERMISSIONS: Final = (
     Permission(_OWN, kube.EVENTS, ("list",), "its Events", without=_LESS),
     Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
     Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
+    Permission(_OWN, kube.BACKUPS, ("get",), "the Schedule of its Backup", without=_LESS),
 )
 """What `nodeagent describe` needs."""
 

@@ -20,8 +20,11 @@ _METHODS: Final = frozenset({"GET", "HEAD"})
 _SAME_SITE: Final = frozenset({"", "same-origin", "none"})
 """Values of Sec-Fetch-Site: the page itself, an address that was typed, and browsers that do not say."""
 
+# The signs of the vendored style sheet are images in it.
 _HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+    ),
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",

@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 from core.aio import wait_for_event
@@ -13,7 +13,7 @@ from core.kube.client import KubeClient
 from nodeagent.operations.status.follow import ProgressRates, StatusFollower
 from nodeagent.operations.status.read import StatusReader
 from nodeagent.operations.status.records import ClusterSnapshot
-from nodeagent.operations.status.view import StatusView, build_view
+from nodeagent.operations.status.view import RateOf, StatusView, build_view
 
 __all__ = ["Live", "State"]
 
@@ -26,18 +26,23 @@ _QUIET_SECONDS: Final = 5.0
 _RETRY_SECONDS: Final = 3.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class State:
-    """The last view and the snapshot that it was built from; `error` is why it is not current, empty: it is."""
+    """The last snapshot; `rate_of` are the rates then. `error` is why it is not current; empty: it is."""
 
     snapshot: ClusterSnapshot
-    view: StatusView
+    rate_of: RateOf
     error: str = ""
+
+    @cached_property
+    def view(self) -> StatusView:
+        """What it shows: built once somebody looks at it."""
+        return build_view(self.snapshot, self.rate_of)
 
     @property
     def since(self) -> datetime:
         """When it was observed, by the API server's clock."""
-        return self.view.at
+        return self.snapshot.at
 
 
 class Live:
@@ -64,7 +69,7 @@ class Live:
             except AgentError as e:
                 self.error = str(e)
                 if self.state is not None:
-                    self.state = State(self.state.snapshot, self.state.view, self.error)
+                    self.state.error = self.error
                 await self._announce()
                 await self._clock.sleep(_RETRY_SECONDS)
 
@@ -82,7 +87,7 @@ class Live:
             follower.changed.clear()
             snapshot = follower.snapshot()
             self._rates.observe(snapshot.transfers, snapshot.at)
-            self.state, self.error = State(snapshot, build_view(snapshot, self._rates.rate_of)), ""
+            self.state, self.error = State(snapshot, self._rates.rate_of), ""
             await self._announce()
             await self._clock.sleep(_UPDATE_SECONDS)
             await wait_for_event(follower.changed, _QUIET_SECONDS)

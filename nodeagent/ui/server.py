@@ -1,32 +1,44 @@
-"""The web server of `nodeagent ui`: its routes, and what each page is made from. It changes nothing in the cluster."""
+"""The web server of `nodeagent ui`: its routes, and what each page is made from. It changes nothing in the cluster.
+
+A page is text for every browser. One with a script asks for the same address as a stream of server-sent events, and
+gets the part that changes again whenever it has changed.
+"""
 
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from importlib.resources import files
+from pathlib import PurePosixPath
 from typing import Any, Final
 
 import jinja2
 from aiohttp import web
 
 from core.errors import AgentError
-from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
-from nodeagent.cli.text import format_age, format_bytes
-from nodeagent.operations.status.describe import TransferReader
+from nodeagent.cli.text import format_age, format_bytes, format_verification
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
+from nodeagent.ui.details import Details
+from nodeagent.ui.growth import sum_growth
 from nodeagent.ui.guard import Guard
 from nodeagent.ui.live import Live, State
-from nodeagent.ui.tables import TransferFilter, choose_transfers, list_volumes
+from nodeagent.ui.nodes import build_grid, find_node
+from nodeagent.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, list_volumes
+from nodeagent.ui.timeline import build_timeline
 
 __all__ = ["Pages", "serve"]
 
+_Values = Mapping[str, Any]
+_Build = Callable[[web.Request, State], Awaitable[_Values]]
+
 _SHORT: Final = {kind.name: kind for kind in TRANSFER_KINDS}
 _BY_SHORT: Final = {kind.short: kind for kind in TRANSFER_KINDS}
-_FILES: Final = {"style.css": "text/css", "live.js": "text/javascript"}
+_FOLDER: Final = files("nodeagent.ui") / "static"
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript"}
+_EVENTS: Final = "text/event-stream"
 _SILENCE_SECONDS: Final = 20.0
-"""Between two signs of life on the stream of changes; browsers and proxies end one that is silent."""
+"""Between two signs of life on a stream; browsers and proxies end one that is silent."""
 
 _OVERVIEW_ROWS: Final = 20
 
@@ -34,9 +46,6 @@ _OVERVIEW_ROWS: Final = 20
 def _environment() -> jinja2.Environment:
     def ago(moment: datetime | None, now: datetime) -> str:
         return f"{format_age(now - moment)} ago" if moment is not None else "-"
-
-    def short(kind: str) -> str:
-        return _SHORT[kind].short
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nodeagent.ui"),
@@ -48,8 +57,10 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "bytes": format_bytes,
         "ago": ago,
-        "short": short,
+        "moment": lambda moment: f"{moment:%Y-%m-%d %H:%M:%S UTC}" if moment is not None else "-",
+        "short": lambda kind: _SHORT[kind].short,
         "seconds": lambda seconds: format_age(timedelta(seconds=seconds)),
+        "verified": format_verification,
     }
     return environment
 
@@ -57,85 +68,134 @@ def _environment() -> jinja2.Environment:
 class Pages:
     """The handlers of all pages."""
 
-    def __init__(self, live: Live, client: KubeClient, namespace: str) -> None:
-        """Show what `live` has; `client` reads single transfers."""
+    def __init__(self, live: Live, details: Details) -> None:
+        """Show what `live` has; `details` reads single objects."""
         self._live = live
-        self._client = client
-        self._namespace = namespace
+        self._details = details
         self._templates = _environment()
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes of the server."""
-        return [
-            web.get("/", self._overview),
-            web.get("/transfers", self._transfers),
-            web.get("/transfers/{kind}/{name}", self._transfer),
-            web.get("/queue", self._queue),
-            web.get("/repositories", self._repositories),
-            web.get("/changes", self._changes),
-            web.get("/static/{name}", self._static),
-        ]
+        pages: dict[str, tuple[str, _Build]] = {
+            "/": ("overview.html", self._overview),
+            "/transfers": ("transfers.html", self._transfers),
+            "/transfers/{kind}/{name}": ("transfer.html", self._transfer),
+            "/nodes/{name}": ("node.html", self._node),
+            "/queue": ("queue.html", self._queue),
+            "/repositories": ("repositories.html", self._nothing_more),
+            "/repositories/{name}": ("repository.html", self._repository),
+        }
+        shown = [web.get(path, self._handler(template, build)) for path, (template, build) in pages.items()]
+        return [*shown, web.get("/static/{path:.+}", self._static)]
 
-    async def _overview(self, _: web.Request) -> web.Response:
-        state = self._state()
+    def _handler(self, template: str, build: _Build) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            state = self._live.state
+            if state is None:
+                return self._answer("starting.html", {"why": self._live.error}, status=503)
+            if _EVENTS in request.headers.get("Accept", ""):
+                return await self._stream(request, template, build)
+            try:
+                values = await build(request, state)
+            except web.HTTPNotFound as e:
+                return self._answer("error.html", self._values(request, state, {"why": e.text}), status=404)
+            except AgentError as e:
+                why = f"this cannot be read: {e}"
+                return self._answer("error.html", self._values(request, state, {"why": why}), status=503)
+            return self._answer(template, self._values(request, state, values))
+
+        return handle
+
+    async def _stream(self, request: web.Request, template: str, build: _Build) -> web.StreamResponse:
+        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life."""
+        answer = web.StreamResponse(headers={"Content-Type": _EVENTS})
+        await answer.prepare(request)
+        sent = ""
+        while True:
+            number, state = self._live.number, self._live.state
+            if state is not None:
+                text = await self._live_part(request, state, template, build)
+                if text != sent:
+                    await answer.write("".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n")
+                    sent = text
+            if await self._live.wait(number, _SILENCE_SECONDS) == number:
+                await answer.write(b": still here\n\n")
+
+    async def _live_part(self, request: web.Request, state: State, template: str, build: _Build) -> str:
+        try:
+            values, name = await build(request, state), template
+        except web.HTTPNotFound as e:
+            values, name = {"why": e.text}, "error.html"
+        except AgentError as e:
+            values, name = {"why": f"this cannot be read: {e}"}, "error.html"
+        whole = self._values(request, state, values, layout="part.html")
+        return self._templates.get_template(name).render(whole)
+
+    async def _nothing_more(self, _: web.Request, __: State) -> _Values:
+        return {}
+
+    async def _overview(self, request: web.Request, state: State) -> _Values:
         volumes = list_volumes(state.snapshot.transfers)
-        return self._render("overview.html", state, volumes=volumes[:_OVERVIEW_ROWS], count=len(volumes))
+        shown = volumes if request.query.get("volumes") == "all" else volumes[:_OVERVIEW_ROWS]
+        unprotected = sum(row.last is None for row in volumes)
+        return {"volumes": shown[:1000], "count": len(volumes), "unprotected": unprotected}
 
-    async def _transfers(self, request: web.Request) -> web.Response:
-        state, chosen = self._state(), TransferFilter.of(request.query)
+    async def _transfers(self, request: web.Request, state: State) -> _Values:
+        chosen = TransferFilter.of(request.query)
         page = choose_transfers(state.snapshot, state.view, chosen)
         kinds = [kind.name for kind in TRANSFER_KINDS]
-        return self._render("transfers.html", state, page=page, chosen=chosen, kinds=kinds)
+        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": build_grid(state.view)}
 
-    async def _transfer(self, request: web.Request) -> web.Response:
-        state, kind = self._state(), _BY_SHORT.get(request.match_info["kind"])
+    async def _transfer(self, request: web.Request, state: State) -> _Values:
+        kind, name = _BY_SHORT.get(request.match_info["kind"]), request.match_info["name"]
         if kind is None:
             raise web.HTTPNotFound(text="there is no such kind: du, dd, pvb and pvr are")
+        known = next((one for one in state.snapshot.transfers if (one.kind, one.name) == (kind.name, name)), None)
         try:
-            reader = TransferReader(self._client, self._namespace)
-            found = await reader.describe(Target(kind, request.match_info["name"]))
+            found = await self._details.transfer(Target(kind, name), known)
         except NotFoundError as e:
             raise web.HTTPNotFound(text=str(e)) from e
-        except AgentError as e:
-            raise web.HTTPServiceUnavailable(text=f"the transfer cannot be read: {e}") from e
         key = (found.kind, found.name)
         moving = next((one for one in state.view.transfers if (one.kind, one.name) == key), None)
         waiting = next((one for one in state.view.pending if (one.kind, one.name) == key), None)
-        return self._render("transfer.html", state, one=found, moving=moving, waiting=waiting)
+        timeline = build_timeline(found, state.view.at)
+        return {"one": found, "moving": moving, "waiting": waiting, "timeline": timeline}
 
-    async def _queue(self, _: web.Request) -> web.Response:
-        return self._render("queue.html", self._state())
+    async def _node(self, request: web.Request, state: State) -> _Values:
+        name = request.match_info["name"]
+        bound = frozenset((one.kind, one.name) for one in state.snapshot.transfers if one.node == name and one.active)
+        node = find_node(state.view, name, bound)
+        if node is None:
+            raise web.HTTPNotFound(text=f"there is no agent on a node {name}")
+        anywhere = [one for one in state.view.pending if one.position is not None and (one.kind, one.name) not in bound]
+        return {"node": node, "anywhere": anywhere[:PAGE_ROWS]}
 
-    async def _repositories(self, _: web.Request) -> web.Response:
-        return self._render("repositories.html", self._state())
+    async def _queue(self, request: web.Request, state: State) -> _Values:
+        shown = state.view.pending if request.query.get("rows") == "all" else state.view.pending[:PAGE_ROWS]
+        holders = sorted(state.view.transfers, key=lambda one: (one.node, one.name))
+        return {"pending": shown, "holders": holders[:PAGE_ROWS]}
+
+    async def _repository(self, request: web.Request, state: State) -> _Values:
+        try:
+            one = await self._details.repository(request.match_info["name"])
+        except NotFoundError as e:
+            raise web.HTTPNotFound(text=str(e)) from e
+        return {"one": one, "growth": sum_growth(state.snapshot.transfers, one.volume_namespace, one.location)}
 
     async def _static(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in _FILES:
+        path = PurePosixPath(request.match_info["path"])
+        file = _FOLDER.joinpath(*path.parts)
+        if path.suffix not in _TYPES or ".." in path.parts or path.is_absolute() or not file.is_file():
             raise web.HTTPNotFound
-        body = files("nodeagent.ui").joinpath("static", name).read_bytes()
-        return web.Response(body=body, content_type=_FILES[name], charset="utf-8")
+        return web.Response(body=file.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8")
 
-    async def _changes(self, request: web.Request) -> web.StreamResponse:
-        """Send an event for each change, and now and then a sign of life."""
-        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await answer.prepare(request)
-        number = self._live.number
-        while True:
-            newest = await self._live.wait(number, _SILENCE_SECONDS)
-            await answer.write(b": still here\n\n" if newest == number else b"data: changed\n\n")
-            number = newest
+    def _values(self, request: web.Request, state: State, more: _Values, *, layout: str = "base.html") -> _Values:
+        view = state.view
+        return {"layout": layout, "here": request.path_qs, "state": state, "view": view, "now": view.at, **more}
 
-    def _state(self) -> State:
-        state = self._live.state
-        if state is None:
-            why = f": {self._live.error}" if self._live.error else ""
-            raise web.HTTPServiceUnavailable(text=f"the cluster was not read yet{why}", headers={"Retry-After": "2"})
-        return state
-
-    def _render(self, name: str, state: State, **more: Any) -> web.Response:  # noqa: ANN401 - for a template
-        values: Mapping[str, Any] = {"state": state, "view": state.view, "now": state.view.at, **more}
-        return web.Response(text=self._templates.get_template(name).render(values), content_type="text/html")
+    def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
+        text = self._templates.get_template(name).render(values)
+        return web.Response(text=text, content_type="text/html", status=status)
 
 
 @asynccontextmanager

@@ -7,6 +7,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from core.models.phases import Phase
+from core.models.verification import Verification
 from nodeagent.operations.status.kinds import TRANSFER_KINDS
 from nodeagent.operations.status.records import ClusterSnapshot, TransferRecord
 from nodeagent.operations.status.view import ActiveRow, PendingRow, StatusView
@@ -70,7 +71,7 @@ def choose_transfers(snapshot: ClusterSnapshot, view: StatusView, chosen: Transf
         for one in snapshot.transfers
         if chosen.kind in {"", one.kind}
         and _is_in(one, chosen.state, (one.kind, one.name) in pending)
-        and text in f"{one.name} {one.queue}/{one.volume} {one.node} {one.location} {one.reason}".lower()
+        and text in f"{one.name} {one.queue}/{one.volume} {one.node} {one.location} {one.backup} {one.reason}".lower()
     ]
     found.sort(key=lambda one: (_sort_key(one, chosen.sort), one.name), reverse=chosen.sort == "created")
     pages = max(1, -(-len(found) // PAGE_ROWS))
@@ -110,13 +111,14 @@ def _sort_key(one: TransferRecord, sort: str) -> str:
 class VolumeRow:
     """A volume that was backed up, or tried to be; `last` is its newest complete backup, None: it has none.
 
-    `failed` is its newest backup if that failed after `last`.
+    `failed` is its newest backup if that failed after `last`; `verified` is the newest verification of any of them.
     """
 
     namespace: str
     volume: str
     last: TransferRecord | None
     failed: TransferRecord | None
+    verified: Verification | None
 
     @property
     def completed(self) -> datetime | None:
@@ -136,7 +138,8 @@ def list_volumes(transfers: Iterable[TransferRecord]) -> list[VolumeRow]:
         last = next((one for one in reversed(found) if one.phase is Phase.COMPLETED), None)
         newest = found[-1]
         failed = newest if newest.phase is Phase.FAILED and newest is not last else None
-        rows.append(VolumeRow(namespace, volume, last, failed))
+        verified = max((one.verification for one in found if one.verification), key=lambda one: one.at, default=None)
+        rows.append(VolumeRow(namespace, volume, last, failed, verified))
     return sorted(rows, key=lambda row: (_age_key(row), row.namespace, row.volume))
 
 

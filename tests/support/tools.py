@@ -31,7 +31,7 @@ def azurite_folder() -> Path:
     Raises:
         RuntimeError: the installation failed; the message has the reason.
     """
-    return Path(_printed_by("azurite.sh"))
+    return Path(_printed_by("npm.sh", "azurite"))
 
 
 def go_command() -> Path:

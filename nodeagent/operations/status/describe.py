@@ -12,10 +12,16 @@ from msgspec import field
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
-from core.kube.resources import PODS
+from core.kube.resources import BACKUPS, PODS
 from core.models.attempts import Interruption
 from core.models.base import JsonDict, Time, WireModel
-from core.models.names import OUTCOME_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import (
+    OUTCOME_ANNOTATION,
+    OWNER_UID_LABEL,
+    SCHEDULE_LABEL,
+    VELERO_BACKUP_LABEL,
+    VELERO_SCHEDULE_LABEL,
+)
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
@@ -56,10 +62,12 @@ class TransferDetails(TransferRecord):
     """Everything that is known about one transfer.
 
     `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
-    `retries` count toward `maxRetries`. `advice` is what to do next.
+    `retries` count toward `maxRetries`. `schedule` is what started its backup: a CronJob of `nodeagent schedule`, or a
+    Schedule of Velero. `advice` is what to do next.
     """
 
     spec: JsonDict = field(default_factory=dict)
+    schedule: str = ""
     snapshot_id: str = field(default="", name="snapshotID")
     outcome: str = ""
     retries: int = 0
@@ -96,6 +104,7 @@ class TransferReader:
         events = await self._try("Events", read_events(self._client, self._namespace, raw["metadata"]["uid"]), [])
         pods = await self._try("pods", self._read_pods(raw), [])
         log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
+        schedule = await self._try("its Backup", self._read_schedule(raw), "")
         known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
         try:
             more = _facts(kind.model.parse(raw), events)
@@ -105,6 +114,7 @@ class TransferReader:
             **known,
             **more,
             spec=_plain_spec(raw),
+            schedule=schedule,
             outcome=_annotation(raw, OUTCOME_ANNOTATION),
             events=events,
             pods=[_pod_line(pod) for pod in pods],
@@ -128,6 +138,14 @@ class TransferReader:
         except AgentError as e:
             self._notes.append(f"{what} could not be read: {e}")
             return otherwise
+
+    async def _read_schedule(self, raw: JsonDict) -> str:
+        labels = raw["metadata"].get("labels") or {}
+        backup = labels.get(VELERO_BACKUP_LABEL)
+        if not backup:
+            return str(labels.get(SCHEDULE_LABEL, ""))
+        owner = await self._client.read(BACKUPS, self._namespace, backup) or {}
+        return str(((owner.get("metadata") or {}).get("labels") or {}).get(VELERO_SCHEDULE_LABEL, ""))
 
     async def _read_pods(self, raw: JsonDict) -> list[JsonDict]:
         """Return the pods of the transfer, the newest first."""

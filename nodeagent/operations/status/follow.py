@@ -30,7 +30,10 @@ from nodeagent.runtime.own_pod import AGENT_SELECTOR
 __all__ = ["ProgressRates", "StatusFollower"]
 
 _RULES_SECONDS: Final = 10.0
-"""Between two reads of what has no watch."""
+"""Between two reads of what has no watch, while something changes."""
+
+_IDLE_PAUSES: Final = 6
+"""So many of them while nothing does."""
 
 _OUTDATED_SECONDS: Final = 15.0
 """A watch that has been closed for longer shows a past state: reconnecting takes less."""
@@ -74,12 +77,13 @@ class StatusFollower:
     def __init__(self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock) -> None:
         """Watch through `client` once `run` is called; `reader` reads what has no watch."""
         self.changed = asyncio.Event()
+        self._moved = asyncio.Event()
         self._reader = reader
         self._clock = clock
         self._rules: ClusterSnapshot | None = None
 
         def watched(part: UnreadPart, selection: Selection, trim: Callable[[JsonDict], object]) -> _Watched:
-            informer = Informer(client, selection, clock=clock, trim=trim, on_change=lambda _: self.changed.set())
+            informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
             return _Watched(part, informer)
 
         def trimmed(parse: Callable[[JsonDict], object]) -> Callable[[JsonDict], object]:
@@ -146,6 +150,10 @@ class StatusFollower:
             unread=(*self._rules.unread, *lost, *malformed, *faults),
         )
 
+    def _note_change(self, _: object) -> None:
+        self._moved.set()
+        self.changed.set()
+
     async def _follow(self, one: _Watched) -> None:
         def reject(error: KubeError) -> None:
             one.rejected = str(error)
@@ -164,9 +172,17 @@ class StatusFollower:
             self.changed.clear()
             await self.changed.wait()
         while True:
+            self._moved.clear()
             self._rules = await self._reader.read_rules(_good(self._agents))
             self.changed.set()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until what has no watch may differ: for longer while nothing changes, and all watches are open."""
+        for _ in range(_IDLE_PAUSES):
             await self._clock.sleep(_RULES_SECONDS)
+            if self._moved.is_set() or any(one.unread for one in self._all):
+                return
 
 
 def _first_of(group: ExceptionGroup[Exception]) -> Exception:

@@ -160,7 +160,7 @@ def _no_leader(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     nodes = {agent.node for agent in snapshot.agents if agent.ready}
     if not lease.holder:
         message = "there is no leader: no transfer is admitted"
-    elif lease.expires is None or lease.expires < snapshot.at:
+    elif lease.expires is None or lease.expires < (lease.seen or snapshot.at):
         message = f"the leader {lease.holder} has not renewed its Lease in time: no transfer is admitted"
     elif node_of_holder(lease.holder) not in nodes:
         message = f"the leader {lease.holder} has no ready agent"

@@ -14,10 +14,11 @@ from core.errors import ConfigError, ContractError
 from core.kube.decode import parse_json
 from core.models.attempts import Attempts
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time, parse_time
-from core.models.names import CONFIG_ANNOTATION
+from core.models.names import BACKUP_ANNOTATION, CONFIG_ANNOTATION, VELERO_BACKUP_LABEL
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.verification import read_verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.config.source import parse_config_map
@@ -122,7 +123,8 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         name=meta.name,
         uid=meta.uid,
         phase=phase,
-        node=status.node,
+        # A pod's volume is backed up where the pod runs: that is known before.
+        node=status.node or (cr.spec.node if isinstance(cr, PodVolumeBackup) else ""),
         queue=queue,
         volume=volume,
         location=cr.spec.backup_storage_location,
@@ -138,6 +140,9 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         stage=attempts.stage if phase is Phase.IN_PROGRESS else None,
         canceling=cr.cancel_requested and not phase.final,
         datamover=datamover,
+        backup=meta.annotations.get(BACKUP_ANNOTATION) or meta.labels.get(VELERO_BACKUP_LABEL, ""),
+        new_bytes=status.incremental_bytes,
+        verification=read_verification(meta.annotations),
     )
 
 

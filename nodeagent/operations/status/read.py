@@ -10,6 +10,8 @@ from datetime import datetime
 from functools import partial
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
@@ -190,7 +192,8 @@ class StatusReader:
         return await self._try(part, lambda: self._each(part, selection, parse), none)
 
     async def _read_lease(self) -> LeaseRecord:
-        return lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
+        record = lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
+        return replace(record, seen=self.now())
 
     async def _read_installed(self) -> InstalledAgents:
         """Return the agents' settings, and how many agents there are to be.

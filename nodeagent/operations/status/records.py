@@ -11,6 +11,7 @@ from enum import StrEnum
 from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
 from core.models.phases import Phase
+from core.models.verification import Verification
 from nodeagent.operations.leader_page import LeaderPage
 from nodeagent.runtime.settings import Settings
 
@@ -32,7 +33,9 @@ class TransferRecord(WireModel):
 
     `queue` is the volume namespace, `created` as the API prints it: both are what the admission queue is ordered by.
     `began` is when the data path of the present attempt started; `number` counts attempts from 1.
-    `datamover` is `spec.datamover`, which selects the agents that it is meant for.
+    `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
+    belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` were not in the repository before, 0 where
+    that is not known. `verification` is the last one of a backup.
     """
 
     kind: str
@@ -56,6 +59,9 @@ class TransferRecord(WireModel):
     stage: AttemptStage | None = None
     canceling: bool = False
     datamover: str = ""
+    backup: str = ""
+    new_bytes: int = 0
+    verification: Verification | None = None
     fault: str = ""
 
     @property
@@ -85,10 +91,11 @@ class AgentRecord(WireModel):
 
 
 class LeaseRecord(WireModel):
-    """The Lease of the leader: who holds it, and until when unless it is renewed."""
+    """The Lease of the leader: who holds it, and until when unless it is renewed; `seen` is when it was read."""
 
     holder: str = ""
     expires: Time | None = None
+    seen: Time | None = None
 
 
 class ConfigRecord(WireModel):

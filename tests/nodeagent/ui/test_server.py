@@ -10,16 +10,31 @@ import aiohttp
 import pytest
 
 from core.clock import SystemClock
+from core.kube.resources import DATA_UPLOADS
+from nodeagent.cli.serve import parse_serve
+from nodeagent.ui.details import Details
 from nodeagent.ui.live import Live
 from nodeagent.ui.server import Pages, serve
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 
 _HOSTILE = "<script>alert(1)</script>"
-_PATHS = ("/", "/transfers", "/transfers/du/moving", "/queue", "/repositories")
+_PATHS = (
+    "/",
+    "/transfers",
+    "/transfers/du/moving",
+    "/nodes/a",
+    "/queue",
+    "/repositories",
+    "/repositories/app-default-kopia",
+)
 
 
 class _QuickClock(SystemClock):
-    """Pauses are short."""
+    """Time flies, and pauses are short."""
+
+    def monotonic(self) -> float:
+        return super().monotonic() * 100
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.02))
@@ -52,10 +67,12 @@ class _Site:
 
 @asynccontextmanager
 async def _running(scene: StatusScene) -> AsyncIterator[_Site]:
-    live = Live(scene.client, "velero", scene.reader, _QuickClock())
+    clock = _QuickClock()
+    live = Live(scene.client, "velero", scene.reader, clock)
+    details = Details(scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, clock=clock)
     jar = aiohttp.CookieJar(unsafe=True)
     async with (
-        serve(Pages(live, scene.client, "velero"), 0) as url,
+        serve(Pages(live, details), 0) as url,
         aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(20)) as browser,
     ):
         task = asyncio.get_running_loop().create_task(live.run())
@@ -108,7 +125,7 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
 async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
     """Another user of the machine reaches the port, but has neither token nor cookie."""
     async with _open(scene) as site, aiohttp.ClientSession() as other:
-        for path in (*_PATHS, "/changes", "/static/style.css"):
+        for path in (*_PATHS, "/static/style.css"):
             async with other.get(f"{site.base}{path}") as answer:
                 assert (answer.status, await answer.text()) == (
                     403,
@@ -154,10 +171,12 @@ async def test_a_page_can_only_be_read(scene: StatusScene) -> None:
         assert answer.status == 405
 
 
-@pytest.mark.parametrize("path", [*_PATHS, "/static/live.js", "/unknown", "/transfers/du/unknown"])
+@pytest.mark.parametrize(
+    "path", [*_PATHS, "/static/page.js", "/static/vendor/htmx.min.js", "/unknown", "/transfers/du/unknown"]
+)
 async def test_every_answer_has_the_headers_that_protect_it(scene: StatusScene, path: str) -> None:
     async with _open(scene) as site, site.browser.get(f"{site.base}{path}") as answer:
-        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; frame-ancestors 'none'")
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; img-src 'self' data:;")
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert "Access-Control-Allow-Origin" not in answer.headers
@@ -195,14 +214,38 @@ async def test_a_missing_permission_is_named_and_the_rest_is_shown(scene: Status
         assert "du/moving" in (await site.get("/transfers"))[1]
 
 
-async def test_a_change_is_announced_and_shown(scene: StatusScene) -> None:
+async def _next_event(stream: aiohttp.ClientResponse) -> str:
+    async with asyncio.timeout(20):
+        lines = []
+        while (line := (await stream.content.readline()).decode()) != "\n":
+            lines.append(line.removeprefix("data: "))
+    return "".join(lines)
+
+
+async def test_a_stream_has_what_changes_of_the_page_now_and_after_each_change(scene: StatusScene) -> None:
     async with _open(scene) as site:
-        async with site.browser.get(f"{site.base}/changes") as stream:
+        headers = {"Accept": "text/html, text/event-stream"}
+        async with site.browser.get(f"{site.base}/transfers", headers=headers) as stream:
             assert stream.content_type == "text/event-stream"
+            first = await _next_event(stream)
+            assert "du/moving" in first
+            assert "<html" not in first
+            assert "<form" not in first
             scene.kube.put(transfer("DataUpload", "another"))
-            async with asyncio.timeout(20):
-                assert await stream.content.readline() == b"data: changed\n"
-        await site.until("/transfers", "du/another")
+            text = await _next_event(stream)
+            while "du/another" not in text:
+                text = await _next_event(stream)
+
+
+async def test_a_page_whose_object_is_deleted_says_so(scene: StatusScene) -> None:
+    async with _open(scene) as site:
+        headers = {"Accept": "text/event-stream"}
+        async with site.browser.get(f"{site.base}/transfers/du/moving", headers=headers) as stream:
+            assert "InProgress" in await _next_event(stream)
+            await scene.client.delete(DATA_UPLOADS, "velero", "moving")
+            text = await _next_event(stream)
+            while "DataUpload velero/moving does not exist" not in text:
+                text = await _next_event(stream)
 
 
 async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_its_age(scene: StatusScene) -> None:
@@ -222,4 +265,6 @@ async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) ->
     async with _running(scene) as site:
         async with site.browser.get(site.url, allow_redirects=False) as answer:
             assert answer.status == 303
-        assert await site.get("/queue") == (503, "the cluster was not read yet")
+        status, text = await site.get("/queue")
+        assert status == 503
+        assert "The cluster was not read yet" in text

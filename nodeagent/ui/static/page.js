@@ -1,0 +1,4 @@
+// Says so when nodeagent ui has ended: what is shown would stay as it is without a word.
+"use strict";
+document.addEventListener("htmx:sse:error", () => { document.getElementById("ended").hidden = false; });
+document.addEventListener("htmx:sse:after:connection", () => { document.getElementById("ended").hidden = true; });
