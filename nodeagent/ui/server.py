@@ -13,7 +13,7 @@ from aiohttp import web
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
-from nodeagent.cli.text import format_age, format_bytes
+from nodeagent.cli.text import format_age, format_bytes, format_limits
 from nodeagent.operations.status.describe import TransferReader
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
 from nodeagent.ui.guard import Guard
@@ -47,6 +47,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "bytes": format_bytes,
+        "limits": format_limits,
         "ago": ago,
         "short": short,
         "seconds": lambda seconds: format_age(timedelta(seconds=seconds)),

@@ -14,8 +14,10 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import PODS
 from core.models.attempts import Interruption
+from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict, Time, WireModel
 from core.models.names import OUTCOME_ANNOTATION, OWNER_UID_LABEL
+from core.models.phases import RUNNING_PHASES
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
@@ -56,13 +58,15 @@ class TransferDetails(TransferRecord):
     """Everything that is known about one transfer.
 
     `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
-    `retries` count toward `maxRetries`. `advice` is what to do next.
+    `retries` count toward `maxRetries`. `bandwidth` holds now; without its fields, nothing limits the data mover.
+    `advice` is what to do next.
     """
 
     spec: JsonDict = field(default_factory=dict)
     snapshot_id: str = field(default="", name="snapshotID")
     outcome: str = ""
     retries: int = 0
+    bandwidth: BandwidthLimits = field(default_factory=BandwidthLimits)
     interruptions: tuple[Interruption, ...] = ()
     history: list[Moment] = field(default_factory=list)
     events: list[EventLine] = field(default_factory=list)
@@ -166,9 +170,11 @@ def _pod_line(pod: JsonDict) -> PodLine:
 
 def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
     attempts = cr.attempts
+    limits = BandwidthLimits.of(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
     return {
         "snapshot_id": cr.status.snapshot_id,
         "retries": attempts.retries,
+        "bandwidth": limits or BandwidthLimits(),
         "interruptions": attempts.interruptions,
         "history": _history(cr, events),
     }
