@@ -160,6 +160,11 @@ bench-mover: root venv unit-tools ## cost of the data mover compared with kopia 
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
+.PHONY: bench-bandwidth
+bench-bandwidth: root venv unit-tools ## how exactly the bandwidth of a data mover is limited, and the cost; 10 minutes (root)
+	$(step)
+	@$(venv)/python -m benchmarks.bench_bandwidth $(BENCH)
+
 .PHONY: bench-life
 bench-life: setup ## the stages of transfers of all kinds on a real kubelet, beside kopia by hand; 20 minutes (root)
 	$(step)

@@ -6,8 +6,8 @@ Knows connections, their pace, and when they are cut off. Does not know what pas
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -34,11 +34,15 @@ class _Pace:
 
 @asynccontextmanager
 async def run_relay(
-    url: str, bytes_per_second: float = math.inf, passes: asyncio.Event | None = None
+    url: str,
+    bytes_per_second: float = math.inf,
+    passes: asyncio.Event | None = None,
+    during: Callable[[asyncio.StreamWriter], AbstractContextManager[None]] | None = None,
 ) -> AsyncIterator[str]:
     """Relay connections to the server at `url`, and yield the URL to reach it by, until the end of the block.
 
-    While `passes` is not set nothing passes, in connections that stay open.
+    While `passes` is not set nothing passes, in connections that stay open. Each connection of a client is in the
+    context that `during` returns, if there is one.
     """
     address = urlsplit(url)
     up, down = _Pace(bytes_per_second, passes), _Pace(bytes_per_second, passes)
@@ -49,9 +53,10 @@ async def run_relay(
         there, back = await asyncio.open_connection(address.hostname, address.port)
         try:
             # A connection that breaks on one side breaks on the other.
-            async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, back, up), name="relay-up")
-                both.create_task(_copy(there, writer, down), name="relay-down")
+            with during(writer) if during is not None else nullcontext():
+                async with asyncio.TaskGroup() as both:
+                    both.create_task(_copy(reader, back, up), name="relay-up")
+                    both.create_task(_copy(there, writer, down), name="relay-down")
         finally:
             back.close()
             writer.close()

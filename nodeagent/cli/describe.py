@@ -12,7 +12,7 @@ from core.models.base import format_time
 from core.models.phases import Phase
 from nodeagent.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
-from nodeagent.cli.text import format_age, format_bytes, format_verification
+from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification
 from nodeagent.operations.status.describe import TransferDetails, TransferReader
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -136,6 +136,7 @@ def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Took", format_age(took) if took else ""),
         ("Moved", f"{format_bytes(one.bytes_done)}{share}" if one.bytes_done or one.total_bytes else ""),
         ("New data", format_bytes(one.new_bytes) if one.new_bytes else ""),
+        ("Limited to", format_limits(one.bandwidth)),
         ("Snapshot", one.snapshot_id),
         ("Verified", format_verification(one.verification, now)),
         ("Attempt", attempt if one.number > 1 else ""),

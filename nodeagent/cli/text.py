@@ -3,10 +3,11 @@
 from datetime import datetime, timedelta
 from typing import Final
 
+from core.models.bandwidth import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.redact import redact
 
-__all__ = ["format_age", "format_bytes", "format_verification", "one_line", "printable"]
+__all__ = ["format_age", "format_bytes", "format_limits", "format_verification", "one_line", "printable"]
 
 _AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
 """Seconds of a unit, its letter, and from how many on it is used."""
@@ -55,3 +56,12 @@ def format_bytes(size: int) -> str:
             break
         number, unit = number / _KIB, larger
     return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def format_limits(limits: BandwidthLimits) -> str:
+    """Return how much a data mover may exchange with its storage, such as `47.7 MiB/s sent`; empty: there is no limit.
+
+    A direction without a limit is left out.
+    """
+    rates = {"sent": limits.upload_bytes_per_second, "received": limits.download_bytes_per_second}
+    return ", ".join(f"{format_bytes(rate)}/s {way}" for way, rate in rates.items() if rate)

@@ -66,6 +66,6 @@ class BandwidthKeys(Section):
     )
     per_location: dict[str, BandwidthBudget] = Field(
         default_factory=dict,
-        description="limits that the data movers of a node share which use a BackupStorageLocation, by its name",
+        description="limits on each node that its data movers share which use a BackupStorageLocation, by its name",
         examples=[{"default": {"downloadBytesPerSecond": 50_000_000}}],
     )

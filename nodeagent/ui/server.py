@@ -17,7 +17,7 @@ from aiohttp import web
 
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
-from nodeagent.cli.text import format_age, format_bytes, format_verification
+from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
 from nodeagent.ui.details import Details
 from nodeagent.ui.growth import sum_growth
@@ -56,6 +56,7 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "bytes": format_bytes,
+        "limits": format_limits,
         "ago": ago,
         "moment": lambda moment: f"{moment:%Y-%m-%d %H:%M:%S UTC}" if moment is not None else "-",
         "short": lambda kind: _SHORT[kind].short,

@@ -14,6 +14,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS
 from core.models.attempts import Interruption
+from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict, Time, WireModel
 from core.models.names import (
     OUTCOME_ANNOTATION,
@@ -22,6 +23,7 @@ from core.models.names import (
     VELERO_BACKUP_LABEL,
     VELERO_SCHEDULE_LABEL,
 )
+from core.models.phases import RUNNING_PHASES
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
@@ -63,7 +65,8 @@ class TransferDetails(TransferRecord):
 
     `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
     `retries` count toward `maxRetries`. `schedule` is what started its backup: a CronJob of `nodeagent schedule`, or a
-    Schedule of Velero. `advice` is what to do next.
+    Schedule of Velero. `bandwidth` holds now; without its fields, nothing limits the data mover. `advice` is what to do
+    next.
     """
 
     spec: JsonDict = field(default_factory=dict)
@@ -71,6 +74,7 @@ class TransferDetails(TransferRecord):
     snapshot_id: str = field(default="", name="snapshotID")
     outcome: str = ""
     retries: int = 0
+    bandwidth: BandwidthLimits = field(default_factory=BandwidthLimits)
     interruptions: tuple[Interruption, ...] = ()
     history: list[Moment] = field(default_factory=list)
     events: list[EventLine] = field(default_factory=list)
@@ -184,9 +188,11 @@ def _pod_line(pod: JsonDict) -> PodLine:
 
 def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
     attempts = cr.attempts
+    limits = BandwidthLimits.of(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
     return {
         "snapshot_id": cr.status.snapshot_id,
         "retries": attempts.retries,
+        "bandwidth": limits or BandwidthLimits(),
         "interruptions": attempts.interruptions,
         "history": _history(cr, events),
     }

@@ -8,7 +8,7 @@ import pytest
 from click.shell_completion import ShellComplete
 
 from core.models.base import JsonDict
-from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.names import ATTEMPTS_ANNOTATION, BANDWIDTH_ANNOTATION
 from nodeagent.cli.user_commands import _root
 from nodeagent.operations.status.describe import TransferDetails
 from tests.nodeagent.support.commands import Shell, open_shell
@@ -36,6 +36,7 @@ def scene() -> StatusScene:
     progress = {"totalBytes": 2**30, "bytesDone": 2**28}
     raw = transfer("DataUpload", "long", "InProgress", node="a", acceptedByNode="a", progress=progress, **times)
     raw["metadata"]["annotations"][ATTEMPTS_ANNOTATION] = json.dumps(_ATTEMPTS)
+    raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = '{"uploadBytesPerSecond": 50000000}'
     stored = scene.kube.put(raw)
     pod = mover_pod(stored, node="a", phase="Running", containerStatuses=[{"name": "mover", "state": {"running": {}}}])
     pod["metadata"]["labels"]["nodeagent.io/attempt"] = "2"
@@ -68,6 +69,20 @@ def test_programs_get_a_document_of_the_schema(shell: Shell) -> None:
     for part in (found, *found["pods"], *found["events"]):
         part.pop("uid", None)
     assert_golden("cli/describe", found)
+
+
+def test_a_limit_of_the_bandwidth_is_shown_while_it_holds(scene: StatusScene, shell: Shell) -> None:
+    assert re.search(r"(?m)^Limited to: +47\.7 MiB/s sent$", shell.run("describe", "du/long").out)
+    for name, phase, limits in (
+        ("ended", "Completed", '{"uploadBytesPerSecond": 50000000}'),
+        ("free", "InProgress", "{}"),
+        ("odd", "InProgress", "fast"),
+    ):
+        raw = transfer("DataUpload", name, phase)
+        raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = limits
+        scene.kube.put(raw)
+        done = shell.run("describe", f"du/{name}")
+        assert (done.code, "Limited to" in done.out) == (0, False)
 
 
 @pytest.mark.parametrize("word", ["dd/done", "DataDownload/done", "datadownloads done", "datadownloads.velero.io/done"])

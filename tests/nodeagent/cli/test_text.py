@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.cli.text import format_age, format_bytes, one_line, printable
+from core.models.bandwidth import BandwidthLimits
+from nodeagent.cli.text import format_age, format_bytes, format_limits, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,13 @@ def test_an_age_has_one_unit(seconds: float, shown: str) -> None:
 )
 def test_a_size_has_a_binary_unit(size: int, shown: str) -> None:
     assert format_bytes(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("sent", "received", "shown"),
+    [(0, 0, ""), (1_000_000, 0, "976.6 KiB/s sent"), (2**20, 2**30, "1.0 MiB/s sent, 1.0 GiB/s received")],
+    ids=["none", "one", "both"],
+)
+def test_a_limit_of_the_bandwidth_names_its_directions(sent: int, received: int, shown: str) -> None:
+    limits = BandwidthLimits(upload_bytes_per_second=sent, download_bytes_per_second=received)
+    assert format_limits(limits) == shown

@@ -11,6 +11,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.kube.resources import DATA_UPLOADS
+from core.models.names import BANDWIDTH_ANNOTATION
 from nodeagent.cli.serve import parse_serve
 from nodeagent.ui.details import Details
 from nodeagent.ui.live import Live
@@ -99,6 +100,16 @@ def scene() -> StatusScene:
     scene = StatusScene()
     scene.put_transfers()
     return scene
+
+
+async def test_the_page_of_a_transfer_says_to_what_its_bandwidth_is_limited(scene: StatusScene) -> None:
+    for name, limits in (("limited", '{"downloadBytesPerSecond": 10485760}'), ("free", "{}")):
+        raw = transfer("DataDownload", name, "InProgress")
+        raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = limits
+        scene.kube.put(raw)
+    async with _open(scene) as site:
+        assert "<dt>Limited to</dt><dd>10.0 MiB/s received</dd>" in (await site.get("/transfers/dd/limited"))[1]
+        assert "Limited to" not in (await site.get("/transfers/dd/free"))[1]
 
 
 async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> None:
