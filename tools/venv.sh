@@ -24,7 +24,7 @@ if ! [ -f "$venv/.complete" ]; then
         rm -rf "$venv"
         "$python" -m venv "$venv" >&2 ||
             die "'$python -m venv' failed (on Debian: the package python3-venv is missing)"
-        "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes --only-binary :all: \
+        "$venv/bin/pip" install --quiet --disable-pip-version-check --require-hashes --no-deps --only-binary :all: \
             --requirement "$requirements" >&2
         touch "$venv/.complete"
         say 'Python: the virtual environment is complete'
