@@ -199,7 +199,7 @@ release-check: venv ## build wheel, source archive and chart into _output/, and 
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
 .PHONY: manifests schemas setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom
-.PHONY: lock lock-images clean
+.PHONY: lock lock-images vendor clean
 setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
 
 root:
@@ -253,6 +253,9 @@ manifests: venv ## write deploy/ from the builders of the installer
 
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade
+
+vendor: venv ## copy the newest locked scripts and styles of the pages into nodeagent/ui/static/vendor
+	@$(venv)/python -m tools.vendor "$$(tools/npm.sh pages)"
 
 lock-images: ## pin the base images of the Dockerfiles to the digests that their tags have now
 	@"$(PYTHON)" tools/digests.py
