@@ -13,8 +13,10 @@ buildah buildah
 ca-certificates /etc/ssl/certs/ca-certificates.crt
 containerd containerd
 containernetworking-plugins /usr/lib/cni/bridge
+chromium chromium
 debootstrap debootstrap
 e2fsprogs mkfs.ext4
+fonts-dejavu-core /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf
 git git
 iproute2 ip
 iptables iptables

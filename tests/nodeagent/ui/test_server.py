@@ -2,21 +2,13 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import aiohttp
 import pytest
 
-from core.clock import SystemClock
 from core.kube.resources import DATA_UPLOADS
 from core.models.names import BANDWIDTH_ANNOTATION
-from nodeagent.cli.serve import parse_serve
-from nodeagent.ui.details import Details
-from nodeagent.ui.live import Live
-from nodeagent.ui.server import Pages, serve
-from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.site import open_site, running_site
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 
 _HOSTILE = "<script>alert(1)</script>"
@@ -31,70 +23,6 @@ _PATHS = (
 )
 
 
-class _QuickClock(SystemClock):
-    """Time flies, and pauses are short."""
-
-    def monotonic(self) -> float:
-        return super().monotonic() * 100
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.02))
-
-
-@dataclass
-class _Site:
-    """A server that runs, and a browser that has its cookie."""
-
-    scene: StatusScene
-    live: Live
-    url: str
-    base: str
-    browser: aiohttp.ClientSession
-
-    async def get(self, path: str, **headers: str) -> tuple[int, str]:
-        async with self.browser.get(f"{self.base}{path}", headers=headers, allow_redirects=False) as answer:
-            return answer.status, await answer.text()
-
-    async def until(self, path: str, pattern: str) -> str:
-        """Return the page once it has the pattern."""
-        async with asyncio.timeout(20):
-            while True:
-                number = self.live.number
-                _, text = await self.get(path)
-                if re.search(pattern, text):
-                    return text
-                await self.live.wait(number, 1.0)
-
-
-@asynccontextmanager
-async def _running(scene: StatusScene) -> AsyncIterator[_Site]:
-    clock = _QuickClock()
-    live = Live(scene.client, "velero", scene.reader, clock)
-    details = Details(scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, clock=clock)
-    jar = aiohttp.CookieJar(unsafe=True)
-    async with (
-        serve(Pages(live, details), 0) as url,
-        aiohttp.ClientSession(cookie_jar=jar, timeout=aiohttp.ClientTimeout(20)) as browser,
-    ):
-        task = asyncio.get_running_loop().create_task(live.run())
-        try:
-            yield _Site(scene, live, url, url.partition("/?")[0], browser)
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-
-
-@asynccontextmanager
-async def _open(scene: StatusScene) -> AsyncIterator[_Site]:
-    async with _running(scene) as site:
-        async with site.browser.get(site.url, allow_redirects=False) as answer:
-            assert (answer.status, answer.headers["Location"]) == (303, "/")
-        async with asyncio.timeout(20):
-            while site.live.state is None:
-                await site.live.wait(site.live.number, 1.0)
-        yield site
-
-
 @pytest.fixture
 def scene() -> StatusScene:
     scene = StatusScene()
@@ -107,7 +35,7 @@ async def test_the_page_of_a_transfer_says_to_what_its_bandwidth_is_limited(scen
         raw = transfer("DataDownload", name, "InProgress")
         raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = limits
         scene.kube.put(raw)
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         assert "<dt>Limited to</dt><dd>10.0 MiB/s received</dd>" in (await site.get("/transfers/dd/limited"))[1]
         assert "Limited to" not in (await site.get("/transfers/dd/free"))[1]
 
@@ -116,7 +44,7 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
     scene.kube.put(
         transfer("DataUpload", "broken", "Failed", message="no space", completionTimestamp="2026-11-21T11:30:00Z")
     )
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         overview = (await site.get("/"))[1]
         for text in ("The cluster is", "Failed within a day", "du/broken", "no space", "agent", "node-agent-config"):
             assert text in overview
@@ -135,7 +63,7 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
 
 async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
     """Another user of the machine reaches the port, but has neither token nor cookie."""
-    async with _open(scene) as site, aiohttp.ClientSession() as other:
+    async with open_site(scene) as site, aiohttp.ClientSession() as other:
         for path in (*_PATHS, "/static/style.css"):
             async with other.get(f"{site.base}{path}") as answer:
                 assert (answer.status, await answer.text()) == (
@@ -150,7 +78,7 @@ async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene
 
 
 async def test_the_cookie_is_for_this_server_and_no_script(scene: StatusScene) -> None:
-    async with _running(scene) as site, site.browser.get(site.url, allow_redirects=False) as answer:
+    async with running_site(scene) as site, site.browser.get(site.url, allow_redirects=False) as answer:
         cookie = answer.headers["Set-Cookie"]
         assert re.match(r"nodeagent-ui-\d+=", cookie)
         assert "HttpOnly" in cookie
@@ -173,12 +101,12 @@ async def test_the_cookie_is_for_this_server_and_no_script(scene: StatusScene) -
 async def test_other_sites_and_other_names_are_refused(
     scene: StatusScene, headers: dict[str, str], status: int
 ) -> None:
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         assert (await site.get("/", **headers))[0] == status
 
 
 async def test_a_page_can_only_be_read(scene: StatusScene) -> None:
-    async with _open(scene) as site, site.browser.post(f"{site.base}/") as answer:
+    async with open_site(scene) as site, site.browser.post(f"{site.base}/") as answer:
         assert answer.status == 405
 
 
@@ -186,7 +114,7 @@ async def test_a_page_can_only_be_read(scene: StatusScene) -> None:
     "path", [*_PATHS, "/static/page.js", "/static/vendor/htmx.min.js", "/unknown", "/transfers/du/unknown"]
 )
 async def test_every_answer_has_the_headers_that_protect_it(scene: StatusScene, path: str) -> None:
-    async with _open(scene) as site, site.browser.get(f"{site.base}{path}") as answer:
+    async with open_site(scene) as site, site.browser.get(f"{site.base}{path}") as answer:
         assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; img-src 'self' data:;")
         assert answer.headers["Referrer-Policy"] == "no-referrer"
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -207,7 +135,7 @@ async def test_what_tenants_write_is_escaped_everywhere(scene: StatusScene) -> N
         spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
         status={"phase": _HOSTILE, "message": _HOSTILE},
     )
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         for path in (*_PATHS, f"/transfers?q={_HOSTILE}&state={_HOSTILE}"):
             text = (await site.get(path))[1]
             assert "<script>" not in text
@@ -216,7 +144,7 @@ async def test_what_tenants_write_is_escaped_everywhere(scene: StatusScene) -> N
 
 async def test_a_missing_permission_is_named_and_the_rest_is_shown(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/backuprepositories", 403, message="may not list backuprepositories", times=999)
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         text = (await site.get("/repositories"))[1]
         assert "Not known" in text
         assert "repositories" in text
@@ -234,7 +162,7 @@ async def _next_event(stream: aiohttp.ClientResponse) -> str:
 
 
 async def test_a_stream_has_what_changes_of_the_page_now_and_after_each_change(scene: StatusScene) -> None:
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         headers = {"Accept": "text/html, text/event-stream"}
         async with site.browser.get(f"{site.base}/transfers", headers=headers) as stream:
             assert stream.content_type == "text/event-stream"
@@ -249,7 +177,7 @@ async def test_a_stream_has_what_changes_of_the_page_now_and_after_each_change(s
 
 
 async def test_a_page_whose_object_is_deleted_says_so(scene: StatusScene) -> None:
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         headers = {"Accept": "text/event-stream"}
         async with site.browser.get(f"{site.base}/transfers/du/moving", headers=headers) as stream:
             assert "InProgress" in await _next_event(stream)
@@ -260,7 +188,7 @@ async def test_a_page_whose_object_is_deleted_says_so(scene: StatusScene) -> Non
 
 
 async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_its_age(scene: StatusScene) -> None:
-    async with _open(scene) as site:
+    async with open_site(scene) as site:
         scene.kube.fail_next("GET", "/", "lost", times=10_000)
         text = await site.until("/", "does not answer")
         assert "shows what was seen at <time>2026-11-21 12:00:00 UTC</time>" in text
@@ -273,7 +201,7 @@ async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_it
 
 async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/", "lost", times=10_000)
-    async with _running(scene) as site:
+    async with running_site(scene) as site:
         async with site.browser.get(site.url, allow_redirects=False) as answer:
             assert answer.status == 303
         status, text = await site.get("/queue")
