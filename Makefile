@@ -43,6 +43,7 @@ cluster: setup ## open a shell in a running cluster, with kubectl and examples/ 
 screenshots: venv ## draw the pictures of the documentation
 	$(step)
 	@UPDATE_GOLDEN=1 $(pytest) tests/docs/test_screenshots.py
+	@$(venv)/python -m tests.docs.draw_pages
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
@@ -174,6 +175,11 @@ bench-life: setup ## the stages of transfers of all kinds on a real kubelet, bes
 bench-cli: venv integration-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_cli $(BENCH)
+
+.PHONY: bench-ui
+bench-ui: venv integration-tools ## how soon the pages of nodeagent ui are there with 10,000 transfers on 500 nodes, and what they cost; 7 minutes
+	$(step)
+	@$(venv)/python -m benchmarks.bench_ui $(BENCH)
 
 .PHONY: bench-repository
 bench-repository: venv unit-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from benchmarks.cli.person import Person
 from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
 from benchmarks.pages import check_page, record
@@ -25,15 +26,12 @@ from core.models.base import JsonDict
 from core.models.names import SERVICE_ACCOUNT
 from nodeagent.operations.permissions import STATUS_PERMISSIONS
 from tests.support.apiserver import ApiServer, run_apiserver
-from tests.support.rbac import grant
 
 __all__ = ["main"]
 
 _FIGURES: Final = "figures of status"
 _INTERPRETER: Final = "`python -m this`: the interpreter alone"
 _START: Final = "`status --help`: the interpreter and all imports"
-_PERSON: Final = "person"
-_RBAC: Final = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,17 @@ class _Bench:
     """One filled cluster, and a person who asks for its status."""
 
     def __init__(self, server: ApiServer, namespace: str, folder: Path, runs: int) -> None:
-        self._server, self._namespace, self._folder, self._runs = server, namespace, folder, runs
-        server.create_account(namespace, _PERSON)
-        self._kubeconfig = server.account_kubeconfig(namespace, _PERSON, folder)
-        grant(self._server.api, self._namespace, _PERSON, STATUS_PERMISSIONS)
+        self._namespace, self._folder, self._runs = namespace, folder, runs
+        self._person = Person(server, namespace, folder, STATUS_PERMISSIONS)
 
     async def measure_status(self, *more: str) -> _Row:
         """Measure the command with these arguments beside the usual ones."""
-        words = ["status", "--namespace", self._namespace, "--kubeconfig", str(self._kubeconfig), *more]
+        words = ["status", "--namespace", self._namespace, "--kubeconfig", str(self._person.kubeconfig), *more]
         await self._measure("nodeagent", words)
         runs = [await self._measure("nodeagent", words) for _ in range(self._runs - 1)]
-        before = self._requests()
+        before = self._person.count_requests()
         runs.append(await self._measure("nodeagent", words))
-        return _Row(runs, self._requests() - before)
+        return _Row(runs, self._person.count_requests() - before)
 
     async def measure_start(self, module: str, words: Sequence[str]) -> _Row:
         """Measure a command that does not ask the cluster."""
@@ -82,10 +78,6 @@ class _Bench:
         argv = [sys.executable, "-m", module, *words]
         environment = dict(os.environ) | {"PYTHONDONTWRITEBYTECODE": "", "COLUMNS": "200"}
         return await measure(Command(argv, environment, self._folder / "output.log"))
-
-    def _requests(self) -> int:
-        user = f"system:serviceaccount:{self._namespace}:{_PERSON}"
-        return len({event["auditID"] for event in self._server.audit_events() if event["user"]["username"] == user})
 
 
 async def _run(arguments: argparse.Namespace, folder: Path) -> tuple[list[str], JsonDict]:

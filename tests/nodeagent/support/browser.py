@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
-from tests.nodeagent.support.site import Site
-
 __all__ = ["Visit", "visit"]
 
 
@@ -43,7 +41,7 @@ class Visit:
 
 
 @asynccontextmanager
-async def visit(site: Site, *, script: bool = True, theme: str = "light", width: int = 1280) -> AsyncIterator[Visit]:
+async def visit(url: str, *, script: bool = True, theme: str = "light", width: int = 1280) -> AsyncIterator[Visit]:
     """Open the address that the server printed in a new browser."""
     chromium = shutil.which("chromium")
     async with async_playwright() as playwright:
@@ -51,9 +49,9 @@ async def visit(site: Site, *, script: bool = True, theme: str = "light", width:
         context = await browser.new_context(java_script_enabled=script, viewport={"width": width, "height": 900})
         page = await context.new_page()
         await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-        opened = Visit(page, site.base)
+        opened = Visit(page, url.partition("/?")[0])
         page.on("console", lambda message: opened.faults.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: opened.faults.append(str(error)))
-        await page.goto(site.url)
+        await page.goto(url)
         yield opened
         await browser.close()

@@ -1,13 +1,12 @@
 """The pages in a real browser: they follow changes, can be read by everybody, and answer what operators ask."""
 
-import json
 from contextlib import AsyncExitStack
 
 import pytest
 
 from core.models.base import JsonDict
-from core.models.names import VERIFICATION_ANNOTATION
 from tests.nodeagent.support.browser import visit
+from tests.nodeagent.support.busy_scene import busy_scene
 from tests.nodeagent.support.site import open_site
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 
@@ -32,37 +31,14 @@ def _moving(mib: int) -> JsonDict:
     return transfer("DataUpload", "moving", "InProgress", node="a", progress=progress, **times)
 
 
-def _backup(day: int) -> JsonDict:
-    raw = transfer(
-        "DataUpload",
-        f"day-{day}",
-        "Completed",
-        completionTimestamp=f"2026-11-{day:02}T02:30:00Z",
-        progress={"totalBytes": 2**30, "bytesDone": 2**30},
-        incrementalBytes=day * 2**20,
-    )
-    raw["spec"] |= {"sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
-    verified = {"at": "2026-11-20T00:00:00Z", "outcome": "passed", "percent": 100}
-    raw["metadata"]["annotations"] = {VERIFICATION_ANNOTATION: json.dumps(verified)}
-    return raw
-
-
 @pytest.fixture
 def scene() -> StatusScene:
-    scene = StatusScene()
-    scene.put_transfers()
-    ended = {"node": "b", "completionTimestamp": "2026-11-21T02:31:00Z"}
-    failed = transfer("DataUpload", "broken", "Failed", message="no space left on the repository's disk", **ended)
-    failed["spec"]["sourcePVC"] = "unlucky"
-    scene.kube.put(failed)
-    for day in range(1, 20):
-        scene.kube.put(_backup(day))
-    return scene
+    return busy_scene()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_every_page_is_accessible_and_without_an_error(scene: StatusScene, theme: str) -> None:
-    async with open_site(scene, signed_in=False) as site, visit(site, theme=theme) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url, theme=theme) as tab:
         for path in _PATHS:
             assert (path, len(await tab.open(path)) > 100) == (path, True)
             assert (path, await tab.violations()) == (path, [])
@@ -70,7 +46,7 @@ async def test_every_page_is_accessible_and_without_an_error(scene: StatusScene,
 
 
 async def test_a_narrow_window_shows_all_without_being_wider_than_itself(scene: StatusScene) -> None:
-    async with open_site(scene, signed_in=False) as site, visit(site, width=360) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url, width=360) as tab:
         for path in _PATHS:
             await tab.open(path)
             width = await tab.page.evaluate("document.documentElement.scrollWidth")
@@ -80,13 +56,13 @@ async def test_a_narrow_window_shows_all_without_being_wider_than_itself(scene: 
 async def test_without_a_script_the_same_facts_are_readable(scene: StatusScene) -> None:
     texts = []
     for script in (False, True):
-        async with open_site(scene, signed_in=False) as site, visit(site, script=script) as tab:
+        async with open_site(scene, signed_in=False) as site, visit(site.url, script=script) as tab:
             texts.append([(await tab.open(path)).partition("seen at")[0] for path in _PATHS[:-1]])
     assert texts[0] == texts[1]
 
 
 async def test_a_page_follows_changes_and_keeps_what_a_person_does_in_it(scene: StatusScene) -> None:
-    async with open_site(scene, signed_in=False) as site, visit(site) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url) as tab:
         await tab.open("/transfers?state=active")
         await tab.page.get_by_label("Text").fill("half a wo")
         link = tab.page.get_by_role("link", name="du/moving").first
@@ -100,7 +76,7 @@ async def test_a_page_follows_changes_and_keeps_what_a_person_does_in_it(scene: 
 
 
 async def test_while_the_api_server_is_away_the_page_says_since_when_and_goes_on(scene: StatusScene) -> None:
-    async with open_site(scene, signed_in=False) as site, visit(site) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url) as tab:
         await tab.open("/")
         scene.kube.fail_next("GET", "/", "lost", times=10_000)
         banner = tab.page.get_by_text("This page shows what was seen at 2026-11-21 12:00:00 UTC")
@@ -113,7 +89,7 @@ async def test_while_the_api_server_is_away_the_page_says_since_when_and_goes_on
 async def test_when_the_command_has_ended_the_page_says_so(scene: StatusScene) -> None:
     async with AsyncExitStack() as server:
         site = await server.enter_async_context(open_site(scene, signed_in=False))
-        async with visit(site) as tab:
+        async with visit(site.url) as tab:
             await tab.open("/queue")
             ended = tab.page.get_by_text("nodeagent ui has ended")
             assert not await ended.is_visible()
@@ -123,14 +99,14 @@ async def test_when_the_command_has_ended_the_page_says_so(scene: StatusScene) -
 
 async def test_a_missing_permission_is_named(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/backuprepositories", 403, message="may not list backuprepositories", times=999)
-    async with open_site(scene, signed_in=False) as site, visit(site) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url) as tab:
         assert "may not list backuprepositories" in await tab.open("/")
         assert await tab.violations() == []
         assert "du/moving" in await tab.open("/transfers")
 
 
 async def test_five_questions_are_answered_within_two_clicks(scene: StatusScene) -> None:
-    async with open_site(scene, signed_in=False) as site, visit(site) as tab:
+    async with open_site(scene, signed_in=False) as site, visit(site.url) as tab:
         overview = await tab.open("/")
         # Is anything unprotected? What failed last night, and why?
         assert "of them without a complete one" in overview
