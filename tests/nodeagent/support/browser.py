@@ -49,6 +49,8 @@ async def visit(url: str, *, script: bool = True, theme: str = "light", width: i
         context = await browser.new_context(java_script_enabled=script, viewport={"width": width, "height": 900})
         page = await context.new_page()
         await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        # A loaded machine is slow, and no fault of a page.
+        page.set_default_timeout(60_000)
         opened = Visit(page, url.partition("/?")[0])
         page.on("console", lambda message: opened.faults.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: opened.faults.append(str(error)))

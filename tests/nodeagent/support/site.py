@@ -26,7 +26,7 @@ class _QuickClock(SystemClock):
         return super().monotonic() * 100
 
     async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(min(seconds, 0.02))
+        await asyncio.sleep(min(seconds, 0.1))
 
 
 @dataclass
