@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_location
+from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
+from tests.testbed.processes import BedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +28,7 @@ CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
 """The variable by which an agent reads another wall clock."""
 
 _SECONDS = 120
+_POLL_SECONDS = 0.25
 
 
 @dataclass
@@ -54,6 +58,8 @@ class ApartAgent:
 
     def ready_log(self) -> list[str]:
         """Return the log of the agent, once it is ready."""
+        # A DaemonSet without a pod counts as rolled out while a test of another lane keeps pods off the node.
+        self._wait_pod()
         self.kubectl("rollout", "status", "daemonset/node-agent", f"--timeout={_SECONDS}s")
         self.kubectl("wait", "pod", "-l", AGENT_LABEL, "--for=condition=Ready", f"--timeout={_SECONDS}s")
         return self.kubectl("logs", "daemonset/node-agent").splitlines()
@@ -61,6 +67,13 @@ class ApartAgent:
     def kubectl(self, *arguments: str) -> str:
         """Run kubectl in the namespace, and return what it printed."""
         return self.bed.user.kubectl(*arguments, "-n", self.space)
+
+    def _wait_pod(self) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while not self.bed.api.objects(PODS, self.space, selector=AGENT_LABEL):
+            if time.monotonic() > deadline:
+                raise BedError(f"namespace {self.space}: no pod of the agent on {self.node} within {_SECONDS} s")
+            time.sleep(_POLL_SECONDS)
 
 
 @contextmanager
