@@ -21,17 +21,12 @@ _LOOKS_SECONDS = 30.0
 """Longer than any check of a running transfer."""
 
 
-def _container(world: World, *, state: str = "running") -> JsonDict:
-    """Let the kubelet report the container of the only mover pod, and return the pod."""
-    pod = next(each for each in world.kube.objects(PODS) if each["metadata"].get("ownerReferences"))
-    status = pod["status"] | {"containerStatuses": [{"name": "mover", "state": {state: {}}}]}
-    return world.kube.put(pod | {"status": status})
+def _mover_pod(world: World) -> JsonDict:
+    return next(each for each in world.kube.objects(PODS) if each["metadata"].get("ownerReferences"))
 
 
 def _leave(host_pods: Path, pod: JsonDict, message: str) -> None:
-    folder = host_pods / pod["metadata"]["uid"] / "containers" / "mover"
-    folder.mkdir(parents=True)
-    (folder / "0a1b2c3d").write_text(message)
+    Mover(host_pods=host_pods).leave(pod, message)
 
 
 @asynccontextmanager
@@ -39,7 +34,7 @@ async def _running(transfer: JsonDict, host_pods: str | Path) -> AsyncIterator[t
     """Run an agent whose transfer has a mover that never ends; yield its pod, whose container runs."""
     async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent(host_pods=host_pods):
         await world.until(lambda: world.phase(transfer["kind"]) == "InProgress")
-        yield world, _container(world)
+        yield world, _mover_pod(world)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +63,7 @@ async def test_the_event_may_come_before_the_result_is_looked_for(tmp_path: Path
     async with open_world(transfer, mover=Mover(stubborn=True)) as world:
         async with world.agent():
             await world.until(lambda: world.phase() == "InProgress")
-        _leave(tmp_path, _container(world), BACKUP_DONE)
+        _leave(tmp_path, _mover_pod(world), BACKUP_DONE)
         world.kube.put(event(transfer, "Completed", BACKUP_DONE))
         async with world.agent(host_pods=tmp_path):
             await world.until(world.done, seconds=60)
