@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from core.clock import SystemClock
 from core.models.base import JsonDict
 from nodeagent.cli.backup_delete import print_deletion
 from nodeagent.cli.backup_options import backup_options
@@ -23,7 +24,7 @@ from nodeagent.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.run_schedule import build_tools, parse_run
 from nodeagent.cli.text import format_age
 from nodeagent.operations.backups.create import sum_up_missing
-from nodeagent.operations.backups.plan import Choice
+from nodeagent.operations.backups.plan import BackupTools, Choice
 from nodeagent.operations.schedules.objects import build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
@@ -32,6 +33,7 @@ from nodeagent.operations.schedules.store import (
     Schedule,
     ScheduleList,
     apply_schedule,
+    check_schedule,
     delete_schedule,
     find_schedules,
     read_image,
@@ -163,6 +165,7 @@ async def _run_create(
     printer = Printer()
     async with connect(access) as cluster:
         agent = await read_image(cluster.client, cluster.namespace)
+        await check_schedule(BackupTools(cluster.client, SystemClock(), printer.note), request)
         objects = build_schedule(request, times, agent, cluster.time.now())
         if form.for_programs:
             _print_objects(printer, objects, form)

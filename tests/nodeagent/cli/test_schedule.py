@@ -160,6 +160,47 @@ def test_an_invalid_command_line_of_a_pod_is_one_line(shell: Shell, words: list[
     assert re.fullmatch(rf"error: .*{error}.*\n", err)
 
 
+@pytest.mark.parametrize("form", ["table", "yaml"])
+@pytest.mark.parametrize(
+    ("there", "flags", "error"),
+    [
+        ("", ["--storage-location=defalt"], r".* velero/defalt does not exist \(did you mean default\?\)"),
+        ("archive", ["--storage-location=archive"], ".* velero/archive is read-only: --storage-location names another"),
+        ("velero", [], "a Velero server is in namespace velero: ask it .*; --ignore-velero-server creates .*"),
+    ],
+    ids=["no such location", "read-only", "a Velero server"],
+)
+def test_a_schedule_whose_runs_would_fail_is_refused(
+    shell: Shell, there: str, flags: list[str], error: str, form: str
+) -> None:
+    match there:
+        case "archive":
+            spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "accessMode": "ReadOnly"}
+            shell.scene.old.put("BackupStorageLocation", there, spec=spec)
+        case "velero":
+            shell.scene.old.put("Deployment", there, "apps/v1")
+    code, out, err = shell.run(*_CREATE, *flags, "-o", form)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(f"error: {error}\n", err)
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_beside_a_velero_server_a_schedule_may_be_asked_for(shell: Shell) -> None:
+    shell.scene.old.put("Deployment", "velero", "apps/v1")
+    assert shell.run(*_CREATE, "--ignore-velero-server")[0] == 0
+    assert shell.scene.old.names(CRON_JOBS) == {"night"}
+
+
+def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: Shell) -> None:
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert err.startswith("note: PVC app/dta does not exist (did you mean data?): it is left out until it does\n")
+    shell.scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, times=9)
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert "dta" not in err
+
+
 def test_a_missing_permission_is_one_line(shell: Shell) -> None:
     shell.scene.kube.fail_next("POST", "/roles", 403, times=9, message="eve cannot create roles in velero")
     code, out, err = shell.run(*_CREATE)
