@@ -13,7 +13,7 @@ from nodeagent.cli.flags import CommandParser
 from nodeagent.cli.serve import set_up_serve
 from nodeagent.cli.text import one_line
 
-__all__ = ["main"]
+__all__ = ["complete", "main"]
 
 _INTERRUPTED: Final = 130
 """Exit code that shells report for a process that SIGINT ended."""
@@ -79,6 +79,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code
+
+
+def complete() -> int:
+    """Print what the words of `kubectl nodeagent` may become: kubectl runs it as `kubectl_complete-nodeagent`."""
+    try:
+        from nodeagent.cli.user_commands import complete_for_kubectl  # noqa: PLC0415 - see _USER_COMMANDS
+    except ModuleNotFoundError:
+        # A message would be in the line that the user types.
+        return 1
+    sys.stdout.write(complete_for_kubectl(sys.argv[1:]))
+    return 0
 
 
 def _run_schedule(words: list[str]) -> int:

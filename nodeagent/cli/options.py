@@ -107,7 +107,7 @@ def _add_access(
 
     for option in (
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
-        click.option("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP),
+        click.option("--kubeconfig", metavar="PATH", type=click.Path(), default="", help=KUBECONFIG_HELP),
         click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
     ):
         run = option(run)
