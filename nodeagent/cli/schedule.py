@@ -40,7 +40,6 @@ from nodeagent.operations.schedules.store import (
     read_request,
 )
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["schedule"]
 
@@ -120,7 +119,7 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
     async def read(cluster: Connection) -> list[str]:
         return [one.name for one in (await _find(cluster, ())).schedules]
 
-    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
+    return complete_names(context, incomplete, read)
 
 
 async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
