@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from core.clock import SystemClock
-from core.models.base import JsonDict
+from core.models.base import JsonDict, format_time
 from nodeagent.cli.backup_delete import print_deletion
 from nodeagent.cli.backup_options import backup_options
 from nodeagent.cli.backup_pages import VOLUMES_ONLY
@@ -171,10 +171,8 @@ async def _run_create(
             return
         existed = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
         next_run = times.next_after(cluster.time.now())
-    what = "changed" if existed else "created"
-    when = (
-        "it is suspended" if times.suspend or next_run is None else f"its first run is at {next_run:%Y-%m-%dT%H:%M:%SZ}"
-    )
+    what, which = ("changed", "next") if existed else ("created", "first")
+    when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
     printer.line(f"schedule {request.name} was {what}: {when}")
     printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
     printer.note(VOLUMES_ONLY)

@@ -69,6 +69,7 @@ def test_a_schedule_is_created_shown_and_deleted(shell: Shell) -> None:
     assert_golden("cli/schedule-get", json.loads(found))
     assert_golden("cli/schedule-schema", json.loads(json.dumps(msgspec.json.schema(ScheduleList))))
     assert ScheduleList.from_json(found).schedules[0].name == "night"
+    assert shell.run(*_CREATE)[1] == "schedule night was changed: its next run is at 2026-11-22T02:00:00Z\n"
     assert shell.run(*_CREATE, "--suspend")[1] == "schedule night was changed: it is suspended\n"
     code, out, err = shell.run("schedule", "delete", "night")
     assert (code, err) == (0, "note: the backups of schedule night stay: nodeagent backup get shows them\n")
