@@ -123,11 +123,13 @@ def check_installed(wheel: Path, pins: Path, folder: Path) -> None:
     run(folder, sys.executable, "-m", "venv", binaries.parent)
     pip = ("install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:")
     run(folder, binaries / "pip", *pip, "--constraint", constraints, f"{wheel}[cli]")
-    for program, name in (("nodeagent", "node-agent"), ("datamover", "datamover")):
+    for program, name in (("nodeagent", "node-agent"), ("kubectl-nodeagent", "node-agent"), ("datamover", "datamover")):
         if (said := run(folder, binaries / program, "--version").strip()) != f"{name} {VERSION}":
             raise ReleaseError(f"{program} --version: {said}")
         if "usage" not in run(folder, binaries / program, "--help").lower():
             raise ReleaseError(f"{program} --help: no usage")
+    if (said := run(folder, binaries / "kubectl_complete-nodeagent", "des")) != "describe\tShow everything...\n:4\n":
+        raise ReleaseError(f"kubectl_complete-nodeagent: {said}")
     python = binaries / "python"
     if not int(run(folder, python, "-c", _READ_DATA)):
         raise ReleaseError("the custom resource definitions are missing")

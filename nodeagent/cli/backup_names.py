@@ -7,7 +7,6 @@ import click
 from nodeagent.cli.options import complete_names
 from nodeagent.operations.backups.view import read_backups
 from nodeagent.runtime.connection import Connection
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["complete_backups"]
 
@@ -18,4 +17,4 @@ def complete_backups(context: click.Context, _: click.Parameter, incomplete: str
     async def read(cluster: Connection) -> list[str]:
         return (await read_backups(cluster.client, cluster.namespace)).names
 
-    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
+    return complete_names(context, incomplete, read)

@@ -8,7 +8,6 @@ from core.errors import ConfigError
 __all__ = [
     "KUBECONFIG_HELP",
     "KUBECONTEXT_HELP",
-    "NAMESPACE_DEFAULT",
     "CommandParser",
     "add_kubeconfig",
     "add_namespace",
@@ -18,7 +17,6 @@ KUBECONFIG_HELP: Final = (
     "kubeconfig file (default: the pod's ServiceAccount; outside of a pod $KUBECONFIG, then ~/.kube/config)"
 )
 KUBECONTEXT_HELP: Final = "context of the kubeconfig (default: its current one)"
-NAMESPACE_DEFAULT: Final = "(default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -46,5 +44,5 @@ def add_namespace(group: argparse._ArgumentGroup, text: str) -> None:
         "-n",
         metavar="NAME",
         default="",
-        help=f"{text} {NAMESPACE_DEFAULT}",
+        help=f"{text} (default: $VELERO_NAMESPACE, then the kubeconfig's, then velero)",
     )

@@ -11,7 +11,7 @@ from core.clock import SystemClock
 from nodeagent.cli.given_flags import GivenFlags
 from nodeagent.cli.install_flags import InstallCommand, given_in, install_flags
 from nodeagent.cli.install_options import build_options, describe_defaults
-from nodeagent.cli.options import installation_options
+from nodeagent.cli.options import cluster_options
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.operations.install.apply import ApplyTools
 from nodeagent.operations.install.manifests import build_installation, read_definitions
@@ -45,7 +45,7 @@ exit codes:
 
 @click.command("install", cls=InstallCommand, epilog=_EXAMPLES)
 @install_flags
-@installation_options
+@cluster_options
 def install(access: ClusterAccess, **values: Any) -> None:  # noqa: ANN401 - of click
     """Install the node agents, or update them."""
     given, ignored = given_in(values)

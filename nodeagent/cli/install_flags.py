@@ -25,6 +25,8 @@ class _Flag(NamedTuple):
 
 
 _PAIRS: Final = "K=V,..."
+_FILE: Final = "PATH"
+"""Of this machine: a shell completes it."""
 
 GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     "what is done": (
@@ -39,10 +41,10 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     "object storage": (
         _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front"),
         _Flag("--bucket", "NAME", "the bucket"),
-        _Flag("--prefix", "PATH", "a directory in the bucket"),
+        _Flag("--prefix", "DIRECTORY", "a directory in the bucket"),
         _Flag("--backup-location-config", _PAIRS, "config of the location, such as region=us-east-2", many=True),
-        _Flag("--cacert", "PATH", "certificates of the storage's authority, in PEM"),
-        _Flag("--secret-file", "PATH", "file with the credentials; becomes the Secret cloud-credentials"),
+        _Flag("--cacert", _FILE, "certificates of the storage's authority, in PEM"),
+        _Flag("--secret-file", _FILE, "file with the credentials; becomes the Secret cloud-credentials"),
         _Flag("--no-secret", "", "there are no credentials in a file"),
         _Flag("--no-default-backup-location", "", "create no BackupStorageLocation"),
     ),
@@ -56,7 +58,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents"),
         _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", many=True),
         _Flag("--node-agent-disable-host-path", "", "no directories of pods: no transfers of pod volumes"),
-        _Flag("--kubelet-root-dir", "PATH", "directory of kubelets on their nodes (default: /var/lib/kubelet)"),
+        _Flag("--kubelet-root-dir", "DIRECTORY", "directory of kubelets on their nodes (default: /var/lib/kubelet)"),
         _Flag("--privileged-node-agent", "", "run the agents as root in privileged containers"),
         _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers"),
         _Flag("--https-proxy", "URL", "HTTPS_PROXY of agents and data movers"),
@@ -64,7 +66,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     ),
     "configuration": (
         _Flag("--node-agent-configmap", "NAME", "ConfigMap with the configuration; it must exist"),
-        _Flag("--node-agent-config", "PATH", "file with the configuration; becomes that ConfigMap"),
+        _Flag("--node-agent-config", _FILE, "file with the configuration; becomes that ConfigMap"),
         _Flag("--backup-repository-configmap", "NAME", "ConfigMap for new backup repositories; it must exist"),
         _Flag("--repo-maintenance-job-configmap", "NAME", "ConfigMap for maintenance Jobs; it must exist"),
         _Flag("--default-repo-maintain-frequency", "DURATION", "maintenance of repositories, without a Velero server"),
@@ -156,6 +158,7 @@ def install_flags(function: Callable[..., int | None]) -> Callable[..., int | No
     flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "") for name in SERVER_FLAGS]
     for flag in reversed(flags):
         more: dict[str, Any] = {"multiple": True} if flag.many else {}
+        more |= {"type": click.Path()} if flag.metavar == _FILE else {}
         if not flag.metavar:
             # As pflag has it: --wait, --wait=true and --wait=false.
             more |= {"is_flag": False, "flag_value": "true"}

@@ -3,17 +3,18 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from core.errors import AgentError, ConfigError
+from core.spelling import hinted
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
 from nodeagent.cli.flags import CommandParser
 from nodeagent.cli.serve import set_up_serve
 from nodeagent.cli.text import one_line
 
-__all__ = ["main"]
+__all__ = ["complete", "main"]
 
 _INTERRUPTED: Final = 130
 """Exit code that shells report for a process that SIGINT ended."""
@@ -71,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_user_command(words)
         if words[:1] == [_RUN_SCHEDULE]:
             return _run_schedule(words[1:])
+        _check_command(words[:1])
         arguments = _parser().parse_args(words)
         code: int = arguments.run(arguments)
     except AgentError as e:
@@ -79,6 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     return code
+
+
+def complete() -> int:
+    """Print what the words of `kubectl nodeagent` may become: kubectl runs it as `kubectl_complete-nodeagent`."""
+    try:
+        from nodeagent.cli.user_commands import complete_for_kubectl  # noqa: PLC0415 - see _USER_COMMANDS
+    except ModuleNotFoundError:
+        # A message would be in the line that the user types.
+        return 1
+    sys.stdout.write(complete_for_kubectl(sys.argv[1:]))
+    return 0
 
 
 def _run_schedule(words: list[str]) -> int:
@@ -113,19 +126,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_command(commands, "serve", "run the agent of one node", set_up_serve)
-    _add_command(commands, "check-config", "check a configuration", set_up_check_config)
     for name, text in _USER_COMMANDS.items():
         commands.add_parser(name, help=text)
+    for name, (text, set_up) in _AGENT_COMMANDS.items():
+        _add_command(commands, name, text, set_up)
     commands.add_parser(_RUN_SCHEDULE, help="run a schedule once, in its pod")
-    _add_command(commands, "node-agent", "start the agent as Velero's DaemonSet does (server)", _set_up_velero)
     return parser
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Check that the first word, if there is one, is a flag or a command.
+
+    Raises:
+        ConfigError: it is neither; the message has the command that may be meant.
+    """
+    known = (*_USER_COMMANDS, *_AGENT_COMMANDS, _RUN_SCHEDULE)
+    for name in words:
+        if not name.startswith("-") and name not in known:
+            text = f'no such command "{name}"'
+            raise ConfigError(f"{hinted(text, name, known)} (see nodeagent --help)")
 
 
 def _set_up_velero(parser: argparse.ArgumentParser) -> None:
     """Add the command `server`, with which Velero's DaemonSet starts its agent."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_command(commands, "server", "the same as serve", set_up_serve)
+
+
+_AGENT_COMMANDS: Final[Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
+    "serve": ("run the agent of one node", set_up_serve),
+    "check-config": ("check a configuration", set_up_check_config),
+    "node-agent": ("start the agent as Velero's DaemonSet does (server)", _set_up_velero),
+}
 
 
 def _add_command(

@@ -14,7 +14,7 @@ from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.models.units import parse_duration
-from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP, NAMESPACE_DEFAULT
+from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.cli.output import OutputFormat
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
@@ -27,7 +27,6 @@ __all__ = [
     "cluster_options",
     "command_for",
     "complete_names",
-    "installation_options",
     "list_names",
     "output_option",
     "workload_options",
@@ -72,61 +71,50 @@ class UserGroup(_Help, click.Group):
 
 
 def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess."""
-    return _add_access(function, f"namespace of the agent and of the custom resources {NAMESPACE_DEFAULT}")
+    """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess.
 
-
-def installation_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the same options for a command that changes an installation: its namespace is never the kubeconfig's.
-
+    The namespace is never the kubeconfig's, which is the one that the user works in, and not that of the agents.
     Source: Velero v1.18, pkg/client/config.go.
     """
-    text = f"namespace of the installation (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
-    return _add_access(function, text, DEFAULT_NAMESPACE)
+    return _add_access(function, "namespace of the agents and of the custom resources", ("--namespace", "-n"))
 
 
 def workload_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add the same options for a command about PVCs, whose own `-n` is the namespace of the PVCs.
-
-    The namespace of the agents is never the kubeconfig's, which is the one that the user works in.
-    """
-    text = f"namespace of the agents and of the custom resources (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
-    return _add_access(function, text, DEFAULT_NAMESPACE, flags=("--agent-namespace",))
+    """Add the same options for a command about PVCs, whose own `-n` is the namespace of the PVCs."""
+    return _add_access(function, "namespace of the agents and of the custom resources", ("--agent-namespace",))
 
 
-def _add_access(
-    function: Callable[..., int | None],
-    text: str,
-    default: str = "",
-    *,
-    flags: tuple[str, ...] = ("--namespace", "-n"),
-) -> Callable[..., int | None]:
+def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str, ...]) -> Callable[..., int | None]:
+    text = f"{text} (default: $VELERO_NAMESPACE, then {DEFAULT_NAMESPACE})"
+
     @functools.wraps(function)
     def run(*args: Any, of_agents: str, kubeconfig: str, kubecontext: str, **more: Any) -> int | None:  # noqa: ANN401 - click's
-        return function(*args, access=ClusterAccess(kubeconfig or None, kubecontext, of_agents or default), **more)
+        return function(
+            *args, access=ClusterAccess(kubeconfig or None, kubecontext, of_agents or DEFAULT_NAMESPACE), **more
+        )
 
     for option in (
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
-        click.option("--kubeconfig", metavar="PATH", default="", help=KUBECONFIG_HELP),
+        click.option("--kubeconfig", metavar="PATH", type=click.Path(), default="", help=KUBECONFIG_HELP),
         click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
     ):
         run = option(run)
     return run
 
 
-def access_of(context: click.Context, default: str = "") -> ClusterAccess:
+def access_of(context: click.Context) -> ClusterAccess:
     """Return which cluster and namespace the words before the one that is being completed name."""
     given = {key: context.params.get(key) or "" for key in ("of_agents", "kubeconfig", "kubecontext")}
-    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or default)
+    return ClusterAccess(given["kubeconfig"] or None, given["kubecontext"], given["of_agents"] or DEFAULT_NAMESPACE)
 
 
 def complete_names(
-    context: click.Context, begun: str, read: Callable[[Connection], Awaitable[Iterable[str]]], default: str = ""
+    context: click.Context, begun: str, read: Callable[[Connection], Awaitable[Iterable[str]]]
 ) -> list[str]:
     """Return the names that `read` finds and that begin so, for the shell; none, if the cluster does not answer."""
 
     async def find() -> list[str]:
-        async with connect(access_of(context, default)) as cluster:
+        async with connect(access_of(context)) as cluster:
             return list(await read(cluster))
 
     try:

@@ -9,7 +9,7 @@ import click
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.models.units import parse_quantity
-from nodeagent.cli.options import DurationType, UserCommand, installation_options, output_option
+from nodeagent.cli.options import DurationType, UserCommand, cluster_options, output_option
 from nodeagent.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
 from nodeagent.operations.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
 from nodeagent.operations.volume_check_plan import CheckChoice, plan_check
@@ -52,7 +52,7 @@ exit codes:
     "--timeout", type=DurationType(), metavar="DURATION", default=_TIMEOUT, help="of all steps (default: 10m)"
 )
 @output_option
-@installation_options
+@cluster_options
 def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
     """Check the installed agents by a small volume."""
     choice = CheckChoice(

@@ -14,7 +14,6 @@ from nodeagent.cli.restore_pages import print_restore, print_restored_volumes, p
 from nodeagent.operations.restores.view import cancel_restore, find_restores
 from nodeagent.operations.restores.waiting_pods import RestoreTools
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["restore"]
 
@@ -74,7 +73,7 @@ def _complete_names(context: click.Context, _: click.Parameter, incomplete: str)
     async def read(cluster: Connection) -> list[str]:
         return [one.name for one in (await find_restores(cluster.client, cluster.namespace)).restores]
 
-    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
+    return complete_names(context, incomplete, read)
 
 
 @restore.command("get", epilog=_GET_EXAMPLES)

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
+from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from core.models.units import parse_quantity
 from nodeagent.cli.backup_pages import live_rows
@@ -222,16 +223,17 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
             await check_restore(tools, planned)
         run.started = True
         try:
-            await start_restore(tools, planned)
+            created = await start_restore(tools, planned)
         except RestoreError as e:
             raise RestoreError(f"{e}; to continue: {run.again}") from e
         pods = [one.pod for one in planned if one.by_pod]
         try:
-            restore = await _follow(run, cluster, access)
+            restore = await _follow(run, cluster)
         except AgentError:
             # The restore may go on: only those that wait for nothing are deleted.
             await delete_waiting_pods(tools, cluster.namespace, pods if run.wait else (), timedelta())
             raise
+        _print(run, restore, access, created=created)
         if run.wait:
             await delete_waiting_pods(tools, cluster.namespace, pods)
     if run.wait and (failure := explain_end(restore)):
@@ -251,24 +253,32 @@ async def _find_volumes(run: _Run, cluster: Connection) -> Sequence[SavedVolume]
     return choose_stored(stored, source)
 
 
-async def _follow(run: _Run, cluster: Connection, access: ClusterAccess) -> Restore:
-    """Wait for the restore if the user asked for it, print it, and return it."""
-    name, printer = run.request.name, run.printer
+async def _follow(run: _Run, cluster: Connection) -> Restore:
+    """Wait for the restore if the user asked for it, and return it."""
+    name = run.request.name
     if run.wait:
-        with printer.live() as show:
-            restore = await wait_for_restore(
+        with run.printer.live() as show:
+            return await wait_for_restore(
                 cluster.client, SystemClock(), (cluster.namespace, name), lambda rows: show(live_rows(rows))
             )
-    else:
-        restore = await read_restore(cluster.client, cluster.namespace, name)
+    return await read_restore(cluster.client, cluster.namespace, name)
+
+
+def _print(run: _Run, restore: Restore, access: ClusterAccess, *, created: bool) -> None:
+    """Print the restore; without `created`, all of it existed before."""
+    name, printer = restore.name, run.printer
+    if not created:
+        since = f" since {format_time(restore.created)}" if restore.created else ""
+        printer.note(f"restore {name} exists{since}: nothing was created")
     if run.form.for_programs:
         printer.document(restore.to_wire(), run.form)
-    elif run.wait:
+        return
+    if run.wait:
         size = format_bytes(restore.total_bytes)
         printer.line(f"restore {name} is {restore.phase}: {restore.counted} volumes, {size}")
-    else:
-        print_restored_volumes(printer, restore.volumes)
-        command = command_for(access, f"nodeagent restore describe {name}")
-        pods = f", {command_for(access, f'nodeagent restore cancel {name}')} deletes its pods once it has ended"
-        printer.note(f"the restore was started: {command} shows it{pods if run.by_pod else ''}")
-    return restore
+        return
+    print_restored_volumes(printer, restore.volumes)
+    command = command_for(access, f"nodeagent restore describe {name}")
+    pods = f", {command_for(access, f'nodeagent restore cancel {name}')} deletes its pods once it has ended"
+    start = "the restore was started: " if created else ""
+    printer.note(f"{start}{command} shows it{pods if run.by_pod else ''}")

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import click
 
-from core.models.base import JsonDict
+from core.clock import SystemClock
+from core.models.base import JsonDict, format_time
 from nodeagent.cli.backup_delete import print_deletion
 from nodeagent.cli.backup_options import backup_options
 from nodeagent.cli.backup_pages import VOLUMES_ONLY
@@ -23,7 +24,7 @@ from nodeagent.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.run_schedule import build_tools, parse_run
 from nodeagent.cli.text import format_age
 from nodeagent.operations.backups.create import sum_up_missing
-from nodeagent.operations.backups.plan import Choice
+from nodeagent.operations.backups.plan import BackupTools, Choice
 from nodeagent.operations.schedules.objects import build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
@@ -32,13 +33,13 @@ from nodeagent.operations.schedules.store import (
     Schedule,
     ScheduleList,
     apply_schedule,
+    check_schedule,
     delete_schedule,
     find_schedules,
     read_image,
     read_request,
 )
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = ["schedule"]
 
@@ -118,7 +119,7 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
     async def read(cluster: Connection) -> list[str]:
         return [one.name for one in (await _find(cluster, ())).schedules]
 
-    return complete_names(context, incomplete, read, DEFAULT_NAMESPACE)
+    return complete_names(context, incomplete, read)
 
 
 async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
@@ -163,16 +164,15 @@ async def _run_create(
     printer = Printer()
     async with connect(access) as cluster:
         agent = await read_image(cluster.client, cluster.namespace)
+        await check_schedule(BackupTools(cluster.client, SystemClock(), printer.note), request)
         objects = build_schedule(request, times, agent, cluster.time.now())
         if form.for_programs:
             _print_objects(printer, objects, form)
             return
         existed = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
         next_run = times.next_after(cluster.time.now())
-    what = "changed" if existed else "created"
-    when = (
-        "it is suspended" if times.suspend or next_run is None else f"its first run is at {next_run:%Y-%m-%dT%H:%M:%SZ}"
-    )
+    what, which = ("changed", "next") if existed else ("created", "first")
+    when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
     printer.line(f"schedule {request.name} was {what}: {when}")
     printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
     printer.note(VOLUMES_ONLY)

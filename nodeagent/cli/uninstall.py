@@ -8,7 +8,7 @@ import click
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import select_labels
-from nodeagent.cli.options import UserCommand, installation_options
+from nodeagent.cli.options import UserCommand, cluster_options
 from nodeagent.cli.output import HEADING, Printer, Styled
 from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
@@ -39,7 +39,7 @@ exit codes:
 @click.option("--yes", "-y", is_flag=True, help="do not ask")
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
-@installation_options
+@cluster_options
 def uninstall(access: ClusterAccess, *, yes: bool, force: bool, wait: bool) -> None:  # noqa: ARG001 - as velero uninstall
     """Remove the node agents; backups stay."""
     asyncio.run(_run(access, ask=not (yes or force), force=force))

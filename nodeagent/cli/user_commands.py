@@ -10,14 +10,19 @@ from importlib import import_module
 from typing import Final
 
 import click
+from click.shell_completion import ShellComplete
 
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
 from nodeagent.cli.output import NoteHandler
 
-__all__ = ["run_user_command"]
+__all__ = ["complete_for_kubectl", "run_user_command"]
 
 _HELP_COLUMNS: Final = 100
+
+_ALSO_FILES: Final = ":0"
+_NO_FILES: Final = ":4"
+"""What a shell may propose beside the words. Source: cobra v1.10, ShellCompDirective."""
 
 
 _COMMANDS: Final = (
@@ -96,3 +101,15 @@ def run_user_command(words: Sequence[str]) -> int:
     finally:
         root.removeHandler(handler)
     return code or 0
+
+
+def complete_for_kubectl(words: Sequence[str]) -> str:
+    """Return what the last of the words may become, as kubectl reads it.
+
+    Source: Kubernetes v1.34, kubectl, pkg/cmd/plugin/plugin_completion.go.
+    """
+    *before, begun = words or [""]
+    found = ShellComplete(_root, {}, "nodeagent", "").get_completions(before, begun)
+    names = [one for one in found if one.type == "plain"]
+    lines = [f"{one.value}\t{one.help}" if one.help else f"{one.value}" for one in names]
+    return "\n".join([*lines, _NO_FILES if len(names) == len(found) else _ALSO_FILES, ""])

@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from core.version import VERSION
-from nodeagent.cli.options import UserCommand, installation_options, output_option
+from nodeagent.cli.options import UserCommand, cluster_options, output_option
 from nodeagent.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.versions import AgentVersion, read_versions
@@ -34,7 +34,7 @@ pods/proxy. Without it, a note says so.
 @click.command("version", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--client-only", is_flag=True, help="do not ask the agents")
 @output_option
-@installation_options
+@cluster_options
 def version(access: ClusterAccess, form: OutputFormat, *, client_only: bool) -> None:
     """Show the version of this command and of the agents."""
     asyncio.run(_run(access, form, client_only=client_only))

@@ -113,8 +113,12 @@ class Api:
             raise ApiError(status, f"{method} {path}: {_message(text)}")
         return text
 
+    def connect(self) -> http.client.HTTPSConnection:
+        """Return a connection for requests that `request` cannot send, which carry no token."""
+        return http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
+
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
-        connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
+        connection = self.connect()
         try:
             data = None if body is None else json.dumps(body)
             headers = {**self._headers, "Content-Type": content_type}

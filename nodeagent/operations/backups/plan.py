@@ -1,6 +1,6 @@
 """Plans a backup: which PVCs, where to, and how each of them is backed up. Checks every volume, and creates nothing."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,7 +19,7 @@ from nodeagent.operations.backups.moving import explain_velero_server
 from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, check_pairs
 from nodeagent.operations.backups.view import Backup, read_backups
 
-__all__ = ["BackupTools", "Choice", "ClaimName", "plan_backup"]
+__all__ = ["BackupTools", "Choice", "ClaimName", "find_destination", "note_absent_claims", "plan_backup"]
 
 _DEFAULT_LOCATION: Final = "default"
 
@@ -73,8 +73,11 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     """
     _check_request(request)
     client = tools.client
-    await _check_installation(client, request.namespace, ignore_velero_server=choice.ignore_velero_server)
-    request = replace(request, location=await _find_location(tools, request))
+    await _check_agents(client, request.namespace)
+    location = await find_destination(
+        tools, request.namespace, request.location, ignore_velero_server=choice.ignore_velero_server
+    )
+    request = replace(request, location=location)
     claims = await _read_claims(tools, choice)
     existing = await read_backups(client, request.namespace, request.name)
     present = _check_existing(existing.backups, request, claims, lenient=choice.on_left_out is not None)
@@ -105,43 +108,42 @@ def _check_request(request: BackupRequest) -> None:
     check_pairs(request.labels, request.annotations)
 
 
-async def _check_installation(client: KubeClient, namespace: str, *, ignore_velero_server: bool) -> None:
-    """Check that agents are there, and no Velero server.
-
-    Raises:
-        BackupError: they are not, or there is one, or that cannot be found out.
-    """
+async def _check_agents(client: KubeClient, namespace: str) -> None:
     if await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET) is None:
         place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
         raise BackupError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
+
+
+async def find_destination(tools: BackupTools, namespace: str, location: str, *, ignore_velero_server: bool) -> str:
+    """Return the name of the location for backups of the agents in `namespace`: the default one if none is given.
+
+    Raises:
+        BackupError: it does not exist or is read-only, or a Velero server is there, or may be.
+        KubeError: the API server rejected a request.
+    """
+    client = tools.client
     if not ignore_velero_server:
         benefit = "and the backup also has manifests and hooks, and expires"
         if text := await explain_velero_server(client, namespace, "backup", benefit):
             raise BackupError(text)
-
-
-async def _find_location(tools: BackupTools, request: BackupRequest) -> str:
-    """Return the name of the location, which can be written to."""
-    namespace = request.namespace
     found = {
-        raw["metadata"]["name"]: raw
-        for raw in await tools.client.list(Selection(kube.BACKUP_STORAGE_LOCATIONS, namespace))
+        raw["metadata"]["name"]: raw for raw in await client.list(Selection(kube.BACKUP_STORAGE_LOCATIONS, namespace))
     }
-    if not request.location:
+    if not location:
         marked = sorted(name for name, raw in found.items() if raw["spec"].get("default"))
         names = marked or [name for name in found if name == _DEFAULT_LOCATION or len(found) == 1]
         if not names:
             known = ", ".join(sorted(found)) or "none"
             raise BackupError(f"no default BackupStorageLocation in namespace {namespace}: --storage-location: {known}")
-    name = request.location or names[0]
+    name = location or names[0]
     place = f"BackupStorageLocation {namespace}/{name}"
     if name not in found:
         raise BackupError(hinted(f"{place} does not exist", name, found))
-    location = BackupStorageLocation.parse(found[name])
-    if location.read_only:
+    stored = BackupStorageLocation.parse(found[name])
+    if stored.read_only:
         raise BackupError(f"{place} is read-only: --storage-location names another")
-    if not location.available:
-        status = location.status
+    if not stored.available:
+        status = stored.status
         tools.on_note(f"{place} is {status.phase}: {status.message or 'no reason'}: data movers wait for it")
     return name
 
@@ -167,23 +169,35 @@ async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, Js
             tools.on_note(f"PVC {name} does not exist any more: it is left out")
             continue
         if claim is None:
-            raise BackupError(
-                hinted(f"PVC {name} does not exist", name.name, await _list_names(client, name.namespace))
-            )
+            raise BackupError(await _explain_absent(client, name))
         found[name] = claim
     if not found:
         raise BackupError("none of the PVCs exists any more")
     return found
 
 
-async def _list_names(client: KubeClient, namespace: str) -> list[str]:
-    """Return the names of the PVCs in the namespace; none, if they may not be listed."""
+async def note_absent_claims(tools: BackupTools, claims: Iterable[ClaimName]) -> None:
+    """Note which of these PVCs do not exist, as far as the user may read them: a schedule leaves them out.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    for name in sorted(set(claims)):
+        try:
+            claim = await tools.client.read(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace, name.name)
+        except ForbiddenError:
+            continue
+        if claim is None:
+            tools.on_note(f"{await _explain_absent(tools.client, name)}: it is left out until it does")
+
+
+async def _explain_absent(client: KubeClient, name: ClaimName) -> str:
+    """Return that there is no such PVC, and which one may be meant, if those of the namespace may be listed."""
     try:
-        return [
-            one["metadata"]["name"] for one in await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, namespace))
-        ]
+        listed = await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace))
     except KubeError:
-        return []
+        listed = []
+    return hinted(f"PVC {name} does not exist", name.name, [one["metadata"]["name"] for one in listed])
 
 
 def _check_existing(

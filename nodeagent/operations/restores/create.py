@@ -192,20 +192,23 @@ def _namespace(name: str) -> JsonDict:
     return {"apiVersion": NAMESPACES.api_version, "kind": NAMESPACES.kind, "metadata": {"name": name}}
 
 
-async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+async def start_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> bool:
     """Create the namespaces that are missing, PVCs, pods that wait, and transfers. An interruption lets it finish.
+
+    Returns whether a transfer was created: without one, all of them existed.
 
     Raises:
         RestoreError: an object cannot be created; the message names its volume, and what there is of the restore.
     """
     deadline = Deadline.after(tools.clock, _CREATION_TIMEOUT)
     try:
-        await run_shielded(lambda: _create_all(tools, planned), name="create the restore", deadline=deadline)
+        return await run_shielded(lambda: _create_all(tools, planned), name="create the restore", deadline=deadline)
     except TimeoutError as e:
         raise RestoreError(f"not created within {_CREATION_TIMEOUT.seconds // 60} minutes") from e
 
 
-async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> None:
+async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) -> bool:
+    created = False
     for started, one in enumerate(planned):
         left = ""
         try:
@@ -215,12 +218,13 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
             if one.by_pod:
                 command = f"kubectl -n {one.target.namespace} delete pvc {one.target.name}"
                 left += f": if it is bound, delete it first ({command})"
-            await _ensure_transfer(tools.client, one)
+            created |= await _ensure_transfer(tools.client, one)
         except AgentError as e:
             if one.by_pod:
                 await delete_waiting_pods(tools, one.request.namespace, [one.pod])
             state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
             raise RestoreError(f"PVC {one.target} is not restored: {e}; {state}{left}") from e
+    return created
 
 
 async def _ensure_namespace(tools: RestoreTools, name: str) -> None:
@@ -250,11 +254,13 @@ async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
     return str(pod["metadata"]["uid"])
 
 
-async def _ensure_transfer(client: KubeClient, one: PlannedRestore) -> None:
-    """Create the transfer, and before it the pod: of one that exists, the pod may have ended."""
+async def _ensure_transfer(client: KubeClient, one: PlannedRestore) -> bool:
+    """Return whether the transfer was created, and before it the pod: of one that exists, the pod may have ended."""
     if await _read_transfer(client, one) is not None:
-        return
+        return False
     try:
         await client.create(one.resource, one.build_transfer(await _ensure_pod(client, one)))
     except AlreadyExistsError:
         await _read_transfer(client, one)
+        return False
+    return True

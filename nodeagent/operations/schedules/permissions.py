@@ -53,6 +53,21 @@ _SCHEDULE: Final = "schedule create: "
 SCHEDULE_PERMISSIONS: Final = (
     Permission(_OWN, kube.CRON_JOBS, ("get", "list", "create", "patch", "delete"), "the schedules"),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), f"{_SCHEDULE}the image of the agents", names=(AGENT_DAEMONSET,)),
+    Permission(
+        _OWN,
+        kube.DEPLOYMENTS,
+        ("list",),
+        f"{_SCHEDULE}whether a Velero server runs here",
+        without="--ignore-velero-server is needed",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("list",), f"{_SCHEDULE}the location"),
+    Permission(
+        Scope.CLUSTER,
+        kube.PERSISTENT_VOLUME_CLAIMS,
+        ("get", "list"),
+        f"{_SCHEDULE}whether the PVCs exist, and which are meant",
+        without="a PVC that does not exist is not noticed",
+    ),
     Permission(_OWN, kube.SERVICE_ACCOUNTS, ("get", "create", "patch", "delete"), "the account of a schedule"),
     Permission(_OWN, kube.CONFIG_MAPS, ("create", "patch"), f"{_SCHEDULE}{_RECORD}"),
     *(

@@ -13,6 +13,7 @@ from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
 from core.models.units import format_duration
 from nodeagent.config.keys import missing
+from nodeagent.operations.backups.plan import BackupTools, find_destination, note_absent_claims
 from nodeagent.operations.schedules.objects import AgentImage, build_accounts
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes, words_of
@@ -21,6 +22,7 @@ __all__ = [
     "Schedule",
     "ScheduleList",
     "apply_schedule",
+    "check_schedule",
     "delete_schedule",
     "find_schedules",
     "read_image",
@@ -89,6 +91,19 @@ async def read_image(client: KubeClient, namespace: str) -> AgentImage:
         place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
         raise ConfigError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
     return AgentImage.of(daemonset)
+
+
+async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
+    """Check what every run would need, and note the PVCs that do not exist.
+
+    Raises:
+        BackupError: the location does not exist or is read-only, or a Velero server is there, or may be.
+        KubeError: the API server rejected a request.
+    """
+    await find_destination(
+        tools, request.namespace, request.location, ignore_velero_server=request.ignore_velero_server
+    )
+    await note_absent_claims(tools, request.claims)
 
 
 async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> bool:

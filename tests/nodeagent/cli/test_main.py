@@ -81,7 +81,8 @@ def test_help_loads_no_library() -> None:
     ("arguments", "error"),
     [
         ([], "required: COMMAND"),
-        (["serv"], "invalid choice: 'serv'"),
+        (["serv"], 'no such command "serv" (did you mean serve?) (see nodeagent --help)'),
+        (["bakcup", "get"], 'no such command "bakcup" (did you mean backup?) (see nodeagent --help)'),
         (["serve"], "not running in a pod"),
         (["serve", "--node-name=a", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
         (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "cannot use kubeconfig pyproject.toml"),

@@ -150,15 +150,15 @@ def test_without_the_leader_a_note_says_why_and_the_time_is_the_earliest(shell: 
 
 
 @pytest.mark.parametrize(
-    ("words", "environment", "context"),
-    [(["-n", "velero"], "a", "b"), ([], "velero", "b"), ([], "", "velero"), ([], "", "")],
-    ids=["flag", "environment", "kubeconfig", "default"],
+    ("words", "environment"),
+    [(["-n", "velero"], "a"), ([], "velero"), ([], "")],
+    ids=["flag", "environment", "default"],
 )
-def test_the_namespace_is_found_as_for_check_config(
-    shell: _Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: str, context: str
+def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: str
 ) -> None:
     monkeypatch.setenv("VELERO_NAMESPACE", environment)
-    shell.context_namespace = context
+    shell.context_namespace = "app"
     done = shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words)
     assert NAME in done.out
     assert shell.asked == [("k", "c")]

@@ -1,6 +1,7 @@
 """`nodeagent restore`, and `nodeagent backup get --from-storage-location`: output, errors and exit codes."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -132,6 +133,18 @@ def test_a_partial_creation_says_what_exists_and_how_to_continue(
     assert f"to continue: nodeagent restore create night-20261121120000 {given}" in done.err
     again = shell.run("restore", "create", "night-20261121120000", *words)
     assert (again.code, len(shell.scene.downloads)) == (0, 2), again.err
+    assert "nothing was created" not in again.err
+
+
+def test_a_repetition_says_that_nothing_was_created(shell: _Shell) -> None:
+    words = ("restore", "create", "back", "--from-backup", "night")
+    first = shell.run(*words)
+    assert "note: the restore was started: nodeagent restore describe back shows it\n" in first.err
+    again = shell.run(*words)
+    assert (again.code, again.out) == (0, first.out)
+    assert re.search(r"note: restore back exists since 20[-:0-9TZ]+: nothing was created\n", again.err)
+    assert "was started" not in again.err
+    assert "note: nodeagent restore describe back shows it\n" in again.err
 
 
 def test_shown_commands_lead_to_the_same_cluster(shell: _Shell) -> None:

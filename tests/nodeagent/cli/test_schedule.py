@@ -69,6 +69,7 @@ def test_a_schedule_is_created_shown_and_deleted(shell: Shell) -> None:
     assert_golden("cli/schedule-get", json.loads(found))
     assert_golden("cli/schedule-schema", json.loads(json.dumps(msgspec.json.schema(ScheduleList))))
     assert ScheduleList.from_json(found).schedules[0].name == "night"
+    assert shell.run(*_CREATE)[1] == "schedule night was changed: its next run is at 2026-11-22T02:00:00Z\n"
     assert shell.run(*_CREATE, "--suspend")[1] == "schedule night was changed: it is suspended\n"
     code, out, err = shell.run("schedule", "delete", "night")
     assert (code, err) == (0, "note: the backups of schedule night stay: nodeagent backup get shows them\n")
@@ -158,6 +159,47 @@ def test_an_invalid_command_line_of_a_pod_is_one_line(shell: Shell, words: list[
     found, out, err = shell.run("run-schedule", *words)
     assert (found, out) == (2, "")
     assert re.fullmatch(rf"error: .*{error}.*\n", err)
+
+
+@pytest.mark.parametrize("form", ["table", "yaml"])
+@pytest.mark.parametrize(
+    ("there", "flags", "error"),
+    [
+        ("", ["--storage-location=defalt"], r".* velero/defalt does not exist \(did you mean default\?\)"),
+        ("archive", ["--storage-location=archive"], ".* velero/archive is read-only: --storage-location names another"),
+        ("velero", [], "a Velero server is in namespace velero: ask it .*; --ignore-velero-server creates .*"),
+    ],
+    ids=["no such location", "read-only", "a Velero server"],
+)
+def test_a_schedule_whose_runs_would_fail_is_refused(
+    shell: Shell, there: str, flags: list[str], error: str, form: str
+) -> None:
+    match there:
+        case "archive":
+            spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "accessMode": "ReadOnly"}
+            shell.scene.old.put("BackupStorageLocation", there, spec=spec)
+        case "velero":
+            shell.scene.old.put("Deployment", there, "apps/v1")
+    code, out, err = shell.run(*_CREATE, *flags, "-o", form)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(f"error: {error}\n", err)
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_beside_a_velero_server_a_schedule_may_be_asked_for(shell: Shell) -> None:
+    shell.scene.old.put("Deployment", "velero", "apps/v1")
+    assert shell.run(*_CREATE, "--ignore-velero-server")[0] == 0
+    assert shell.scene.old.names(CRON_JOBS) == {"night"}
+
+
+def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: Shell) -> None:
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert err.startswith("note: PVC app/dta does not exist (did you mean data?): it is left out until it does\n")
+    shell.scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, times=9)
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert "dta" not in err
 
 
 def test_a_missing_permission_is_one_line(shell: Shell) -> None:

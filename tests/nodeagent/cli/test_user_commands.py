@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 from click.shell_completion import ShellComplete
 
-from nodeagent.cli.main import main
+from nodeagent.cli.main import complete, main
 from nodeagent.cli.user_commands import _root
 from nodeagent.runtime import connection
 from tests.nodeagent.support.user_scene import NAME, UserScene
@@ -82,3 +82,38 @@ def test_a_shell_completes_the_names_of_repositories(
     complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
     found = complete.get_completions(["repo", "describe", "-n", "velero"], "ap")
     assert [item.value for item in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["des"], "describe\tShow everything about one transfer, and...\n:4\n"),
+        (["repo", "describe", "-n", "velero", "ap"], f"{NAME}\n:4\n"),
+        (["backup", "create", "night", "--method", "c"], "csi-snapshot\n:4\n"),
+        (["backup", "get", "--kubeconfig", "s"], ":0\n"),
+        (["install", "--secret-file", "s"], ":0\n"),
+        (["install", "--prefix", "s"], ":4\n"),
+    ],
+    ids=["command", "name", "value", "kubeconfig", "file", "no file"],
+)
+def test_kubectl_completes_its_plug_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    scene = UserScene()
+
+    async def load(*_: object) -> tuple[FakeKube, str]:
+        return scene.kube, ""
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    monkeypatch.setattr(sys, "argv", ["kubectl_complete-nodeagent", *words])
+    assert complete() == 0
+    assert capsys.readouterr().out == expected
+
+
+def test_kubectl_completes_nothing_without_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "nodeagent.cli.user_commands", None)
+    monkeypatch.setattr(sys, "argv", ["kubectl_complete-nodeagent", ""])
+    assert complete() == 1
+    assert capsys.readouterr() == ("", "")
