@@ -7,33 +7,42 @@ there are, nor targets: the reader of the last line does.
 import argparse
 import asyncio
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from benchmarks.alone import Report, run_alone
-from benchmarks.cluster import RUN, leave_service_account, run_cluster
+from benchmarks.cluster import RUN, Cluster, leave_service_account, run_cluster
 from benchmarks.disks import memory_at
 from benchmarks.figures import ConfinementFigures, Figures, describe_machine
+from benchmarks.latency.figures import FarFigures
+from benchmarks.latency.runs import FULL as FAR
+from benchmarks.latency.runs import QUICK as FAR_QUICK
+from benchmarks.latency.runs import FarBenchmark, FarPlan
 from benchmarks.runs import FULL, QUICK, Benchmark, Plan
 from benchmarks.stages import Stages
-from tests.datamover.support.s3server import run_s3_server
+from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.testbed.pki import Authority
 
 __all__ = ["main"]
 
 _FIGURES: Final = "figures of the data mover"
 _CONFINEMENT: Final = "figures of the confinement"
+_LATENCY: Final = "figures of the latency"
 
 
-async def _measure(plan: Plan, folder: Path, stages: Stages, *, confinement: bool) -> Figures | ConfinementFigures:
+_Found = TypeVar("_Found")
+
+
+async def _measure(folder: Path, run: Callable[[S3Server, Cluster], Coroutine[None, None, _Found]]) -> _Found:
+    """Return what `run` returns for a bucket in memory and a cluster."""
     authority = Authority(folder / "pki")
     (folder / "cluster").mkdir()
     with memory_at(RUN), memory_at(folder / "s3") as buckets, run_s3_server(buckets) as s3:
         leave_service_account(authority)
         async with run_cluster(folder / "cluster", authority) as cluster:
             cluster.put_location(s3)
-            benchmark = Benchmark(plan, folder, s3, cluster, stages)
-            return await (benchmark.run_confined() if confinement else benchmark.run())
+            return await run(s3, cluster)
 
 
 def _table(plan: Plan, figures: Figures | ConfinementFigures, stages: Stages) -> list[str]:
@@ -52,17 +61,46 @@ def _table(plan: Plan, figures: Figures | ConfinementFigures, stages: Stages) ->
 
 
 def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
+    if arguments.latency:
+        return _report_latency(FAR_QUICK if arguments.quick else FAR, folder, stages)
     plan = QUICK if arguments.quick else FULL
-    figures = asyncio.run(_measure(plan, folder, stages, confinement=arguments.confinement))
+
+    async def run(s3: S3Server, cluster: Cluster) -> Figures | ConfinementFigures:
+        benchmark = Benchmark(plan, folder, s3, cluster, stages)
+        return await (benchmark.run_confined() if arguments.confinement else benchmark.run())
+
+    figures = asyncio.run(_measure(folder, run))
     return Report(_table(plan, figures, stages), figures.last_line())
+
+
+def _report_latency(plan: FarPlan, folder: Path, stages: Stages) -> Report:
+    async def run(s3: S3Server, cluster: Cluster) -> FarFigures:
+        return await FarBenchmark(plan, folder, s3, cluster, stages).run_far()
+
+    figures, volume = asyncio.run(_measure(folder, run)), plan.files.small_files // plan.volumes
+    tree = f"Tree: {plan.tree.small_files:,} files of {plan.tree.small_bytes:,} bytes"
+    many = f"Many snapshots: {plan.volumes}, of volumes with {volume:,} files of {plan.files.small_bytes:,} bytes each"
+    lines = [
+        f"Machine: {describe_machine()}. Round trip: {plan.seconds * 1000:.0f} ms. {tree}. {many}.",
+        f"{plan.rounds} rounds, {stages.seconds:.0f} s in all: {stages.line()}.",
+    ]
+    return Report([*lines, "", *figures.lines()], figures.last_line())
+
+
+def _marks(arguments: argparse.Namespace) -> str:
+    if arguments.latency:
+        return _LATENCY
+    return _CONFINEMENT if arguments.confinement else _FIGURES
 
 
 def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
-    parser.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
-    return run_alone(parser, lambda arguments: _CONFINEMENT if arguments.confinement else _FIGURES, _report)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
+    what.add_argument("--latency", action="store_true", help="compare with kopia's best settings for a far storage")
+    return run_alone(parser, _marks, _report)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from statistics import median
 
 from benchmarks.processes import Measured
 
-__all__ = ["ConfinementFigures", "Figures", "describe_machine"]
+__all__ = ["ConfinementFigures", "Figures", "describe_machine", "median_seconds", "table"]
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Figures:
         uploads, bare = self.mover_uploads, self.bare_uploads
         movers = [*uploads, *self.second_backups, *self.mover_restores]
         return {
-            "upload_ratio": round(_seconds(uploads) / _seconds(bare), 3),
-            "restore_ratio": round(_seconds(self.mover_restores) / _seconds(self.bare_restores), 3),
-            "second_backup_s": round(_seconds(self.second_backups), 2),
+            "upload_ratio": round(median_seconds(uploads) / median_seconds(bare), 3),
+            "restore_ratio": round(median_seconds(self.mover_restores) / median_seconds(self.bare_restores), 3),
+            "second_backup_s": round(median_seconds(self.second_backups), 2),
             "peak_memory_ratio": round(_memory(uploads) / _memory(bare), 3),
-            "upload_cost_of_memory_setting": round(_seconds(self.tuned_uploads) / _seconds(bare) - 1, 3),
+            "upload_cost_of_memory_setting": round(median_seconds(self.tuned_uploads) / median_seconds(bare) - 1, 3),
             "limited_256mib_ok": self.limited_ok,
             "limited_256mib_200k_files_ok": self.limited_many_files_ok,
             "mover_alone_mib": round(max(one.own_mib for one in movers), 1),
@@ -62,7 +62,7 @@ class Figures:
             "restore, bare kopia": self.bare_restores,
             **{name: [run] for name, run in self.limited.items()},
         }
-        yield from _table(rows)
+        yield from table(rows)
 
     def last_line(self) -> str:
         """Return the summary as one line of JSON."""
@@ -95,7 +95,7 @@ class ConfinementFigures:
 
     def lines(self) -> Iterator[str]:
         """Yield the table."""
-        yield from _table(
+        yield from table(
             {
                 "upload, kopia confined": [confined for confined, _ in self.uploads],
                 "upload, unconfined": [unconfined for _, unconfined in self.uploads],
@@ -113,7 +113,8 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     return round(median(one / other for one, other in pairs), 3)
 
 
-def _table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
+def table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
+    """Yield a table of all runs by what was run."""
     columns = ["seconds: median", "least", "most", "CPU seconds: median"]
     columns += ["peak memory in MiB: median", "most", "peaks added: median"]
     yield f"| run | {' | '.join(columns)} |"
@@ -137,7 +138,8 @@ def describe_machine() -> str:
     return f"{cores} cores ({model}), {memory:.0f} GiB of memory, Linux {platform.release()}"
 
 
-def _seconds(runs: Sequence[Measured]) -> float:
+def median_seconds(runs: Sequence[Measured]) -> float:
+    """Return how long half of the runs took at most."""
     return median(run.seconds for run in runs)
 
 

@@ -122,17 +122,19 @@ class BareKopia:
     log: Path
     disks: Disks
 
-    async def back_up(self, volume: Path, settings: dict[str, str] | None = None) -> Measured:
-        """Back a volume up into the repository of the bare bucket."""
-        return await self._run(BARE_BUCKET, "snapshot", "create", str(volume), settings=settings)
+    async def back_up(self, volume: Path, settings: dict[str, str] | None = None, *, parallel: int = 0) -> Measured:
+        """Back a volume up into the repository of the bare bucket; `parallel` is 0 for kopia's default."""
+        line = ("snapshot", "create", str(volume), *_in_parallel(parallel))
+        return await self.call(BARE_BUCKET, *line, settings=settings)
 
-    async def restore(self, snapshot_id: str, volume: Path) -> Measured:
+    async def restore(self, snapshot_id: str, volume: Path, *, parallel: int = 0) -> Measured:
         """Restore a snapshot of the mover's into an empty folder, and write it to the disk."""
-        return await self._run(BUCKET, "restore", snapshot_id, str(volume), synced=volume)
+        return await self.call(BUCKET, "restore", snapshot_id, str(volume), *_in_parallel(parallel), synced=volume)
 
-    async def _run(
+    async def call(
         self, bucket: str, *arguments: str, synced: Path | None = None, settings: dict[str, str] | None = None
     ) -> Measured:
+        """Connect to the repository of a bucket, and run one command more; write the file system of `synced` then."""
         environment = {
             "PATH": os.environ["PATH"],
             "KOPIA_PASSWORD": PASSWORD,
@@ -152,3 +154,7 @@ class BareKopia:
             lines.append(["sync", "--file-system", synced])
         with self.disks.cache() as home:
             return await measure(*(Command(line, {**environment, "HOME": str(home)}, self.log) for line in lines))
+
+
+def _in_parallel(files: int) -> list[str]:
+    return [f"--parallel={files}"] if files else []

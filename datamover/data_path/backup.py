@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from msgspec import UNSET
 
@@ -44,6 +44,8 @@ from datamover.kopia.snapshots import (
 )
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.runtime.parallelism import backup_workers, most_backup_workers
+from datamover.runtime.resources import ResourceLimits
 
 __all__ = ["BackupParameters", "back_up"]
 
@@ -67,6 +69,7 @@ _WaitForNames = Callable[[], Awaitable[NameReport]]
 class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
+    That number grows with the time that a request to the storage takes, within `limits`; None: it is fixed.
     `compression` is the algorithm for what the repository does not have yet.
     `checkpoint_interval` is how often kopia saves an incomplete snapshot.
     `low_memory`: the memory suffices for one kopia process at a time.
@@ -80,6 +83,7 @@ class BackupParameters:
     mode: VolumeMode
     source: str
     parallel: int
+    limits: ResourceLimits | None = None
     compression: Compression = Compression.NONE
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
@@ -93,6 +97,19 @@ class BackupParameters:
     def target(self) -> str:
         """The source in kopia's format, with the identity that Velero uses."""
         return f"default@default:{self.source}"
+
+    @property
+    def most_parallel(self) -> int:
+        """The most files that are read in parallel, however long a request takes."""
+        return self.parallel if self.limits is None else most_backup_workers(self.limits)
+
+    def adapted(self, request_seconds: float) -> Self:
+        """Return a copy for a storage on which a request takes that long."""
+        if self.limits is None:
+            return self
+        parallel = backup_workers(self.limits, request_seconds)
+        _logger.info("a request to the storage takes %.3f s: reading %d files in parallel", request_seconds, parallel)
+        return replace(self, parallel=parallel)
 
 
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
@@ -119,7 +136,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            arguments, files = _create_arguments(parameters, note), KopiaFiles(stdin_fd=fd, volume=volume)
+            arguments = _create_arguments(parameters.adapted(repository.request_seconds), note)
+            files = KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
                 partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
             )
@@ -193,7 +211,8 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
 async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
     """Ensure the policy and sort out incomplete snapshots of earlier backups; in parallel if memory allows."""
     target, attempt = parameters.target, parameters.attempt
-    prepare = partial(ensure_policy, kopia, target, parallel=parameters.parallel, compression=parameters.compression)
+    most = parameters.most_parallel
+    prepare = partial(ensure_policy, kopia, target, parallel=most, compression=parameters.compression)
     if parameters.low_memory:
         await prepare()
         return await inherit(kopia, target, attempt)

@@ -28,6 +28,7 @@ from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.kopia.storage_calls import KopiaCaller
+from datamover.runtime import parallelism
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
@@ -44,6 +45,7 @@ _DONE_DIRECTORY: Final = ".velero"
 class RestoreParameters:
     """What to restore, where to, with how many workers, and whether zeros become holes.
 
+    That number grows with the time that a request to the storage takes, within `limits`; None: it is fixed.
     `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything.
@@ -53,11 +55,21 @@ class RestoreParameters:
     target: Path
     mode: VolumeMode
     workers: int
+    limits: ResourceLimits | None = None
     sparse: bool = False
     in_use: bool = False
     resume: ResumeSettings | None = None
     again: bool = False
     done: bool = False
+
+    def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
+        """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
+        if self.limits is None:
+            return self.workers
+        file_bytes = snapshot.size_bytes // max(1, snapshot.entries)
+        workers = parallelism.restore_workers(self.limits, request_seconds, file_bytes)
+        _logger.info("a request to the storage takes %.3f s: writing %d files in parallel", request_seconds, workers)
+        return workers
 
 
 def restore_workers(settings: UploaderSettings, limits: ResourceLimits) -> int:
@@ -119,7 +131,7 @@ async def _restore_files(
         str(target),
         # Without it, kopia writes an archive if the target is named like one.
         "--mode=local",
-        f"--parallel={parameters.workers}",
+        f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
         *(["--write-sparse-files"] if parameters.sparse else []),
         *(resumable.flags if resumable else []),
         files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),

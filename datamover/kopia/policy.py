@@ -1,6 +1,7 @@
 """The policy of a source in the repository: Velero's, which is set before its first backup.
 
-Source: kopia 0.23.1, cli/command_policy_set.go; tests/recordings/velero-1.18.2/kopia-policies.json.
+Source: kopia 0.23.1, cli/command_policy_set.go, snapshot/upload/upload.go (effectiveParallelFileReads);
+tests/recordings/velero-1.18.2/kopia-policies.json.
 """
 
 from typing import Final
@@ -23,12 +24,13 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int, compr
     Args:
         kopia: runs kopia, connected to the repository.
         target: the source in kopia's format: `user@host:path`.
-        parallel: how many files are read at a time.
+        parallel: the most files that are read at a time; kopia ignores a `--parallel` above what the policy has.
         compression: the algorithm for what is stored from now on; Velero compresses nothing, and sets that again.
     """
     attempted = f"policy of {target.partition(':')[2]}"
     shown = await kopia.call(attempted, "policy", "show", "--json", target)
-    if _policy_matches(shown.check().document(), compression):
+    policy = shown.check().document()
+    if _policy_matches(policy, compression) and _allowed_reads(policy) >= parallel:
         return
     change = await kopia.call(
         attempted,
@@ -44,6 +46,10 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int, compr
         "--parallel-upload-above-size-mib=2048",
     )
     change.check()
+
+
+def _allowed_reads(policy: JsonDict) -> int:
+    return int((policy.get("upload") or {}).get("maxParallelFileReads") or 0)
 
 
 def _policy_matches(policy: JsonDict, compression: Compression) -> bool:

@@ -28,7 +28,16 @@ from datamover.runtime.resources import ran_out_of_memory
 from datamover.runtime.tree import escape_controls
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["Kopia", "KopiaAnswer", "KopiaFiles", "KopiaTimeoutError", "Listener", "kopia_environment"]
+__all__ = [
+    "Kopia",
+    "KopiaAnswer",
+    "KopiaFiles",
+    "KopiaTimeoutError",
+    "Listener",
+    "counter_flags",
+    "kopia_environment",
+    "read_counters",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -214,7 +223,12 @@ def _was_out_of_memory(exit_code: int) -> bool:
     return exit_code == -signal.SIGKILL and ran_out_of_memory()
 
 
-def _read_counters(directory: Path) -> str:
+def counter_flags(directory: Path) -> list[str]:
+    """Return kopia's flags to write its metrics below a directory when it exits."""
+    return ["--metrics-store-on-exit", f"--diagnostics-output-directory={directory}"]
+
+
+def read_counters(directory: Path) -> str:
     """Return the contents of the files that kopia wrote; links are left out, since it may restore some."""
     files = (file for file in directory.rglob("*.prom") if file.is_file() and not file.is_symlink())
     return "".join(file.read_text() for file in files)
@@ -288,13 +302,12 @@ class Kopia:
 
         means = self._means or find_means()
         async with open_private_run(self._program, self._environment, files.volume, means) as run:
-            flags = ["--metrics-store-on-exit", f"--diagnostics-output-directory={run.home / _COUNTERS}"]
-            argv = [self._program, *_OWN_FLAGS, *flags, *arguments]
+            argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
             command = ChildCommand(
                 argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement, files.terminate
             )
             child = await run_child(command, on_line)
-            counters = _read_counters(run.home / _COUNTERS)
+            counters = read_counters(run.home / _COUNTERS)
         out_of_memory, volume = _was_out_of_memory(child.exit_code), str(files.volume.path or "")
         return KopiaAnswer(
             attempted, child.exit_code, child.output, list(lines), counters, out_of_memory, volume=volume

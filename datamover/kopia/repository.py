@@ -18,6 +18,7 @@ from core.models.bandwidth import BandwidthLimits
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.kopia.request_time import RequestTime
 from datamover.kopia.stalls import Reachability
 from datamover.kopia.storage_calls import StorageCalls, Waits
 from datamover.runtime.work_dir import WorkDir
@@ -87,6 +88,7 @@ class Repository:
         check = address.storage.for_bucket_check()
         self._check_access = None if check is None else check.access(work_dir)
         self._calls = StorageCalls(kopia, address.description, work_dir.cache, waits=waits, probe=self.probe)
+        self._request_time = RequestTime(work_dir.path)
         self._connected = False
         self._created = False
 
@@ -110,6 +112,11 @@ class Repository:
         """Where kopia's configuration and temporary files are."""
         return self._work_dir
 
+    @property
+    def request_seconds(self) -> float:
+        """How long a request to the storage took in the first calls; 0: none was made, or it is not known."""
+        return self._request_time.seconds
+
     async def call(self, attempted: str, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer, however long the storage takes or does not answer, up to the stall timeout.
 
@@ -122,7 +129,8 @@ class Repository:
             StorageOutageError: the storage did not answer for the stall timeout.
             DataPathError: kopia stalled, although the storage answers.
         """
-        return await self._calls.call(attempted, *arguments, output_fd=output_fd)
+        with self._request_time.measuring() as flags:
+            return await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
 
     async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
         """Return what `data_path` returns; repeat it while kopia cannot even open the repository.

@@ -107,6 +107,7 @@ class LocalMover:
             _mode(volume),
             name or str(volume),
             parallel=limits.cpus,
+            limits=limits,
             compression=compression,
             low_memory=limits.low_memory,
         )
@@ -129,7 +130,8 @@ class LocalMover:
     async def restore(self, snapshot_id: str, target: Path, bar: ProgressBar | None) -> RestoreResult:
         """Restore a snapshot to a directory or device."""
         volume = _absolute(target)
-        parameters = RestoreParameters(snapshot_id, volume, _mode(volume), self._limits.restore_workers)
+        limits = self._limits
+        parameters = RestoreParameters(snapshot_id, volume, _mode(volume), limits.restore_workers, limits)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:

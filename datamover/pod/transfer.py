@@ -261,6 +261,7 @@ class PodTransfer:
             mode=self._options.mode,
             source=plan.source,
             parallel=settings.parallel_upload or context.limits.cpus,
+            limits=None if settings.parallel_upload else context.limits,
             compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
@@ -281,6 +282,7 @@ class PodTransfer:
             target=self._options.volume,
             mode=self._options.mode,
             workers=workers,
+            limits=self._context.limits if settings.parallel_download is None else None,
             sparse=settings.write_sparse_files,
             in_use=in_use,
             # A tenant could write to a list in a volume that a pod uses.

@@ -46,7 +46,7 @@ _NUMBERS = (
 _RATIOS = {f"confined_{what}_ratio" for what in ("upload", "restore", "upload_cpu", "restore_cpu")}
 
 
-def _run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
+def run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
     """Run the benchmark, with less priority than tests that run at the same time; return its output and last line."""
     done = subprocess.run(
         ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", folder, *arguments],
@@ -64,7 +64,7 @@ def _run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 @pytest.mark.timeout(600)
 def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     """Needs root, for its namespaces and its control group."""
-    output, figures = _run_quickly(tmp_path)
+    output, figures = run_quickly(tmp_path)
     assert figures.keys() == {*_NUMBERS, "limited_256mib_ok", "limited_256mib_200k_files_ok"}
     assert all(isinstance(figures[name], float) for name in _NUMBERS)
     assert figures["limited_256mib_ok"] is True
@@ -79,7 +79,7 @@ def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_movers_are_compared_with_kopia_confined_and_without(tmp_path: Path) -> None:
     """Needs root as well."""
-    output, figures = _run_quickly(tmp_path, "--confinement")
+    output, figures = run_quickly(tmp_path, "--confinement")
     assert figures.keys() == {*_RATIOS, "mover_alone_mib"}
     assert all(figures[name] > 0 for name in _RATIOS)
     assert "| restore, unconfined | " in output

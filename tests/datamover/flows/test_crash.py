@@ -32,7 +32,7 @@ async def _interrupt(pod: MoverPod, flag: str, volume: Path, number: signal.Sign
     """Run the data mover; send the signal to its kopia, once that is about to move data, and return the exit code."""
 
     def moving() -> list[int]:
-        return [one.pid for one in children_of(os.getpid()) if " --metrics-store-on-exit " in one.arguments]
+        return [one.pid for one in children_of(os.getpid()) if " --progress " in one.arguments]
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run(flag, volume))

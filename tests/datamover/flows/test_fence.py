@@ -35,10 +35,10 @@ _FENCED = 17
 
 _WRITER = f"""#!/bin/sh
 case " $* " in
-*" --metrics-store-on-exit "*" restore "*)
+*" --progress "*" restore "*)
   for one; do [ -d "$one" ] && target=$one; done
   while :; do head -c {_PIECE_BYTES} /dev/zero >>"$target/written"; sleep 0.02; done;;
-*" --metrics-store-on-exit "*)
+*" --progress "*)
   while :; do head -c {_PIECE_BYTES} /dev/urandom; sleep 0.02; done;;
 esac
 exec KOPIA "$@"
@@ -83,7 +83,7 @@ class _Cluster:
 
             def started() -> list[int]:
                 found = children_of(mover.pid)
-                return [one.pid for one in found if " --metrics-store-on-exit " in one.arguments]
+                return [one.pid for one in found if " --progress " in one.arguments]
 
             await self.pod.wait_for(lambda: bool(started()) or mover.returncode is not None)
             assert mover.returncode is None, self.pod.message

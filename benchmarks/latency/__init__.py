@@ -1,0 +1,1 @@
+"""How uploads and restores do with a storage that is far away."""
