@@ -6,8 +6,10 @@ import re
 import aiohttp
 import pytest
 
+from core.clock import SystemClock
 from core.kube.resources import DATA_UPLOADS
 from core.models.names import BANDWIDTH_ANNOTATION
+from tests.nodeagent.support.busy_scene import busy_scene
 from tests.nodeagent.support.site import open_site, running_site
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 
@@ -59,6 +61,50 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
         assert "3 transfers wait for the quota (prepareQueueLength). 1 of 5 is in use" in queue
         assert "Positions are the leader" in queue
         assert "app-default-kopia" in (await site.get("/repositories"))[1]
+
+
+async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None:
+    scene = busy_scene()
+    kinds = (
+        "datauploads",
+        "datadownloads",
+        "podvolumebackups",
+        "podvolumerestores",
+        "repositories",
+        "locations",
+        "pods",
+    )
+    async with open_site(scene, clock=SystemClock()) as site:
+
+        async def count(path: str) -> int:
+            before = len(scene.kube.requests)
+            assert (await site.get(path))[0] == 200
+            return sum(any(kind in one.path for kind in kinds) for one in scene.kube.requests[before:])
+
+        lists = (
+            "/",
+            "/?volumes=1",
+            "/transfers",
+            "/transfers?state=active&sort=node",
+            "/queue",
+            "/nodes/a",
+            "/repositories",
+        )
+        assert [(path, await count(path)) for path in lists] == [(path, 0) for path in lists]
+        assert 0 < await count("/transfers/du/moving") <= 3
+        assert await count("/transfers/du/moving") == 0
+
+
+async def test_sizes_that_nothing_can_be_computed_with_break_no_page(scene: StatusScene) -> None:
+    for name, progress in (
+        ("huge", {"totalBytes": 2**63 - 1, "bytesDone": 1}),
+        ("below", {"totalBytes": -5, "bytesDone": -3}),
+    ):
+        times = {"startTimestamp": "2026-11-20T11:58:20Z", "acceptedTimestamp": "0001-01-01T00:00:00Z"}
+        scene.kube.put(transfer("DataUpload", name, "InProgress", node="a", progress=progress, **times))
+    async with open_site(scene) as site:
+        for path in (*_PATHS, "/transfers/du/huge", "/transfers/du/below"):
+            assert (path, (await site.get(path))[0]) == (path, 200)
 
 
 async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
