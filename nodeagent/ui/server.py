@@ -108,10 +108,10 @@ class Pages:
     def _handler(self, template: str, build: _Build) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             state = self._live.state
-            if state is None:
-                return self._answer("starting.html", {"why": self._live.error}, status=503)
             if _EVENTS in request.headers.get("Accept", ""):
                 return await self._stream(request, template, build)
+            if state is None:
+                return self._answer("starting.html", {"why": self._live.error}, status=503)
             try:
                 values = await build(request, state)
             except web.HTTPNotFound as e:
@@ -123,17 +123,23 @@ class Pages:
         return handle
 
     async def _stream(self, request: web.Request, template: str, build: _Build) -> web.StreamResponse:
-        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life."""
+        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life.
+
+        Before the cluster was read, an event `why` has the reason.
+        """
         answer = web.StreamResponse(headers={"Content-Type": _EVENTS})
         await answer.prepare(request)
         sent = ""
         while True:
             number, state = self._live.number, self._live.state
             if state is not None:
-                text = await self._live_part(request, state, template, build)
-                if text != sent:
-                    await answer.write("".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n")
-                    sent = text
+                part = await self._live_part(request, state, template, build)
+                text = "".join(f"data: {line}\n" for line in part.splitlines())
+            else:
+                text = f"event: why\ndata: {one_line(self._live.error)}\n" if self._live.error else ""
+            if text != sent:
+                await answer.write(f"{text}\n".encode())
+                sent = text
             if await self._live.wait(number, _SILENCE_SECONDS) == number:
                 await answer.write(b": still here\n\n")
 

@@ -25,7 +25,7 @@ _FACTS = {
         "WaitingForSlot",
         "Slot 2",
     ),
-    "/transfers/du/moving": ("wait: it is under way", "moving 100s", "1.0 MiB/s, 6m left", "app/data", "nightly"),
+    "/transfers/du/moving": ("wait: it is under way", "moving 100s", "1.0 MiB/s, 6m left", "app/data", "b1"),
     "/transfers/du/broken": ("fix the cause", "no space left", "nodeagent describe du/broken"),
     "/transfers/du/first": ("Position in the queue", "Queued"),
     "/nodes/a": ("1 of 2 slots are used", "du/moving", "du/first"),

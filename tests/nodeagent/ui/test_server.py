@@ -255,3 +255,9 @@ async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) ->
         status, text = await site.get("/queue")
         assert status == 503
         assert "The cluster was not read yet" in text
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
+            assert re.match(r"event: why\n.+lost", await _next_event(stream))
+            scene.kube.fulfill()
+            text = await _next_event(stream)
+            while "Who holds the quota" not in text:
+                text = await _next_event(stream)
