@@ -256,8 +256,16 @@ async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) ->
         assert status == 503
         assert "The cluster was not read yet" in text
         async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
-            assert re.match(r"event: why\n.+lost", await _next_event(stream))
             scene.kube.fulfill()
+            assert "Who holds the quota" in await _next_event(stream)
+
+
+async def test_while_the_cluster_was_not_read_a_stream_says_why(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/leases/", 401, message="the token has expired", times=10_000)
+    async with running_site(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert answer.status == 303
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
             text = await _next_event(stream)
-            while "Who holds the quota" not in text:
-                text = await _next_event(stream)
+            assert text.startswith("event: why\n")
+            assert "the token has expired" in text
