@@ -1,15 +1,20 @@
 """Who may see the pages: the person who started the server, in one browser.
 
-The URL that is printed has a token that can be used once; the browser gets a cookie for it. Knows nothing of pages.
+The URL that is printed has a token that can be used once; the browser gets a cookie for it. Where the system says whose
+process is connected, it must be one of the person: others can read the token in the arguments of the browser that is
+started with it. Knows nothing of pages.
 Source: RFC 6265bis (SameSite); Fetch Metadata Request Headers, W3C; Content Security Policy Level 3.
 """
 
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 from typing import Final
 
 from aiohttp import web
+
+from nodeagent.ui.socket_owner import owner_of
 
 __all__ = ["Guard"]
 
@@ -68,15 +73,27 @@ class Guard:
         if request.headers.get("Sec-Fetch-Site", "") not in _SAME_SITE:
             return web.Response(status=403, text="requests of other sites are refused")
         if _TOKEN in request.query:
-            return self._exchange(request.query[_TOKEN])
+            return self._exchange(request)
         if not compare_digest(request.cookies.get(self._cookie, "").encode(), self._value.encode()):
             return web.Response(status=403, text="open the address that nodeagent ui printed; it works once")
         return None
 
-    def _exchange(self, token: str) -> web.Response:
+    def _exchange(self, request: web.Request) -> web.Response:
+        token = request.query[_TOKEN]
+        if _is_of_others(request):
+            return web.Response(status=403, text="this address is for the user who runs nodeagent ui")
         if self._used or not compare_digest(token.encode(), self._token.encode()):
             return web.Response(status=403, text="this address was used before: run nodeagent ui again")
         self._used = True
         answer = web.Response(status=303, headers={"Location": "/"})
         answer.set_cookie(self._cookie, self._value, httponly=True, samesite="Strict", path="/")
         return answer
+
+
+def _is_of_others(request: web.Request) -> bool:
+    """Return whether another user of this machine is connected; root is none, nor who has become root with sudo."""
+    transport = request.transport
+    if transport is None:
+        return True
+    owner = owner_of(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
+    return owner is not None and str(owner) not in {"0", str(os.getuid()), os.environ.get("SUDO_UID", "")}

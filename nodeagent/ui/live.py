@@ -1,16 +1,20 @@
 """What the pages show: the last state of the cluster, by one watch for each kind, also while it does not answer."""
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, partial
 from typing import Final
+
+from msgspec.structs import replace
 
 from core.aio import wait_for_event
 from core.clock import Clock
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from nodeagent.operations.status.follow import ProgressRates, StatusFollower
+from nodeagent.operations.status.health import Finding, Health, Rule, worst
 from nodeagent.operations.status.read import StatusReader
 from nodeagent.operations.status.records import ClusterSnapshot
 from nodeagent.operations.status.view import RateOf, StatusView, build_view
@@ -25,24 +29,37 @@ _QUIET_SECONDS: Final = 5.0
 
 _RETRY_SECONDS: Final = 3.0
 
+_OLD_SECONDS: Final = 5.0
+"""What was observed is old after that: a watch that ends is usually open again within a second."""
 
-@dataclass
+
+@dataclass(frozen=True)
 class State:
-    """The last snapshot; `rate_of` are the rates then. `error` is why it is not current; empty: it is."""
+    """The last snapshot; `rate_of` are the rates then. `error` is why the cluster is not followed; empty: it is.
+
+    `since` is the last moment at which all of it was current, by the API server's clock.
+    """
 
     snapshot: ClusterSnapshot
     rate_of: RateOf
+    since: datetime
     error: str = ""
+
+    @property
+    def lost(self) -> str:
+        """Why it is not current; empty: it is."""
+        seconds = (self.snapshot.at - self.since).total_seconds()
+        return self.error or (f"no watch for {seconds:.0f} s" if seconds >= _OLD_SECONDS else "")
 
     @cached_property
     def view(self) -> StatusView:
-        """What it shows: built once somebody looks at it."""
-        return build_view(self.snapshot, self.rate_of)
-
-    @property
-    def since(self) -> datetime:
-        """When it was observed, by the API server's clock."""
-        return self.snapshot.at
+        """What it shows, built on demand; how a cluster is that does not answer is not known."""
+        view = build_view(self.snapshot, self.rate_of)
+        if not self.lost:
+            return view
+        message = f"the cluster does not answer: {self.lost}"
+        findings = [*view.findings, Finding(health=Health.UNKNOWN, rule=Rule.NOT_READ, message=message)]
+        return replace(view, findings=findings, health=worst(findings))
 
 
 class Live:
@@ -69,7 +86,7 @@ class Live:
             except AgentError as e:
                 self.error = str(e)
                 if self.state is not None:
-                    self.state.error = self.error
+                    self.state = dataclasses.replace(self.state, error=self.error)
                 await self._announce()
                 await self._clock.sleep(_RETRY_SECONDS)
 
@@ -87,7 +104,8 @@ class Live:
             follower.changed.clear()
             snapshot = follower.snapshot()
             self._rates.observe(snapshot.transfers, snapshot.at)
-            self.state, self.error = State(snapshot, self._rates.rate_of), ""
+            since = snapshot.at - timedelta(seconds=follower.outdated_seconds)
+            self.state, self.error = State(snapshot, self._rates.rate_of, since), ""
             await self._announce()
             await self._clock.sleep(_UPDATE_SECONDS)
             await wait_for_event(follower.changed, _QUIET_SECONDS)

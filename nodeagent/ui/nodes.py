@@ -1,12 +1,16 @@
-"""What each node runs: its slots, and what comes next on it. Pure."""
+"""What each node runs: its slots, what comes next on it, and the configuration of its agent. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
-from core.models.phases import HOLDING_PHASES
+from core.models.phases import HOLDING_PHASES, Phase
+from nodeagent.config.live import NO_CONFIG
+from nodeagent.operations.status.records import TransferRecord, UnreadPart
 from nodeagent.operations.status.view import ActiveRow, NodeRow, PendingRow, StatusView
 
-__all__ = ["NodeSlots", "SlotGrid", "build_grid", "find_node"]
+__all__ = ["NodeSlots", "SlotGrid", "build_grid", "describe_configuration", "find_node"]
 
 _GRID_NODES: Final = 50
 """Of a grid: each page has all of its cells."""
@@ -16,7 +20,7 @@ _GRID_SLOTS: Final = 16
 
 @dataclass(frozen=True)
 class NodeSlots:
-    """A node, what runs in its slots, and what is prepared for it, the oldest first; `free` None: not known.
+    """A node, what runs in its slots, and what is prepared for it; `free` None: not known.
 
     `waiting` have not been admitted: those that can run on this node alone, in the order of the queue.
     """
@@ -51,13 +55,42 @@ def build_grid(view: StatusView) -> SlotGrid:
     return SlotGrid(shown, min(columns, _GRID_SLOTS), len(nodes) - len(shown))
 
 
-def find_node(view: StatusView, name: str, bound: frozenset[tuple[str, str]]) -> NodeSlots | None:
-    """Return the node of that name; `bound` are the pending transfers that can run on it alone. None: no such node."""
+def find_node(view: StatusView, transfers: Iterable[TransferRecord], name: str) -> NodeSlots | None:
+    """Return the node of that name, with what is prepared in the order in which it gets slots.
+
+    `row.pod` is empty where no agent is known on it, but transfers are. None: nothing is known of such a node.
+    """
+    here = {(one.kind, one.name): one for one in transfers if one.node == name and one.active}
     row = next((row for row in view.nodes if row.node == name), None)
     if row is None:
-        return None
-    waiting = [one for one in view.pending if (one.kind, one.name) in bound]
-    return _slots_of(row, _by_node(view).get(name, []), waiting)
+        if not here and UnreadPart.AGENTS not in view.unread:
+            return None
+        row = NodeRow(
+            node=name, pod="", ready=False, leader=False, running=0, slots=None, preparing=0, config="", restarts=0
+        )
+    waiting = [one for one in view.pending if (one.kind, one.name) in here]
+    found = _slots_of(row, _by_node(view).get(name, []), waiting)
+
+    def turn(one: ActiveRow) -> tuple[bool, datetime, str]:
+        # Those that wait for a slot get one in the order in which they were accepted.
+        accepted = here[one.kind, one.name].accepted
+        return one.phase is not Phase.PREPARED, accepted or datetime.max.replace(tzinfo=UTC), one.name
+
+    found.preparing.sort(key=turn)
+    return found
+
+
+def describe_configuration(row: NodeRow, view: StatusView) -> tuple[str, bool]:
+    """Return which configuration the agent uses, and whether that is as it should be; not known is not."""
+    config = view.configuration
+    wanted = config.hash or NO_CONFIG
+    if not row.config:
+        return "not known", False
+    if UnreadPart.CONFIG in view.unread:
+        return f"{row.config}; whether it is current is not known", False
+    if config.errors:
+        return f"{row.config}, since the ConfigMap cannot be used", False
+    return (row.config, True) if row.config == wanted else (f"{row.config}, not yet {wanted}", False)
 
 
 def _by_node(view: StatusView) -> dict[str, list[ActiveRow]]:

@@ -17,14 +17,16 @@ from aiohttp import web
 
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
-from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification
+from core.models.base import parse_time
+from core.models.phases import HOLDING_PHASES
+from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification, one_line, printable
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
-from nodeagent.ui.details import Details
+from nodeagent.ui.details import Details, Observed
 from nodeagent.ui.growth import sum_growth
 from nodeagent.ui.guard import Guard
 from nodeagent.ui.live import Live, State
-from nodeagent.ui.nodes import build_grid, find_node
-from nodeagent.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, list_volumes
+from nodeagent.ui.nodes import build_grid, describe_configuration, find_node
+from nodeagent.ui.tables import TransferFilter, choose_transfers, cut, list_volumes, parse_page
 from nodeagent.ui.timeline import build_timeline
 
 __all__ = ["Pages", "serve"]
@@ -41,16 +43,27 @@ _SILENCE_SECONDS: Final = 20.0
 """Between two signs of life on a stream; browsers and proxies end one that is silent."""
 
 _OVERVIEW_ROWS: Final = 20
+_MOST_SECONDS: Final = 1e9
+"""Of a duration: tenants' sizes may lead to more than can be computed with."""
 
 
 def _environment() -> jinja2.Environment:
     def ago(moment: datetime | None, now: datetime) -> str:
         return f"{format_age(now - moment)} ago" if moment is not None else "-"
 
+    def moment(at: datetime | str | None) -> str:
+        at = parse_time(at) if isinstance(at, str) and at else at
+        return f"{at:%Y-%m-%d %H:%M:%S} UTC" if isinstance(at, datetime) else "-"
+
+    def harmless(value: object) -> object:
+        # A subclass of str is what a template has made, and is safe already.
+        return printable(value) if type(value) is str else value
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("nodeagent.ui"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=harmless,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -58,10 +71,13 @@ def _environment() -> jinja2.Environment:
         "bytes": format_bytes,
         "limits": format_limits,
         "ago": ago,
-        "moment": lambda moment: f"{moment:%Y-%m-%d %H:%M:%S UTC}" if moment is not None else "-",
+        "moment": moment,
         "short": lambda kind: _SHORT[kind].short,
-        "seconds": lambda seconds: format_age(timedelta(seconds=seconds)),
+        "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, _MOST_SECONDS))),
         "verified": format_verification,
+        "configuration": describe_configuration,
+        "text": one_line,
+        "count": lambda number, thing: f"{number} {thing}{'' if number == 1 else 's'}",
     }
     return environment
 
@@ -92,33 +108,38 @@ class Pages:
     def _handler(self, template: str, build: _Build) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
             state = self._live.state
-            if state is None:
-                return self._answer("starting.html", {"why": self._live.error}, status=503)
             if _EVENTS in request.headers.get("Accept", ""):
                 return await self._stream(request, template, build)
+            if state is None:
+                return self._answer("starting.html", {"why": self._live.error}, status=503)
             try:
                 values = await build(request, state)
             except web.HTTPNotFound as e:
-                return self._answer("error.html", self._values(request, state, {"why": e.text}), status=404)
+                return self._answer("error.html", self._values(request, state, _fault(request, e.text)), status=404)
             except AgentError as e:
-                why = f"this cannot be read: {e}"
-                return self._answer("error.html", self._values(request, state, {"why": why}), status=503)
+                return self._answer("error.html", self._values(request, state, _fault(request, e)), status=503)
             return self._answer(template, self._values(request, state, values))
 
         return handle
 
     async def _stream(self, request: web.Request, template: str, build: _Build) -> web.StreamResponse:
-        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life."""
+        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life.
+
+        Before the cluster was read, an event `why` has the reason.
+        """
         answer = web.StreamResponse(headers={"Content-Type": _EVENTS})
         await answer.prepare(request)
         sent = ""
         while True:
             number, state = self._live.number, self._live.state
             if state is not None:
-                text = await self._live_part(request, state, template, build)
-                if text != sent:
-                    await answer.write("".join(f"data: {line}\n" for line in text.splitlines()).encode() + b"\n")
-                    sent = text
+                part = await self._live_part(request, state, template, build)
+                text = "".join(f"data: {line}\n" for line in part.splitlines())
+            else:
+                text = f"event: why\ndata: {one_line(self._live.error)}\n" if self._live.error else ""
+            if text != sent:
+                await answer.write(f"{text}\n".encode())
+                sent = text
             if await self._live.wait(number, _SILENCE_SECONDS) == number:
                 await answer.write(b": still here\n\n")
 
@@ -126,9 +147,9 @@ class Pages:
         try:
             values, name = await build(request, state), template
         except web.HTTPNotFound as e:
-            values, name = {"why": e.text}, "error.html"
+            values, name = _fault(request, e.text), "error.html"
         except AgentError as e:
-            values, name = {"why": f"this cannot be read: {e}"}, "error.html"
+            values, name = _fault(request, e), "error.html"
         whole = self._values(request, state, values, layout="part.html")
         return self._templates.get_template(name).render(whole)
 
@@ -137,9 +158,13 @@ class Pages:
 
     async def _overview(self, request: web.Request, state: State) -> _Values:
         volumes = list_volumes(state.snapshot.transfers)
-        shown = volumes if request.query.get("volumes") == "all" else volumes[:_OVERVIEW_ROWS]
+        pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
+        shown = {
+            name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
+            for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
+        }
         unprotected = sum(row.last is None for row in volumes)
-        return {"volumes": shown[:1000], "count": len(volumes), "unprotected": unprotected}
+        return {**shown, "chosen": pages, "count": len(volumes), "unprotected": unprotected}
 
     async def _transfers(self, request: web.Request, state: State) -> _Values:
         chosen = TransferFilter.of(request.query)
@@ -153,7 +178,7 @@ class Pages:
             raise web.HTTPNotFound(text="there is no such kind: du, dd, pvb and pvr are")
         known = next((one for one in state.snapshot.transfers if (one.kind, one.name) == (kind.name, name)), None)
         try:
-            found = await self._details.transfer(Target(kind, name), known)
+            found = await self._details.transfer(Target(kind, name), Observed(known, state.lost))
         except NotFoundError as e:
             raise web.HTTPNotFound(text=str(e)) from e
         key = (found.kind, found.name)
@@ -164,21 +189,25 @@ class Pages:
 
     async def _node(self, request: web.Request, state: State) -> _Values:
         name = request.match_info["name"]
-        bound = frozenset((one.kind, one.name) for one in state.snapshot.transfers if one.node == name and one.active)
-        node = find_node(state.view, name, bound)
+        node = find_node(state.view, state.snapshot.transfers, name)
         if node is None:
             raise web.HTTPNotFound(text=f"there is no agent on a node {name}")
+        bound = {(one.kind, one.name) for one in state.snapshot.transfers if one.node}
         anywhere = [one for one in state.view.pending if one.position is not None and (one.kind, one.name) not in bound]
-        return {"node": node, "anywhere": anywhere[:PAGE_ROWS]}
+        return {"node": node, "anywhere": cut(anywhere, 1)}
 
     async def _queue(self, request: web.Request, state: State) -> _Values:
-        shown = state.view.pending if request.query.get("rows") == "all" else state.view.pending[:PAGE_ROWS]
         holders = sorted(state.view.transfers, key=lambda one: (one.node, one.name))
-        return {"pending": shown, "holders": holders[:PAGE_ROWS]}
+        quota = [one for one in holders if one.phase in HOLDING_PHASES]
+        slots = [one for one in holders if one.phase not in HOLDING_PHASES]
+        pending = cut(state.view.pending, parse_page(request.query.get("page", "")))
+        return {"pending": pending, "quota": cut(quota, 1), "slots": cut(slots, 1)}
 
     async def _repository(self, request: web.Request, state: State) -> _Values:
+        name = request.match_info["name"]
+        known = next((one for one in state.snapshot.repositories if one.name == name), None)
         try:
-            one = await self._details.repository(request.match_info["name"])
+            one = await self._details.repository(name, Observed(known, state.lost))
         except NotFoundError as e:
             raise web.HTTPNotFound(text=str(e)) from e
         return {"one": one, "growth": sum_growth(state.snapshot.transfers, one.volume_namespace, one.location)}
@@ -197,6 +226,12 @@ class Pages:
     def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
         text = self._templates.get_template(name).render(values)
         return web.Response(text=text, content_type="text/html", status=status)
+
+
+def _fault(request: web.Request, why: str | AgentError | None) -> _Values:
+    """Return the values of a page of something that does not exist, or cannot be read: it may be there later."""
+    text = f"This cannot be read: {why}" if isinstance(why, AgentError) else why
+    return {"what": request.match_info.get("name", ""), "why": text}
 
 
 @asynccontextmanager

@@ -61,7 +61,7 @@ def build_timeline(one: TransferDetails, now: datetime) -> Timeline | None:
     def place(moment: datetime) -> float:
         return min(max((moment - created).total_seconds() / whole, 0.0), 1.0) * WIDTH
 
-    started = next((moment.at for moment in one.history if moment.what == Phase.IN_PROGRESS), None)
+    started = next((moment.at for moment in one.history if moment.what == Phase.IN_PROGRESS), one.began)
     borders = [("pending", created), ("preparing", one.accepted), ("moving", started)]
     known = [(name, place(moment)) for name, moment in borders if moment is not None]
     marks = [Mark(f"interrupted: {end.cause}", place(end.at)) for end in one.interruptions]

@@ -29,11 +29,12 @@ _CLAIM = "writer"
 
 @dataclass
 class Monitored:
-    """The agent, its only volume, and the completed backup of that."""
+    """The agent, its only volume, the completed backup of that, and the name of the one that is held."""
 
     upkeep: Upkeep
     gate: Gate
     backup: Json = field(default_factory=dict)
+    held: str = ""
 
     def start(self, *, backup_interval: str, verification_interval: str, arguments: Sequence[str] = ()) -> None:
         """Fill a volume that is to be backed up and verified in these intervals, then run the agent."""
@@ -62,6 +63,7 @@ class Monitored:
         own = self.upkeep.own
         self.gate.shut()
         item = self._create_backup("scratch")
+        self.held = item["metadata"]["name"]
         wait_until(own.bed, BACKUPS, item, "InProgress")
         mover = own.bed.api.get(PODS, own.space, item["metadata"]["name"])
         assert mover is not None

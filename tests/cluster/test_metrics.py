@@ -67,22 +67,38 @@ def test_agents_serve_every_metric_that_rules_and_dashboard_use(monitored: Monit
     assert max(samples["nodeagent_volume_last_backup_timestamp_seconds"]) <= time.time() + 1
 
 
-async def test_the_pages_show_what_moves_what_is_pending_and_what_is_protected(monitored: Monitored) -> None:
-    space, done = monitored.upkeep.own.space, monitored.backup["metadata"]["name"]
+async def test_each_page_shows_the_cluster_while_data_moves(monitored: Monitored) -> None:
+    space, done, held = monitored.upkeep.own.space, monitored.backup["metadata"]["name"], monitored.held
+    (repository,) = monitored.upkeep.own.kubectl("get", "backuprepositories", "-o", "name").split()
+    facts = {
+        "/": (f"pvb/{done}", "passed", OTHER_NODE, "ready"),
+        "/transfers": (f"pvb/{held}", "InProgress", OTHER_NODE, "LocationMissing"),
+        "/transfers?state=running": (f"pvb/{held}", "InProgress"),
+        f"/transfers/pvb/{held}": ("wait: it is under way", f"on node {OTHER_NODE}", "Running", "End of the log"),
+        f"/transfers/pvb/{done}": ("Completed", "passed", "nothing: it is complete"),
+        "/transfers/du/pending": ("LocationMissing", "fix the cause"),
+        f"/nodes/{OTHER_NODE}": (f"pvb/{held}", "slots are used"),
+        "/queue": ("du/pending", "LocationMissing", f"pvb/{held}"),
+        "/repositories": (space, "Ready"),
+        f"/repositories/{repository.rpartition('/')[2]}": ("Succeeded", "of new data in 1 backup", "Next maintenance"),
+    }
+    for theme, script in (("light", True), ("dark", True), ("light", False)):
+        async with running_ui("--namespace", space) as (_, url), visit(url, theme=theme, script=script) as tab:
+            await tab.page.get_by_text("The cluster is").wait_for()
+            for path, wanted in facts.items():
+                text = await tab.open(path)
+                assert (path, [one for one in wanted if one not in text]) == (path, [])
+                if script:
+                    assert (path, await tab.violations()) == (path, [])
+            assert tab.faults == []
+
+
+async def test_a_page_shows_how_data_moves_on(monitored: Monitored) -> None:
+    """Last, since it opens the gate."""
+    space, held = monitored.upkeep.own.space, monitored.held
     async with running_ui("--namespace", space) as (_, url), visit(url) as tab:
         await tab.page.get_by_text("The cluster is").wait_for()
-        overview = await tab.text()
-        assert f"pvb/{done}" in overview
-        assert "passed" in overview
-        moving = await tab.open("/transfers?state=running")
-        assert "InProgress" in moving
-        assert OTHER_NODE in moving
-        assert "LocationMissing" in await tab.open("/queue")
-        assert "Succeeded" not in await tab.open(f"/transfers/pvb/{done}")
+        assert "InProgress" in await tab.open(f"/transfers/pvb/{held}")
+        monitored.gate.open()
+        await tab.page.get_by_text("nothing: it is complete").wait_for()
         assert "Completed" in await tab.text()
-        await tab.open("/repositories")
-        assert "Succeeded" in await tab.follow(await tab.page.locator("tbody th a").first.inner_text())
-        for path in ("/", "/transfers", f"/transfers/pvb/{done}", f"/nodes/{OTHER_NODE}", "/queue", "/repositories"):
-            await tab.open(path)
-            assert (path, await tab.violations()) == (path, [])
-        assert tab.faults == []

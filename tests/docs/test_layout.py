@@ -99,8 +99,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/operations/volume_check_cleanup.py": "tests/nodeagent/operations/test_volume_check.py",
     "nodeagent/operations/volume_check_objects.py": "tests/nodeagent/operations/test_volume_check.py",
     "nodeagent/config/window_keys.py": "tests/nodeagent/config/test_bandwidth.py",
-    "nodeagent/ui/guard.py": "tests/nodeagent/ui/test_server.py",
-    "nodeagent/ui/live.py": "tests/nodeagent/ui/test_server.py",
     "nodeagent/operations/volume_check_plan.py": "tests/nodeagent/operations/test_volume_check.py",
     "nodeagent/cli/uninstall.py": "tests/integration/test_uninstall.py",
     "nodeagent/cli/version.py": "tests/integration/test_uninstall.py",

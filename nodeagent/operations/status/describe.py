@@ -5,7 +5,7 @@ Read by a handful of requests. What cannot be read is named, and the rest is sho
 
 from collections.abc import Awaitable
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
 
@@ -83,6 +83,12 @@ class TransferDetails(TransferRecord):
     advice: str = ""
     notes: list[str] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, record: TransferRecord, **more: Any) -> Self:  # noqa: ANN401 - fields of any type
+        """Return what is known of the record, its advice, and more fields."""
+        known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
+        return cls(**known, advice=advise(record), **more)
+
 
 class TransferReader:
     """Reads one transfer for one command."""
@@ -109,13 +115,12 @@ class TransferReader:
         pods = await self._try("pods", self._read_pods(raw), [])
         log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
         schedule = await self._try("its Backup", self._read_schedule(raw), "")
-        known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
         try:
             more = _facts(kind.model.parse(raw), events)
         except ContractError:
             more = {}
-        return TransferDetails(
-            **known,
+        return TransferDetails.of(
+            record,
             **more,
             spec=_plain_spec(raw),
             schedule=schedule,
@@ -123,7 +128,6 @@ class TransferReader:
             events=events,
             pods=[_pod_line(pod) for pod in pods],
             log=log,
-            advice=advise(record),
             notes=self._notes,
         )
 

@@ -124,6 +124,15 @@ class StatusFollower:
         except ExceptionGroup as e:
             raise _first_of(e) from e
 
+    @property
+    def outdated_seconds(self) -> float:
+        """For how long a part of what was observed may have changed without notice; 0.0: all watches are open.
+
+        What may not be read is named in the snapshot, and does not count.
+        """
+        observed = (one.informer for one in self._all if one.informer.synced.is_set() and not one.rejected)
+        return max((each.outdated_seconds for each in observed), default=0.0)
+
     def snapshot(self) -> ClusterSnapshot:
         """Return what is known now; what is outdated, or not permitted, counts as not read."""
         if self._rules is None:

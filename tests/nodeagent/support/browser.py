@@ -1,7 +1,7 @@
 """A real browser: Debian's Chromium without a window, driven by Playwright."""
 
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -41,11 +41,13 @@ class Visit:
 
 
 @asynccontextmanager
-async def visit(url: str, *, script: bool = True, theme: str = "light", width: int = 1280) -> AsyncIterator[Visit]:
-    """Open the address that the server printed in a new browser."""
+async def visit(
+    url: str, *, script: bool = True, theme: str = "light", width: int = 1280, arguments: Sequence[str] = ()
+) -> AsyncIterator[Visit]:
+    """Open the address that the server printed in a new browser, which gets more `arguments`."""
     chromium = shutil.which("chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=chromium)
+        browser = await playwright.chromium.launch(executable_path=chromium, args=list(arguments))
         context = await browser.new_context(java_script_enabled=script, viewport={"width": width, "height": 900})
         page = await context.new_page()
         await page.emulate_media(color_scheme="dark" if theme == "dark" else "light")

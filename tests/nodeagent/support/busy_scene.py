@@ -23,6 +23,7 @@ def _backup(day: int) -> JsonDict:
     )
     raw["spec"] |= {"sourceNamespace": "app", "sourcePVC": "data", "backupStorageLocation": "default"}
     verified = {"at": "2026-11-20T00:00:00Z", "outcome": "passed", "percent": 100}
+    raw["metadata"]["creationTimestamp"] = f"2026-11-{day:02}T02:00:00Z"
     raw["metadata"]["annotations"] = {VERIFICATION_ANNOTATION: json.dumps(verified)}
     raw["metadata"]["labels"] |= {VELERO_BACKUP_LABEL: f"nightly-202611{day:02}"}
     return raw
@@ -35,6 +36,7 @@ def busy_scene() -> StatusScene:
     ended = {"node": "b", "completionTimestamp": "2026-11-21T02:31:00Z"}
     failed = transfer("DataUpload", "broken", "Failed", message="no space left on the repository's disk", **ended)
     failed["spec"]["sourcePVC"] = "unlucky"
+    failed["metadata"]["creationTimestamp"] = "2026-11-21T02:00:00Z"
     scene.kube.put(failed)
     for day in range(1, 21):
         scene.kube.put(_backup(day))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from core.clock import SystemClock
+from core.clock import Clock, SystemClock
 from nodeagent.cli.serve import parse_serve
 from nodeagent.ui.details import Details
 from nodeagent.ui.live import Live
@@ -55,9 +55,9 @@ class Site:
 
 
 @asynccontextmanager
-async def running_site(scene: StatusScene) -> AsyncIterator[Site]:
-    """Serve the pages; nobody has used the address yet."""
-    clock = _QuickClock()
+async def running_site(scene: StatusScene, clock: Clock | None = None) -> AsyncIterator[Site]:
+    """Serve the pages, whose address was not used yet; without a clock time flies."""
+    clock = clock or _QuickClock()
     live = Live(scene.client, "velero", scene.reader, clock)
     details = Details(scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, clock=clock)
     jar = aiohttp.CookieJar(unsafe=True)
@@ -74,9 +74,9 @@ async def running_site(scene: StatusScene) -> AsyncIterator[Site]:
 
 
 @asynccontextmanager
-async def open_site(scene: StatusScene, *, signed_in: bool = True) -> AsyncIterator[Site]:
+async def open_site(scene: StatusScene, *, signed_in: bool = True, clock: Clock | None = None) -> AsyncIterator[Site]:
     """Serve the pages of a cluster that was read; `signed_in`: `browser` has the cookie, and the address is used."""
-    async with running_site(scene) as site:
+    async with running_site(scene, clock) as site:
         if signed_in:
             async with site.browser.get(site.url, allow_redirects=False) as answer:
                 assert (answer.status, answer.headers["Location"]) == (303, "/")

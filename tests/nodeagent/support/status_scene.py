@@ -100,6 +100,12 @@ class StatusScene:
         }
         self.kube.pages["velero", f"{LEADER_POD}:8085", "/status"] = page | more
 
+    def go_away(self) -> None:
+        """Let the API server answer nothing, and end all watches, until `kube.fulfill`."""
+        for method in ("GET", "WATCH"):
+            self.kube.fail_next(method, "/", "lost", times=10_000)
+        self.kube.watches.cut()
+
     def hush(self) -> None:
         """Let the API server refuse each request to a pod."""
         self.kube.fail_next("GET", "/proxy/", 403, message="pods/proxy is forbidden", times=99)

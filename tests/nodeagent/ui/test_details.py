@@ -3,17 +3,21 @@
 import pytest
 from msgspec.structs import replace
 
-from core.kube.errors import NotFoundError
+from core.kube.errors import ForbiddenError, NotFoundError, UnreachableError
+from core.kube.resources import DATA_UPLOADS
 from core.models.phases import Phase
 from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
-from nodeagent.operations.status.records import TransferRecord
-from nodeagent.ui.details import Details
+from nodeagent.operations.status.records import RepositoryRecord, TransferRecord
+from nodeagent.ui.details import Details, Observed
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.status_scene import StatusScene
 
 _TARGET = Target(TRANSFER_KINDS[0], "moving")
 _RECORD = TransferRecord(kind="DataUpload", namespace="velero", name="moving", phase=Phase.IN_PROGRESS)
+_REPOSITORY = RepositoryRecord(
+    name="app-default-kopia", volume_namespace="app", location="default", phase="Ready", maintained=NOON
+)
 
 
 class _Reads:
@@ -30,7 +34,7 @@ class _Reads:
     async def read(self, record: TransferRecord) -> int:
         """Return how many requests for the transfer a look at it costs."""
         before = self.count("/datauploads/moving")
-        assert (await self.details.transfer(_TARGET, record)).name == "moving"
+        assert (await self.details.transfer(_TARGET, Observed(record))).name == "moving"
         return self.count("/datauploads/moving") - before
 
 
@@ -59,7 +63,62 @@ async def test_one_that_has_ended_is_read_seldom() -> None:
 async def test_a_repository_is_read_and_kept() -> None:
     reads = _Reads()
     for _ in range(3):
-        assert (await reads.details.repository("app-default-kopia")).volume_namespace == "app"
+        found = await reads.details.repository("app-default-kopia", Observed(_REPOSITORY))
+        assert found.volume_namespace == "app"
     assert reads.count("/backuprepositories/app-default-kopia") == 1
     with pytest.raises(NotFoundError, match="does not exist"):
-        await reads.details.repository("app-defaut-kopia")
+        await reads.details.repository("app-defaut-kopia", Observed(None))
+
+
+async def test_while_the_cluster_does_not_answer_an_object_is_shown_as_it_was_read_last() -> None:
+    reads = _Reads()
+    known = await reads.details.transfer(_TARGET, Observed(_RECORD))
+    before = len(reads.scene.kube.requests)
+    reads.clock.seconds += 60
+    assert await reads.details.transfer(_TARGET, Observed(_RECORD, "no answer")) == known
+    assert len(reads.scene.kube.requests) == before
+    reads.scene.go_away()
+    assert await reads.details.transfer(_TARGET, Observed(_RECORD)) == known
+
+
+async def test_one_that_was_not_read_is_shown_as_it_is_watched_until_the_cluster_answers() -> None:
+    reads = _Reads()
+    shown = await reads.details.transfer(_TARGET, Observed(_RECORD, "no answer"))
+    assert (shown.name, shown.phase, shown.history) == ("moving", Phase.IN_PROGRESS, [])
+    assert shown.notes == ["its history, Events, pods and log could not be read: no answer"]
+    repository = await reads.details.repository("app-default-kopia", Observed(_REPOSITORY, "no answer"))
+    assert (repository.volume_namespace, repository.last_maintenance, repository.next.due) == ("app", NOON, None)
+    assert repository.notes == ["its maintenance, contents and Events could not be read: no answer"]
+    assert reads.scene.kube.requests == []
+    assert (await reads.details.transfer(_TARGET, Observed(_RECORD))).history != []
+    assert (await reads.details.repository("app-default-kopia", Observed(_REPOSITORY))).created is not None
+    with pytest.raises(UnreachableError, match="no answer"):
+        await reads.details.repository("other", Observed(None, "no answer"))
+
+
+async def test_one_that_may_not_be_read_is_shown_as_it_is_watched() -> None:
+    reads = _Reads()
+    assert (await reads.details.transfer(_TARGET, Observed(_RECORD))).history != []
+    for what in ("/datauploads/moving", "/backuprepositories/"):
+        reads.scene.kube.fail_next("GET", what, 403, message="you may not", times=99)
+    reads.clock.seconds += 60
+    for _ in range(2):
+        shown = await reads.details.transfer(_TARGET, Observed(_RECORD))
+        assert shown.history == []
+        assert "you may not" in shown.notes[0]
+    assert reads.count("/datauploads/moving") == 2
+    repository = await reads.details.repository("app-default-kopia", Observed(_REPOSITORY))
+    assert "you may not" in repository.notes[0]
+    with pytest.raises(ForbiddenError):
+        await reads.details.repository("other", Observed(None))
+
+
+async def test_one_that_was_deleted_is_not_shown_as_it_was() -> None:
+    reads = _Reads()
+    await reads.details.transfer(_TARGET, Observed(_RECORD))
+    await reads.scene.client.delete(DATA_UPLOADS, "velero", "moving")
+    reads.clock.seconds += 60
+    with pytest.raises(NotFoundError):
+        await reads.details.transfer(_TARGET, Observed(None))
+    with pytest.raises(UnreachableError):
+        await reads.details.transfer(_TARGET, Observed(None, "no answer"))

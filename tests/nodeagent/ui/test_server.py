@@ -6,8 +6,10 @@ import re
 import aiohttp
 import pytest
 
+from core.clock import SystemClock
 from core.kube.resources import DATA_UPLOADS
 from core.models.names import BANDWIDTH_ANNOTATION
+from tests.nodeagent.support.busy_scene import busy_scene
 from tests.nodeagent.support.site import open_site, running_site
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 
@@ -56,9 +58,53 @@ async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> N
         for text in ("DataUpload velero/moving", "InProgress", "nodeagent describe du/moving -n velero", "left"):
             assert text in one
         queue = (await site.get("/queue"))[1]
-        assert "3 transfers wait for the quota, which is 5" in queue
+        assert "3 transfers wait for the quota (prepareQueueLength). 1 of 5 is in use" in queue
         assert "Positions are the leader" in queue
         assert "app-default-kopia" in (await site.get("/repositories"))[1]
+
+
+async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None:
+    scene = busy_scene()
+    kinds = (
+        "datauploads",
+        "datadownloads",
+        "podvolumebackups",
+        "podvolumerestores",
+        "repositories",
+        "locations",
+        "pods",
+    )
+    async with open_site(scene, clock=SystemClock()) as site:
+
+        async def count(path: str) -> int:
+            before = len(scene.kube.requests)
+            assert (await site.get(path))[0] == 200
+            return sum(any(kind in one.path for kind in kinds) for one in scene.kube.requests[before:])
+
+        lists = (
+            "/",
+            "/?volumes=1",
+            "/transfers",
+            "/transfers?state=active&sort=node",
+            "/queue",
+            "/nodes/a",
+            "/repositories",
+        )
+        assert [(path, await count(path)) for path in lists] == [(path, 0) for path in lists]
+        assert 0 < await count("/transfers/du/moving") <= 3
+        assert await count("/transfers/du/moving") == 0
+
+
+async def test_sizes_that_nothing_can_be_computed_with_break_no_page(scene: StatusScene) -> None:
+    for name, progress in (
+        ("huge", {"totalBytes": 2**63 - 1, "bytesDone": 1}),
+        ("below", {"totalBytes": -5, "bytesDone": -3}),
+    ):
+        times = {"startTimestamp": "2026-11-20T11:58:20Z", "acceptedTimestamp": "0001-01-01T00:00:00Z"}
+        scene.kube.put(transfer("DataUpload", name, "InProgress", node="a", progress=progress, **times))
+    async with open_site(scene) as site:
+        for path in (*_PATHS, "/transfers/du/huge", "/transfers/du/below"):
+            assert (path, (await site.get(path))[0]) == (path, 200)
 
 
 async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
@@ -191,9 +237,11 @@ async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_it
     async with open_site(scene) as site:
         scene.kube.fail_next("GET", "/", "lost", times=10_000)
         text = await site.until("/", "does not answer")
-        assert "shows what was seen at <time>2026-11-21 12:00:00 UTC</time>" in text
+        assert "shows what was seen at <time>2026-11-21" in text
         assert "du/moving" in (await site.get("/transfers"))[1]
-        assert (await site.get("/transfers/du/moving"))[0] == 503
+        status, text = await site.get("/transfers/du/moving")
+        assert (status, "its history, Events, pods and log could not be read" in text) == (200, True)
+        assert (await site.get("/transfers/du/unknown"))[0] == 503
         scene.kube.fulfill()
         scene.kube.put(transfer("DataUpload", "later"))
         assert "does not answer" not in await site.until("/transfers", "du/later")
@@ -207,3 +255,17 @@ async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) ->
         status, text = await site.get("/queue")
         assert status == 503
         assert "The cluster was not read yet" in text
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
+            scene.kube.fulfill()
+            assert "Who holds the quota" in await _next_event(stream)
+
+
+async def test_while_the_cluster_was_not_read_a_stream_says_why(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/leases/", 401, message="the token has expired", times=10_000)
+    async with running_site(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert answer.status == 303
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
+            text = await _next_event(stream)
+            assert text.startswith("event: why\n")
+            assert "the token has expired" in text

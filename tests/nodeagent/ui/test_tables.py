@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import pytest
 
 from core.models.phases import Phase
+from core.models.verification import Verification, VerificationOutcome
 from nodeagent.operations.status.records import ClusterSnapshot, TransferRecord
 from nodeagent.operations.status.view import build_view
-from nodeagent.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, list_volumes
+from nodeagent.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, cut, list_volumes
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -29,7 +30,7 @@ def _record(name: str, phase: Phase = Phase.NEW, hour: int = 1, **more: object) 
 
 def _names(chosen: TransferFilter, *records: TransferRecord) -> list[str]:
     snapshot = ClusterSnapshot("velero", _NOON, transfers=records)
-    return [one.name for one in choose_transfers(snapshot, build_view(snapshot), chosen).rows]
+    return [one.name for one in choose_transfers(snapshot, build_view(snapshot), chosen).cut.rows]
 
 
 _RECORDS = (
@@ -68,6 +69,8 @@ def test_a_page_has_a_hundred_rows_and_the_last_one_the_rest() -> None:
     for page in ("2", "9", "1000000"):
         names = _names(TransferFilter.of({"sort": "name", "page": page}), *records)
         assert names[0] == ("t-000" if page == "1000000" else "t-100")
+    assert (cut(records, 9).page, cut(records, 9).pages, cut(records, 9).total) == (2, 2, PAGE_ROWS + 5)
+    assert (cut([], 1).rows, cut([], 1).pages) == ([], 1)
 
 
 def test_a_link_has_what_is_not_the_default() -> None:
@@ -95,3 +98,31 @@ def test_volumes_that_need_attention_come_first() -> None:
         ("broken", "good", "bad"),
         ("fresh", "fresh", None),
     ]
+
+
+def _verified(hour: int, outcome: VerificationOutcome = VerificationOutcome.PASSED) -> Verification:
+    return Verification(at=_NOON.replace(hour=hour), outcome=outcome)
+
+
+def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None:
+    old = _record("old", Phase.COMPLETED, 2, verification=_verified(5))
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4)])
+    assert (row.last and row.last.name, row.verified, row.earlier) == ("last", None, _verified(5))
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4, verification=_verified(6))])
+    assert (row.verified, row.earlier) == (_verified(6), None)
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4, verification=_verified(5))])
+    assert (row.verified, row.earlier) == (_verified(5), None)
+
+
+def test_a_copy_that_cannot_be_read_back_is_urgent() -> None:
+    bad = _verified(11, VerificationOutcome.FAILED)
+    rows = list_volumes(
+        [
+            _record("old", Phase.COMPLETED, 1, volume="old"),
+            _record("last", Phase.COMPLETED, 9, volume="last", verification=bad),
+            _record("before", Phase.COMPLETED, 2, volume="before", verification=bad),
+            _record("after", Phase.COMPLETED, 8, volume="before"),
+            _record("never", Phase.FAILED, 3, volume="never"),
+        ]
+    )
+    assert [row.volume for row in rows] == ["never", "before", "last", "old"]

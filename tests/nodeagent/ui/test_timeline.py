@@ -49,3 +49,10 @@ def test_an_interruption_is_marked_and_a_clock_that_is_off_breaks_nothing() -> N
 
 def test_nothing_is_drawn_without_a_start() -> None:
     assert build_timeline(_details(created=""), _after(1)) is None
+
+
+def test_without_its_history_it_moves_since_its_present_attempt_began() -> None:
+    timeline = build_timeline(_details(began=_after(40)), _after(100))
+    assert timeline is not None
+    assert [one.name for one in timeline.segments] == ["pending", "preparing", "moving"]
+    assert timeline.segments[2].seconds == 60.0
