@@ -265,7 +265,6 @@ class PodTransfer:
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             parent=plan.parent,
-            low_memory=context.limits.low_memory,
             in_use=kind.in_use,
             stop=self._stop,
             attempt=attempt,

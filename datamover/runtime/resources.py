@@ -31,9 +31,6 @@ _WORKER_LIMIT: Final = 8
 _WORKERS_PER_CPU: Final = 2
 """Half of them wait for the disk: on four CPUs and a real disk, 8 workers take three quarters of the time of 4."""
 
-_TWO_KOPIAS_MIB: Final = 400
-"""One that opens a repository takes up to 125 MiB, 64 of them for the key derived from the password."""
-
 _RESTORE_BASE_MIB: Final = 180
 _RESTORE_WORKER_MIB: Final = 25
 """A restore takes about 110 MiB in addition to this process, and 22 MiB per worker."""
@@ -51,11 +48,6 @@ class ResourceLimits:
 
     cpus: int
     memory_bytes: int | None = None
-
-    @property
-    def low_memory(self) -> bool:
-        """Whether the memory suffices for one kopia process at a time only."""
-        return self.memory_bytes is not None and self.memory_bytes < _TWO_KOPIAS_MIB * _MIB
 
     @property
     def restore_workers(self) -> int:

@@ -80,11 +80,6 @@ def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None
     assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
 
 
-@pytest.mark.parametrize(("limit_mib", "low_memory"), [(None, False), (256, True), (512, False)])
-def test_little_memory_suffices_for_one_kopia_at_a_time(limit_mib: int | None, low_memory: bool) -> None:
-    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).low_memory is low_memory
-
-
 def test_settings_in_the_environment_are_kept() -> None:
     own = {"GOGC": "100", "GOMEMLIMIT": "1GiB"}
     assert ResourceLimits(4).go_settings(own) == {}
