@@ -6,6 +6,7 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
@@ -256,6 +257,8 @@ class PodTransfer:
             check=follower.check,
             starts=cr.attempts.starts,
         )
+        # What is new of a device is in few large contents.
+        index_seconds = math.inf if self._options.mode is VolumeMode.BLOCK else context.limits.index_seconds
         return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
@@ -263,7 +266,7 @@ class PodTransfer:
             parallel=settings.parallel_upload or context.limits.cpus,
             compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
-            checkpoint_interval=read_checkpoint_interval(context.environment),
+            checkpoint_interval=read_checkpoint_interval(context.environment, index_seconds),
             parent=plan.parent,
             in_use=kind.in_use,
             stop=self._stop,

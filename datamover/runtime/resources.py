@@ -38,6 +38,15 @@ _RESTORE_WORKER_MIB: Final = 25
 _RESTORE_SOFT_BASE_MIB: Final = 100
 """With 25 MiB per worker, 8 of them peak at 330 MiB and lose no time; without a limit at 400-490 MiB."""
 
+_BACKUP_MIB: Final = 240
+"""What a backup takes without its index: this process, and what the soft limit bounds."""
+
+_CONTENT_BYTES: Final = 450
+"""What kopia takes for each new content until its index is written, and while it writes it."""
+
+_CONTENTS_A_SECOND: Final = 8000
+"""The most that one CPU makes, of tiny files."""
+
 _MAINTENANCE_PERCENT: Final = 70
 """Of the memory limit: a full run over 500,000 contents then peaks at 198 instead of 363 MiB."""
 
@@ -60,6 +69,14 @@ class ResourceLimits:
         if self.memory_bytes is None:
             return 1 << 30
         return max(0, (self.memory_bytes // _MIB - _RESTORE_BASE_MIB) // _RESTORE_WORKER_MIB)
+
+    @property
+    def index_seconds(self) -> float:
+        """How long a backup can be without writing its index, so that the memory limit suffices for tiny files."""
+        if self.memory_bytes is None:
+            return math.inf
+        room_bytes = max(0, self.memory_bytes - _BACKUP_MIB * _MIB)
+        return room_bytes / (_CONTENT_BYTES * _CONTENTS_A_SECOND * self.cpus)
 
     def go_settings(self, environment: Mapping[str, str], *, restore_workers: int = 0) -> dict[str, str]:
         """Return the settings of Go's garbage collector that `environment` does not contain.

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,17 @@ def test_soft_limit_follows_the_memory_limit(limit_mib: int | None, soft: str) -
 def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None, workers: int, soft: str) -> None:
     limits = ResourceLimits(4, limit_mib * _MIB if limit_mib else None)
     assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "limit_mib", "seconds"),
+    [(2, None, math.inf), (2, 128, 0), (2, 512, 40), (4, 512, 20), (2, 4096, 561)],
+)
+def test_an_index_is_written_before_tiny_files_take_the_memory(
+    cpus: int, limit_mib: int | None, seconds: float
+) -> None:
+    limits = ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None)
+    assert limits.index_seconds == pytest.approx(seconds, abs=1)
 
 
 def test_settings_in_the_environment_are_kept() -> None:
