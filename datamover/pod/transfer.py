@@ -288,6 +288,7 @@ class PodTransfer:
             # A tenant could write to a list in a volume that a pod uses.
             resume=None if in_use else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
+            fitting_entries=self._context.limits.fitting_entries,
         )
 
     async def _report(self, termination: Termination) -> None:

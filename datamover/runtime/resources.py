@@ -35,6 +35,10 @@ _RESTORE_BASE_MIB: Final = 180
 _RESTORE_WORKER_MIB: Final = 25
 """A restore takes about 110 MiB in addition to this process, and 22 MiB per worker."""
 
+_LEAST_RESTORE_MIB: Final = 100
+_RESTORED_ENTRY_BYTES: Final = 400
+"""A restore of 200,000 files takes 176 MiB within a limit of 256: kopia keeps all entries of the snapshot."""
+
 _RESTORE_SOFT_BASE_MIB: Final = 100
 """With 25 MiB per worker, 8 of them peak at 330 MiB and lose no time; without a limit at 400-490 MiB."""
 
@@ -69,6 +73,13 @@ class ResourceLimits:
         if self.memory_bytes is None:
             return 1 << 30
         return max(0, (self.memory_bytes // _MIB - _RESTORE_BASE_MIB) // _RESTORE_WORKER_MIB)
+
+    @property
+    def fitting_entries(self) -> int | None:
+        """The number of entries of a snapshot whose restore the memory limit suffices for, about; None: no limit."""
+        if self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES
 
     @property
     def index_seconds(self) -> float:

@@ -92,6 +92,11 @@ def test_an_index_is_written_before_tiny_files_take_the_memory(
     assert limits.index_seconds == pytest.approx(seconds, abs=1)
 
 
+@pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 0), (256, 408_944), (512, 1_080_033)])
+def test_kopia_keeps_the_entries_of_a_restore(limit_mib: int | None, entries: int | None) -> None:
+    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).fitting_entries == entries
+
+
 def test_settings_in_the_environment_are_kept() -> None:
     own = {"GOGC": "100", "GOMEMLIMIT": "1GiB"}
     assert ResourceLimits(4).go_settings(own) == {}
