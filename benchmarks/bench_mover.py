@@ -7,14 +7,14 @@ there are, nor targets: the reader of the last line does.
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Final, TypeVar
 
 from benchmarks.alone import Report, run_alone
 from benchmarks.cluster import RUN, Cluster, leave_service_account, run_cluster
 from benchmarks.disks import memory_at
-from benchmarks.figures import ConfinementFigures, Figures, describe_machine
+from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, describe_machine
 from benchmarks.latency.figures import FarFigures
 from benchmarks.latency.runs import FULL as FAR
 from benchmarks.latency.runs import QUICK as FAR_QUICK
@@ -29,6 +29,9 @@ __all__ = ["main"]
 _FIGURES: Final = "figures of the data mover"
 _CONFINEMENT: Final = "figures of the confinement"
 _LATENCY: Final = "figures of the latency"
+_MANY: Final = "figures of many files"
+
+_AnyFigures = Figures | ConfinementFigures | ManyFigures
 
 
 _Found = TypeVar("_Found")
@@ -45,19 +48,36 @@ async def _measure(folder: Path, run: Callable[[S3Server, Cluster], Coroutine[No
             return await run(s3, cluster)
 
 
-def _table(plan: Plan, figures: Figures | ConfinementFigures, stages: Stages) -> list[str]:
+def _table(plan: Plan, figures: _AnyFigures, stages: Stages) -> list[str]:
     """Return the lines that describe the run."""
-    confinement = isinstance(figures, ConfinementFigures)
-    tree, pairs = (plan.confined_tree, plan.confined_pairs) if confinement else (plan.tree, plan.pairs)
-    moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
-    asked = "" if figures.pairs == pairs else " (there was no time for more)"
     disks = "ext4 in a file of its own" if figures.own_disks else "a folder"
+    match figures:
+        case ManyFigures():
+            tree, pairs = plan.very_many_files, ""
+        case ConfinementFigures():
+            tree, pairs = plan.confined_tree, _pairs(figures.pairs, plan.confined_pairs)
+        case Figures():
+            tree, pairs = plan.tree, _pairs(figures.pairs, plan.pairs)
+    moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
     return [
         f"Machine: {describe_machine()}. Tree: {moved}. Targets and caches: {disks}, on the disk.",
-        f"{figures.pairs} of {pairs} pairs{asked}, {stages.seconds:.0f} s in all: {stages.line()}.",
+        f"{pairs}{stages.seconds:.0f} s in all: {stages.line()}.",
         "",
         *figures.lines(),
     ]
+
+
+def _pairs(run: int, wanted: int) -> str:
+    asked = "" if run == wanted else " (there was no time for more)"
+    return f"{run} of {wanted} pairs{asked}, "
+
+
+def _find_marks(arguments: argparse.Namespace) -> str:
+    if arguments.latency:
+        return _LATENCY
+    if arguments.many:
+        return _MANY
+    return _CONFINEMENT if arguments.confinement else _FIGURES
 
 
 def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
@@ -65,9 +85,14 @@ def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Repo
         return _report_latency(FAR_QUICK if arguments.quick else FAR, folder, stages)
     plan = QUICK if arguments.quick else FULL
 
-    async def run(s3: S3Server, cluster: Cluster) -> Figures | ConfinementFigures:
+    async def run(s3: S3Server, cluster: Cluster) -> _AnyFigures:
         benchmark = Benchmark(plan, folder, s3, cluster, stages)
-        return await (benchmark.run_confined() if arguments.confinement else benchmark.run())
+        runs: dict[str, Callable[[], Awaitable[_AnyFigures]]] = {
+            _FIGURES: benchmark.run,
+            _CONFINEMENT: benchmark.run_confined,
+            _MANY: benchmark.run_many,
+        }
+        return await runs[_find_marks(arguments)]()
 
     figures = asyncio.run(_measure(folder, run))
     return Report(_table(plan, figures, stages), figures.last_line())
@@ -87,12 +112,6 @@ def _report_latency(plan: FarPlan, folder: Path, stages: Stages) -> Report:
     return Report([*lines, "", *figures.lines()], figures.last_line())
 
 
-def _marks(arguments: argparse.Namespace) -> str:
-    if arguments.latency:
-        return _LATENCY
-    return _CONFINEMENT if arguments.confinement else _FIGURES
-
-
 def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
@@ -100,7 +119,8 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
     what.add_argument("--latency", action="store_true", help="compare with kopia's best settings for a far storage")
-    return run_alone(parser, _marks, _report)
+    what.add_argument("--many", action="store_true", help="millions of tiny files within a memory limit")
+    return run_alone(parser, _find_marks, _report)
 
 
 if __name__ == "__main__":

@@ -8,61 +8,97 @@ import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from statistics import median
+from typing import Final
 
 from benchmarks.processes import Measured
 
-__all__ = ["ConfinementFigures", "Figures", "describe_machine", "median_seconds", "table"]
+__all__ = ["ConfinementFigures", "Figures", "ManyFigures", "Row", "describe_machine", "median_seconds", "table"]
+
+
+class Row(StrEnum):
+    """The rows of the table that have several runs."""
+
+    UPLOAD = "upload, mover"
+    BARE_UPLOAD = "upload, bare kopia"
+    TUNED_UPLOAD = "upload, bare kopia with the mover's settings"
+    SECOND = "second backup, nothing changed, mover"
+    TUNED_SECOND = "second backup, bare kopia with the mover's settings"
+    SMALL = "restore of small files, mover"
+    BARE_SMALL = "restore of small files, bare kopia"
+    TUNED_SMALL = "restore of small files, bare kopia with the mover's settings"
+    LARGE = "restore of large files, mover"
+    BARE_LARGE = "restore of large files, bare kopia"
+    TUNED_LARGE = "restore of large files, bare kopia with the mover's settings"
+    NO_BARRIERS = "restore of small files, cache without barriers, mover"
+    BARE_NO_BARRIERS = "restore of small files, cache without barriers, bare kopia"
+
+
+_RATIOS: Final = {
+    "upload_ratio": (Row.UPLOAD, Row.BARE_UPLOAD),
+    "restore_small_ratio": (Row.SMALL, Row.BARE_SMALL),
+    "restore_small_same_settings_ratio": (Row.SMALL, Row.TUNED_SMALL),
+    "restore_large_ratio": (Row.LARGE, Row.BARE_LARGE),
+    "restore_large_same_settings_ratio": (Row.LARGE, Row.TUNED_LARGE),
+    "restore_small_no_barriers_ratio": (Row.NO_BARRIERS, Row.BARE_NO_BARRIERS),
+}
+
+_EXCESSES: Final = {
+    "upload_excess_mib": (Row.UPLOAD, Row.TUNED_UPLOAD),
+    "second_backup_excess_mib": (Row.SECOND, Row.TUNED_SECOND),
+    "restore_small_excess_mib": (Row.SMALL, Row.TUNED_SMALL),
+    "restore_large_excess_mib": (Row.LARGE, Row.TUNED_LARGE),
+}
+"""The working set of the mover's group, beyond that of bare kopia with its settings."""
 
 
 @dataclass
 class Figures:
     """All runs, and whether targets and caches had file systems of their own; None: it could not be measured here."""
 
-    mover_uploads: list[Measured] = field(default_factory=list)
-    bare_uploads: list[Measured] = field(default_factory=list)
-    tuned_uploads: list[Measured] = field(default_factory=list)
-    second_backups: list[Measured] = field(default_factory=list)
-    mover_restores: list[Measured] = field(default_factory=list)
-    bare_restores: list[Measured] = field(default_factory=list)
-    limited: dict[str, Measured] = field(default_factory=dict)
     own_disks: bool = True
+    runs: dict[Row, list[Measured]] = field(default_factory=dict)
+    limited: dict[str, Measured] = field(default_factory=dict)
     limited_ok: bool | None = None
     limited_many_files_ok: bool | None = None
 
+    def add(self, row: Row, run: Measured) -> None:
+        """Add a run."""
+        self.runs.setdefault(row, []).append(run)
+
     @property
     def pairs(self) -> int:
-        """How many pairs were run."""
-        return len(self.bare_restores)
+        """How many pairs were run, of uploads or of restores, where these are fewer."""
+        return min(len(self.runs[Row.UPLOAD]), len(self.runs[Row.SMALL]))
 
     def summary(self) -> dict[str, float | bool | None]:
         """Return the last line's object."""
-        uploads, bare = self.mover_uploads, self.bare_uploads
-        movers = [*uploads, *self.second_backups, *self.mover_restores]
+        seconds = {row: median(run.seconds for run in runs) for row, runs in self.runs.items()}
+        memory = {row: median(run.together_mib for run in runs) for row, runs in self.runs.items()}
+        movers = [*self.runs[Row.UPLOAD], *self.runs[Row.SECOND], *self.runs[Row.SMALL], *self.runs[Row.LARGE]]
+        both = [(seconds[Row.SMALL], seconds[Row.LARGE]), (seconds[Row.BARE_SMALL], seconds[Row.BARE_LARGE])]
         return {
-            "upload_ratio": round(median_seconds(uploads) / median_seconds(bare), 3),
-            "restore_ratio": round(median_seconds(self.mover_restores) / median_seconds(self.bare_restores), 3),
-            "second_backup_s": round(median_seconds(self.second_backups), 2),
-            "peak_memory_ratio": round(_memory(uploads) / _memory(bare), 3),
-            "upload_cost_of_memory_setting": round(median_seconds(self.tuned_uploads) / median_seconds(bare) - 1, 3),
+            **{name: round(seconds[mover] / seconds[bare], 3) for name, (mover, bare) in _RATIOS.items()},
+            "restore_ratio": round(sum(both[0]) / sum(both[1]), 3),
+            "second_backup_s": round(seconds[Row.SECOND], 2),
+            "peak_memory_ratio": round(memory[Row.UPLOAD] / memory[Row.BARE_UPLOAD], 3),
+            **{name: self._excess_mib(*rows) for name, rows in _EXCESSES.items()},
+            "upload_cost_of_memory_setting": round(seconds[Row.TUNED_UPLOAD] / seconds[Row.BARE_UPLOAD] - 1, 3),
             "limited_256mib_ok": self.limited_ok,
             "limited_256mib_200k_files_ok": self.limited_many_files_ok,
             "mover_alone_mib": round(max(one.own_mib for one in movers), 1),
         }
 
+    def _excess_mib(self, mover: Row, bare: Row) -> float | None:
+        ours, theirs = (_working_sets(self.runs[row]) for row in (mover, bare))
+        return round(median(ours) - median(theirs), 1) if ours and theirs else None
+
     def lines(self) -> Iterator[str]:
         """Yield the table."""
-        rows: dict[str, Sequence[Measured]] = {
-            "upload, mover": self.mover_uploads,
-            "upload, bare kopia": self.bare_uploads,
-            "upload, bare kopia with the mover's memory setting": self.tuned_uploads,
-            "second backup, nothing changed, mover": self.second_backups,
-            "restore, mover": self.mover_restores,
-            "restore, bare kopia": self.bare_restores,
-            **{name: [run] for name, run in self.limited.items()},
-        }
-        yield from table(rows)
+        rows: dict[str, Sequence[Measured]] = {row: self.runs[row] for row in Row}
+        yield from table(rows | {name: [run] for name, run in self.limited.items()})
 
     def last_line(self) -> str:
         """Return the summary as one line of JSON."""
@@ -109,6 +145,38 @@ class ConfinementFigures:
         return json.dumps(self.summary())
 
 
+@dataclass
+class ManyFigures:
+    """A volume of very many files and its repository: runs by name, and the number of contents of the repository."""
+
+    files: int
+    limit_mib: int
+    own_disks: bool = True
+    contents: int = 0
+    runs: dict[str, Measured] = field(default_factory=dict)
+    unlimited: dict[str, Measured] = field(default_factory=dict)
+    same: bool = False
+
+    def summary(self) -> dict[str, float | bool | None]:
+        """Return the last line's object."""
+        limited = [run.working_set_mib or 0.0 for run in self.runs.values()]
+        return {
+            "many_files": self.files,
+            "many_contents": self.contents,
+            f"many_files_{self.limit_mib}mib_ok": self.same,
+            "many_files_most_mib": round(max(limited), 1),
+            "many_files_restore_resident_mib": round(max(run.together_mib for run in self.unlimited.values()), 1),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """Yield the table."""
+        yield from table({name: [run] for name, run in (self.runs | self.unlimited).items()})
+
+    def last_line(self) -> str:
+        """Return the summary as one line of JSON."""
+        return json.dumps(self.summary())
+
+
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     return round(median(one / other for one, other in pairs), 3)
 
@@ -116,17 +184,21 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
 def table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
     """Yield a table of all runs by what was run."""
     columns = ["seconds: median", "least", "most", "CPU seconds: median"]
-    columns += ["peak memory in MiB: median", "most", "peaks added: median"]
+    columns += ["resident memory in MiB: median", "most", "working set in MiB: median", "most"]
     yield f"| run | {' | '.join(columns)} |"
     yield f"| --- |{' --- |' * len(columns)}"
     for name, runs in rows.items():
         seconds = [run.seconds for run in runs]
-        memory = [run.together_mib for run in runs]
+        memory, groups = [run.together_mib for run in runs], _working_sets(runs)
+        shown = f"{median(groups):.0f} | {max(groups):.0f}" if groups else " | "
         yield (
             f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
-            f"| {median(run.cpu_seconds for run in runs):.2f} "
-            f"| {median(memory):.0f} | {max(memory):.0f} | {median(run.added_mib for run in runs):.0f} |"
+            f"| {median(run.cpu_seconds for run in runs):.2f} | {median(memory):.0f} | {max(memory):.0f} | {shown} |"
         )
+
+
+def _working_sets(runs: Iterable[Measured]) -> list[float]:
+    return [run.working_set_mib for run in runs if run.working_set_mib is not None]
 
 
 def describe_machine() -> str:
@@ -141,7 +213,3 @@ def describe_machine() -> str:
 def median_seconds(runs: Sequence[Measured]) -> float:
     """Return how long half of the runs took at most."""
     return median(run.seconds for run in runs)
-
-
-def _memory(runs: Sequence[Measured]) -> float:
-    return median(run.together_mib for run in runs)

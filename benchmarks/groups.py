@@ -1,63 +1,105 @@
-"""A control group with a memory limit.
+"""Control groups: a limit for the memory of what runs in one, and what it uses as the kubelet counts it.
 
-Knows cgroup v1 and v2. Does not know what runs in it.
-Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst.
+Knows cgroup v1 and v2. Does not know what runs in them.
+Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst; cAdvisor v0.52,
+container/libcontainer/handler.go (setMemoryStats): the working set, which the kubelet compares with limits, is what is
+used without file pages that were not used again.
 """
 
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["memory_group"]
+__all__ = ["MemoryGroup", "may_limit", "memory_group"]
 
 _MIB: Final = 1 << 20
 
 
+@dataclass(frozen=True)
+class _Files:
+    """The names of a version's files, and the key of inactive file pages in `memory.stat`."""
+
+    limit: str
+    swap: str
+    usage: str
+    inactive: str
+
+
+_V1: Final = _Files(
+    "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+)
+_V2: Final = _Files("memory.max", "memory.swap.max", "memory.current", "inactive_file")
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A group: its folder, whose file `cgroup.procs` takes processes in."""
+
+    folder: Path
+    files: _Files
+
+    @property
+    def working_set_bytes(self) -> int:
+        """What all processes in it use, and the kernel for them."""
+        used = int((self.folder / self.files.usage).read_text())
+        words = dict(line.split() for line in (self.folder / "memory.stat").read_text().splitlines())
+        return max(0, used - int(words[self.files.inactive]))
+
+
 @contextmanager
-def memory_group(limit_mib: int) -> Iterator[Path | None]:
+def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup | None]:
     """Make a group whose processes get no more than that, without swap; None without the permission to make one.
 
     It is removed at the end, when all processes in it have ended.
     """
-    group = _make_group(limit_mib * _MIB)
+    group = _make_group(limit_mib)
     try:
         yield group
     finally:
         if group is not None:
-            group.rmdir()
+            group.folder.rmdir()
 
 
-def _make_group(limit_bytes: int) -> Path | None:
-    for top, settings in _hierarchies(limit_bytes):
+def may_limit() -> bool:
+    """Return whether there is the permission to make groups."""
+    with memory_group() as group:
+        return group is not None
+
+
+def _make_group(limit_mib: int | None) -> MemoryGroup | None:
+    for top, files in _hierarchies():
         # Process ids repeat: each run has a PID namespace of its own.
-        group = top / f"node-agent-benchmark-{uuid.uuid4().hex}"
+        group = MemoryGroup(top / f"node-agent-benchmark-{uuid.uuid4().hex}", files)
         try:
-            group.mkdir()
+            group.folder.mkdir()
         except OSError:
             continue
-        limit, swap = settings
         try:
-            (group / limit).write_text(str(settings[limit]))
+            if limit_mib is not None:
+                _limit(group, limit_mib * _MIB)
+            _ = group.working_set_bytes
         except OSError:
-            group.rmdir()
+            group.folder.rmdir()
             continue
-        # Absent where the kernel does not account swap.
-        with suppress(OSError):
-            (group / swap).write_text(str(settings[swap]))
         return group
     return None
 
 
-def _hierarchies(limit_bytes: int) -> Iterator[tuple[Path, dict[str, int]]]:
-    """Yield where groups of memory are made, with the files to write: the limit first, then swap's."""
+def _limit(group: MemoryGroup, limit_bytes: int) -> None:
+    (group.folder / group.files.limit).write_text(str(limit_bytes))
+    # Absent where the kernel does not account swap.
+    with suppress(OSError):
+        (group.folder / group.files.swap).write_text(str(limit_bytes if group.files is _V1 else 0))
+
+
+def _hierarchies() -> Iterator[tuple[Path, _Files]]:
+    """Yield where groups of memory are made."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, mountpoint, kind, options, *_ = line.split(" ")
         if kind == "cgroup" and "memory" in options.split(","):
-            yield (
-                Path(mountpoint),
-                {"memory.limit_in_bytes": limit_bytes, "memory.memsw.limit_in_bytes": limit_bytes},
-            )
+            yield Path(mountpoint), _V1
         elif kind == "cgroup2":
-            yield Path(mountpoint), {"memory.max": limit_bytes, "memory.swap.max": 0}
+            yield Path(mountpoint), _V2

@@ -1,4 +1,4 @@
-"""Programs, run one after another and measured: time, processor time, and memory of each process.
+"""Programs, run one after another and measured: time, processor time, and memory of processes and of their group.
 
 Knows how a process's peak is read, and what several processes had at one time. Does not know
 what is run.
@@ -10,19 +10,23 @@ import asyncio
 import re
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.groups import MemoryGroup
+from datamover.runtime.flushing import no_flushes
+
 __all__ = ["BenchmarkError", "Command", "Measured", "measure"]
 
 _SAMPLE_SECONDS: Final = 0.02
 _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+_BYTES_A_KIB: Final = 1024
 _KIB_A_MIB: Final = 1024
 _SHOWN_BYTES: Final = 4000
-_LIMIT_SECONDS: Final = 600.0
+_LIMIT_SECONDS: Final = 1800.0
 """Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage was removed."""
 
 
@@ -32,12 +36,16 @@ class BenchmarkError(Exception):
 
 @dataclass(frozen=True)
 class Command:
-    """What to run; `log` takes both outputs, `group` is the control group to run in, if any."""
+    """What to run; `log` takes both outputs, `group` is the control group to run in, if any.
+
+    Without `flushes`, what it writes need not be on the disk when it has flushed it.
+    """
 
     argv: Sequence[str | Path]
     environment: Mapping[str, str] = field(repr=False)
     log: Path
-    group: Path | None = None
+    group: MemoryGroup | None = None
+    flushes: bool = True
 
     @property
     def whole(self) -> list[str]:
@@ -45,7 +53,7 @@ class Command:
         argv = [str(word) for word in self.argv]
         if self.group is None:
             return argv
-        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.group), *argv]
+        return ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(self.group.folder), *argv]
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class Measured:
     `own_mib` is the largest peak among the commands themselves, `children_mib` the largest
     among their children, whenever each was. `together_mib` is the most that a command and all
     its children had within one 50th of a second: each one's peak in that time, added.
+    `working_set_mib` is the most that the commands' group had 50 times per second; None without a group.
     """
 
     began_ns: int
@@ -63,16 +72,12 @@ class Measured:
     children_mib: float
     together_mib: float
     cpu_seconds: float = 0.0
+    working_set_mib: float | None = None
 
     @property
     def seconds(self) -> float:
         """How long all of it took."""
         return (self.ended_ns - self.began_ns) / 1e9
-
-    @property
-    def added_mib(self) -> float:
-        """The commands' and their children's largest peaks, although they need not have been at one time."""
-        return self.own_mib + self.children_mib
 
 
 async def measure(*commands: Command) -> Measured:
@@ -87,9 +92,13 @@ async def measure(*commands: Command) -> Measured:
     for command in commands:
         with command.log.open("wb") as log:
             process = await asyncio.create_subprocess_exec(
-                *command.whole, env=dict(command.environment), stdout=log, stderr=log
+                *command.whole,
+                env=dict(command.environment),
+                stdout=log,
+                stderr=log,
+                preexec_fn=_before_exec(command),
             )
-            sampling = asyncio.create_task(_sample(process.pid, peaks), name="sampling")
+            sampling = asyncio.create_task(_sample(process.pid, command.group, peaks), name="sampling")
             try:
                 async with asyncio.timeout(_LIMIT_SECONDS):
                     code = await process.wait()
@@ -104,7 +113,21 @@ async def measure(*commands: Command) -> Measured:
         if code:
             raise BenchmarkError(f"{' '.join(map(str, command.argv))} ended with {code}: {_last_output(command)}")
     own, children, together = (kib / _KIB_A_MIB for kib in (peaks.own, peaks.children, peaks.together))
-    return Measured(began_ns, ended_ns, own, children, together, _cpu_seconds() - spent_seconds)
+    group_mib = peaks.working_set / _KIB_A_MIB if any(command.group for command in commands) else None
+    return Measured(began_ns, ended_ns, own, children, together, _cpu_seconds() - spent_seconds, group_mib)
+
+
+def _before_exec(command: Command) -> Callable[[], None] | None:
+    """Return what the new process does before it becomes the program."""
+    if command.flushes:
+        return None
+    steps = no_flushes()
+
+    def take_steps() -> None:
+        for _, step in steps:
+            step()
+
+    return take_steps
 
 
 def _cpu_seconds() -> float:
@@ -124,9 +147,12 @@ class _Peaks:
     own: int = 0
     children: int = 0
     together: int = 0
+    working_set: int = 0
 
-    def sample(self, pid: int) -> None:
-        """Take in what a process and its children had since the last sample."""
+    def sample(self, pid: int, group: MemoryGroup | None) -> None:
+        """Take in what a process and its children had since the last sample, and what their group has."""
+        if group is not None:
+            self.working_set = max(self.working_set, group.working_set_bytes // _BYTES_A_KIB)
         own = _take_peak(pid)
         children: list[int] = []
         # A process that ended meanwhile reports no more.
@@ -138,10 +164,10 @@ class _Peaks:
         self.together = max(self.together, own + sum(children))
 
 
-async def _sample(pid: int, peaks: _Peaks) -> None:
+async def _sample(pid: int, group: MemoryGroup | None, peaks: _Peaks) -> None:
     """Keep the peaks of a process and its children up to date; what grows in the last 20 ms is missed."""
     while True:
-        peaks.sample(pid)
+        peaks.sample(pid, group)
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 

@@ -5,27 +5,31 @@ not know which runs there are.
 """
 
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
+from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import REPOSITORY, TRANSFER
 from tests.datamover.support.s3server import S3Server
 from tests.support.tools import tool
 
-__all__ = ["BARE_BUCKET", "TUNED", "BareKopia", "Mover", "MoverRun"]
+__all__ = ["BARE_BUCKET", "BareKopia", "KopiaSettings", "Mover", "MoverRun"]
 
 BARE_BUCKET: Final = "bare"
-TUNED: Final = ResourceLimits(cpus=1).go_settings({})
-"""What the mover gives kopia where nothing limits the memory."""
+
+_COUNT: Final = re.compile(r"^Count: (\d+)", re.MULTILINE)
 
 _ROOT: Final = Path(__file__).parents[1]
 
@@ -51,6 +55,31 @@ class MoverRun:
         raise BenchmarkError("the mover left no termination message")
 
 
+@dataclass(frozen=True)
+class KopiaSettings:
+    """What bare kopia is run with: its defaults, unless anything is given.
+
+    `cache` are flags that connect, `restore` those of a restore. Without `flushes` it flushes nothing.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    cache: Sequence[str] = ()
+    restore: Sequence[str] = ()
+    flushes: bool = True
+
+    @classmethod
+    def of_backups(cls) -> Self:
+        """Return the settings of the mover's kopia in a backup, where nothing limits the memory."""
+        return cls(ResourceLimits(cpus=1).go_settings({}), CacheLimit().arguments)
+
+    @classmethod
+    def of_restores(cls) -> Self:
+        """Return the same of a restore on this machine."""
+        limits = ResourceLimits(len(os.sched_getaffinity(0)))
+        memory = limits.go_settings({}, restore_workers=limits.restore_workers)
+        return cls(memory, CacheLimit().arguments, [f"--parallel={limits.restore_workers}"], flushes=False)
+
+
 class Mover:
     """`python -OO -m datamover`, with everything compiled as in the image."""
 
@@ -65,33 +94,37 @@ class Mover:
 
     async def init(self) -> Measured:
         """Make the repository in the empty bucket."""
-        measured, _ = await self._run(MoverVerb.INIT_REPOSITORY, "backup-repository", REPOSITORY)
+        with self._disks.cache() as scratch:
+            args = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", REPOSITORY, "")
+            measured, _ = await self._run(args, scratch)
         return measured
 
-    async def back_up(self, volume: Path, group: Path | None = None) -> tuple[Measured, BackupResult]:
+    async def back_up(self, volume: Path, limit_mib: int | None = None) -> tuple[Measured, BackupResult]:
         """Back a volume up, and return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataUpload")
-        measured, message = await self._run(MoverVerb.BACKUP, "data-upload", TRANSFER, volume=volume, group=group)
+        with self._disks.cache() as scratch:
+            args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume))
+            measured, message = await self._run(args, scratch, limit_mib)
         return measured, parse_result(BackupResult, message)
 
-    async def restore(self, snapshot_id: str, volume: Path, group: Path | None = None) -> Measured:
+    async def restore(
+        self, snapshot_id: str, volume: Path, limit_mib: int | None = None, *, barriers: bool = True
+    ) -> Measured:
         """Restore into an empty folder, and return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id)
-        measured, message = await self._run(MoverVerb.RESTORE, "data-download", TRANSFER, volume=volume, group=group)
+        with self._disks.cache(barriers=barriers) as scratch:
+            args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume))
+            measured, message = await self._run(args, scratch, limit_mib)
         parse_result(RestoreResult, message)
         return measured
 
-    async def _run(
-        self, verb: MoverVerb, flag: str, name: str, *, volume: Path | None = None, group: Path | None = None
-    ) -> tuple[Measured, str]:
-        with self._disks.cache() as scratch:
-            run = self.prepare(MoverArgs(verb, flag, name, str(volume or "")), scratch, group=group)
-            measured = await measure(run.command)
+    async def _run(self, args: MoverArgs, scratch: Path, limit_mib: int | None = None) -> tuple[Measured, str]:
+        with memory_group(limit_mib) as group:
+            run = self.prepare(args, scratch)
+            measured = await measure(replace(run.command, group=group))
         return replace(measured, ended_ns=run.message_file.stat().st_mtime_ns), run.read_message()
 
-    def prepare(
-        self, args: MoverArgs, scratch: Path, *, group: Path | None = None, settings: Mapping[str, str] | None = None
-    ) -> MoverRun:
+    def prepare(self, args: MoverArgs, scratch: Path, *, settings: Mapping[str, str] | None = None) -> MoverRun:
         """Return a run with these arguments, temporary files in `scratch`, and more variables in `settings`."""
         here = self._folder / f"mover-{next(self._numbers)}"
         here.mkdir()
@@ -100,7 +133,7 @@ class Mover:
         python = [*_AS_A_POD, sys.executable, "-OO", "-m", self._module]
         line = [*python, *args.argv, f"--termination-message-path={message}"]
         environment = {**self._environment(scratch), **(settings or {})}
-        return MoverRun(Command(line, environment, here / "log", group), message)
+        return MoverRun(Command(line, environment, here / "log"), message)
 
     def _environment(self, scratch: Path) -> dict[str, str]:
         return {
@@ -114,46 +147,70 @@ class Mover:
         }
 
 
+_DEFAULTS: Final = KopiaSettings()
+
+
 @dataclass(frozen=True)
 class BareKopia:
-    """`kopia repository connect` and one command more, with kopia's defaults."""
+    """`kopia repository connect` and one command more."""
 
     s3: S3Server
     log: Path
     disks: Disks
 
-    async def back_up(self, volume: Path, settings: dict[str, str] | None = None, *, parallel: int = 0) -> Measured:
+    async def back_up(self, volume: Path, settings: KopiaSettings = _DEFAULTS, *, parallel: int = 0) -> Measured:
         """Back a volume up into the repository of the bare bucket; `parallel` is 0 for kopia's default."""
-        line = ("snapshot", "create", str(volume), *_in_parallel(parallel))
-        return await self.call(BARE_BUCKET, *line, settings=settings)
+        return await self.call("snapshot", "create", str(volume), *_in_parallel(parallel), settings=settings)
 
-    async def restore(self, snapshot_id: str, volume: Path, *, parallel: int = 0) -> Measured:
+    async def call(self, *arguments: str, settings: KopiaSettings = _DEFAULTS) -> Measured:
+        """Run any command on the repository of the bare bucket."""
+        with self.disks.cache() as home:
+            return await self._run(BARE_BUCKET, settings, home, arguments)
+
+    async def restore(
+        self,
+        snapshot_id: str,
+        volume: Path,
+        settings: KopiaSettings = _DEFAULTS,
+        *,
+        barriers: bool = True,
+        parallel: int = 0,
+    ) -> Measured:
         """Restore a snapshot of the mover's into an empty folder, and write it to the disk."""
-        return await self.call(BUCKET, "restore", snapshot_id, str(volume), *_in_parallel(parallel), synced=volume)
+        with self.disks.cache(barriers=barriers) as home:
+            arguments = ["restore", snapshot_id, str(volume), *settings.restore, *_in_parallel(parallel)]
+            return await self._run(BUCKET, settings, home, arguments, synced=volume)
 
-    async def call(
-        self, bucket: str, *arguments: str, synced: Path | None = None, settings: dict[str, str] | None = None
+    async def count_contents(self) -> int:
+        """Return how many contents the mover's repository has."""
+        with self.disks.cache() as home:
+            await self._run(BUCKET, _DEFAULTS, home, ["content", "stats", "--raw"])
+        counted = _COUNT.search(self.log.read_text())
+        return int(counted[1]) if counted else 0
+
+    async def _run(
+        self, bucket: str, settings: KopiaSettings, home: Path, arguments: Sequence[str], synced: Path | None = None
     ) -> Measured:
         """Connect to the repository of a bucket, and run one command more; write the file system of `synced` then."""
         environment = {
             "PATH": os.environ["PATH"],
+            "HOME": str(home),
             "KOPIA_PASSWORD": PASSWORD,
             "KOPIA_CHECK_FOR_UPDATES": "false",
             "AWS_ACCESS_KEY_ID": self.s3.access_key,
             "AWS_SECRET_ACCESS_KEY": self.s3.secret_key,
-            **(settings or {}),
+            **settings.environment,
         }
         kopia = tool("kopia", "kopia")
         endpoint = self.s3.url.removeprefix("http://")
         reach = [f"--bucket={bucket}", f"--prefix={PREFIX}", f"--endpoint={endpoint}", f"--region={REGION}"]
-        lines: list[list[str | Path]] = [
-            [kopia, "repository", "connect", "s3", *reach, "--disable-tls"],
-            [kopia, *arguments],
-        ]
-        if synced:
-            lines.append(["sync", "--file-system", synced])
-        with self.disks.cache() as home:
-            return await measure(*(Command(line, {**environment, "HOME": str(home)}, self.log) for line in lines))
+        connect: list[str | Path] = [kopia, "repository", "connect", "s3", *reach, "--disable-tls", *settings.cache]
+        with memory_group() as group:
+            run = partial(Command, environment=environment, log=self.log, group=group)
+            commands = [run(connect), run([kopia, *arguments], flushes=settings.flushes)]
+            if synced:
+                commands.append(run(["sync", "--file-system", synced]))
+            return await measure(*commands)
 
 
 def _in_parallel(files: int) -> list[str]:

@@ -6,19 +6,20 @@ more of them. Does not know targets, nor how anything is shown.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
 from benchmarks.cluster import BUCKET, Cluster
 from benchmarks.disks import Disks, memory_at
-from benchmarks.figures import ConfinementFigures, Figures
-from benchmarks.groups import memory_group
+from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, Row
+from benchmarks.groups import may_limit
 from benchmarks.processes import BenchmarkError, Measured
-from benchmarks.programs import BARE_BUCKET, TUNED, BareKopia, Mover
+from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
 from tests.datamover.support.s3server import S3Server
@@ -29,7 +30,11 @@ LEAST_PAIRS: Final = 3
 """The minimum, however long they take: a median of fewer means nothing."""
 
 _LIMIT_MIB: Final = 256
+_MANY_LIMIT_MIB: Final = 512
 _SHOWN_DIFFERENCES: Final = 10
+_UPLOADS_SHARE: Final = 0.4
+"""Of the time that is left for pairs: those of restores have more runs."""
+
 _LEAVING_SECONDS: Final = 15.0
 """What remains to be done after the last pair."""
 
@@ -43,6 +48,7 @@ class Plan:
     pairs: int
     confined_tree: TreeShape
     confined_pairs: int
+    very_many_files: TreeShape
     seconds: float = 900.0
 
 
@@ -52,9 +58,17 @@ FULL: Final = Plan(
     pairs=5,
     confined_tree=TreeShape(3, 100_000_000, 5_000, 10_000),
     confined_pairs=15,
+    very_many_files=TreeShape(0, 0, 2_000_000, 16),
 )
 _TINY: Final = TreeShape(1, 3_000_000, 50, 2_000)
-QUICK: Final = Plan(_TINY, TreeShape(0, 0, 300, 1_000), pairs=1, confined_tree=_TINY, confined_pairs=1)
+QUICK: Final = Plan(
+    _TINY,
+    TreeShape(0, 0, 300, 1_000),
+    pairs=1,
+    confined_tree=_TINY,
+    confined_pairs=1,
+    very_many_files=TreeShape(0, 0, 1_000, 16),
+)
 
 
 def pairs_fit(done: int, last_seconds: float, left_seconds: float) -> bool:
@@ -76,7 +90,7 @@ class Benchmark:
         self._unconfined = Mover(cluster, folder, self._disks, numbers, confined=False)
         self._bare = BareKopia(s3, folder / "bare.log", self._disks)
         self._template = folder / "template"
-        self._figures = Figures(own_disks=self._disks.own)
+        self._figures = Figures(self._disks.own)
 
     async def run(self) -> Figures:
         """Measure everything and return the figures.
@@ -90,7 +104,12 @@ class Benchmark:
             files = f"{self._plan.many_files.files:,} files "
             with self._tree(self._plan.many_files) as many:
                 self._figures.limited_many_files_ok = await self._limited(many, files)
-            await self._pairs(tree)
+            half = (self._plan.seconds - self._stages.seconds) * _UPLOADS_SHARE
+            await self._pairs(self._stages.seconds + half, partial(self._uploads, tree), "uploads")
+        self._s3.make_bucket(BARE_BUCKET)
+        self._fresh_bucket(BUCKET)
+        large, small = [await self._back_up_once(shape) for shape in self._plan.tree.apart()]
+        await self._pairs(self._plan.seconds, partial(self._restores, large, small), "restores")
         return self._figures
 
     async def run_confined(self) -> ConfinementFigures:
@@ -108,6 +127,48 @@ class Benchmark:
                 figures.uploads.append((confined[0], unconfined[0]))
                 figures.restores.append((confined[1], unconfined[1]))
         return figures
+
+    async def run_many(self) -> ManyFigures:
+        """Measure very many files within a memory limit, then a small tree in their repository; restore all without.
+
+        Raises:
+            BenchmarkError: a run failed, for example for lack of memory.
+        """
+        self._stages.say("preparing: an empty repository, the mover once each way")
+        await self.prepare()
+        self._fresh_bucket(BUCKET)
+        shape = self._plan.very_many_files
+        figures = ManyFigures(shape.files, _MANY_LIMIT_MIB, self._disks.own)
+        files = f"{shape.files:,} files"
+        with self._disks.volume() as volume:
+            self._stages.say(f"making a tree of {files}")
+            with self._stages.stage("making trees"):
+                tree = make_tree(volume / "tree", shape)
+            for name in (f"upload of {files}", "second backup, nothing changed"):
+                self._stages.say(name)
+                self._settle()
+                with self._stages.stage("uploads within a memory limit"):
+                    run, result = await self._mover.back_up(tree, _MANY_LIMIT_MIB)
+                figures.runs[f"{name}, within {_MANY_LIMIT_MIB} MiB"] = run
+        figures.contents = await self._bare.count_contents()
+        figures.same = await self._small_among(figures)
+        with self._disks.volume() as target, self._stages.stage("restores"):
+            name = f"restore of {files}, without a limit"
+            self._stages.say(name)
+            figures.unlimited[name] = await self._mover.restore(result.snapshot_id, target)
+        return figures
+
+    async def _small_among(self, figures: ManyFigures) -> bool:
+        """Return whether a small tree is the same after an upload and a restore in the repository as it is."""
+        limit, contents = _MANY_LIMIT_MIB, f"among {figures.contents:,} contents, within {_MANY_LIMIT_MIB} MiB"
+        with self._tree(self._plan.confined_tree) as tree, self._disks.volume() as target:
+            files = f"{self._plan.confined_tree.files:,} files"
+            with self._stages.stage("uploads within a memory limit"):
+                uploaded, result = await self._mover.back_up(tree, limit)
+            with self._stages.stage("restores within a memory limit"):
+                restored = await self._mover.restore(result.snapshot_id, target, limit)
+            figures.runs |= {f"upload of {files} {contents}": uploaded, f"restore of {files} {contents}": restored}
+            return self._is_same(tree, target)
 
     async def _both_ways(self, mover: Mover, tree: Path) -> tuple[Measured, Measured]:
         """Return what an upload took, and a restore of it."""
@@ -139,74 +200,84 @@ class Benchmark:
                 tree = make_tree(memory / "tree", shape)
             yield tree
 
-    async def _pairs(self, tree: Path) -> None:
+    async def _back_up_once(self, shape: TreeShape) -> str:
+        """Return the mover's snapshot of a tree; it is not measured."""
+        with self._tree(shape) as tree, self._stages.stage("backups to restore"):
+            _, result = await self._mover.back_up(tree)
+        return result.snapshot_id
+
+    async def _pairs(self, until: float, run: Callable[[int], Awaitable[None]], what: str) -> None:
+        """Run pairs of a mover and bare kopia, as many as there is time for; `run` gets the step through their list."""
         took = 0.0
         for number in range(self._plan.pairs):
             began = self._stages.seconds
-            if not pairs_fit(number, took, self._plan.seconds - began):
-                self._stages.say(f"no time for more than {number} pairs")
+            if not pairs_fit(number, took, until - began):
+                self._stages.say(f"no time for more than {number} pairs of {what}")
                 return
-            self._stages.say(f"pair {number + 1} of {self._plan.pairs}")
-            snapshot_id = await self._uploads(tree, mover_first=number % 2 == 0)
-            await self._restores(snapshot_id, mover_first=number % 2 == 0)
+            self._stages.say(f"{what}: pair {number + 1} of {self._plan.pairs}")
+            await run(-1 if number % 2 else 1)
             took = self._stages.seconds - began
 
-    async def _uploads(self, tree: Path, *, mover_first: bool) -> str:
-        """Run one pair, and the third beside it; return the mover's snapshot."""
-        figures = self._figures
-        snapshot_id = ""
-        order = ["mover", "bare", "tuned"]
-        for who in order if mover_first else reversed(order):
-            self._fresh_bucket(BUCKET if who == "mover" else BARE_BUCKET)
+    async def _uploads(self, tree: Path, step: int) -> None:
+        """Run one pair, the third beside it, and second backups of both kinds."""
+        runs: list[tuple[Row, str, Callable[[], Awaitable[Measured]]]] = [
+            (Row.UPLOAD, BUCKET, lambda: self._back_up(tree)),
+            (Row.BARE_UPLOAD, BARE_BUCKET, lambda: self._bare.back_up(tree)),
+            (Row.TUNED_UPLOAD, BARE_BUCKET, lambda: self._bare.back_up(tree, KopiaSettings.of_backups())),
+        ]
+        for row, bucket, run in runs[::step]:
+            self._fresh_bucket(bucket)
             with self._stages.stage("uploads"):
-                match who:
-                    case "mover":
-                        measured, result = await self._mover.back_up(tree)
-                        figures.mover_uploads.append(measured)
-                        snapshot_id = result.snapshot_id
-                    case "bare":
-                        figures.bare_uploads.append(await self._bare.back_up(tree))
-                    case _:
-                        figures.tuned_uploads.append(await self._bare.back_up(tree, TUNED))
+                self._figures.add(row, await run())
         self._settle()
         with self._stages.stage("second backups"):
-            measured, _ = await self._mover.back_up(tree)
-        figures.second_backups.append(measured)
-        return snapshot_id
+            self._figures.add(Row.SECOND, await self._back_up(tree))
+            self._figures.add(Row.TUNED_SECOND, await self._bare.back_up(tree, KopiaSettings.of_backups()))
 
-    async def _restores(self, snapshot_id: str, *, mover_first: bool) -> None:
-        figures = self._figures
-        for mover in (mover_first, not mover_first):
+    async def _back_up(self, tree: Path) -> Measured:
+        measured, _ = await self._mover.back_up(tree)
+        return measured
+
+    async def _restores(self, large: str, small: str, step: int) -> None:
+        """Run one pair of each tree, the third beside it, and one of small files without barriers."""
+        mover, bare, settings = self._mover, self._bare, KopiaSettings.of_restores()
+        runs: list[tuple[Row, Callable[[Path], Awaitable[Measured]]]] = [
+            (Row.LARGE, partial(mover.restore, large)),
+            (Row.BARE_LARGE, partial(bare.restore, large)),
+            (Row.TUNED_LARGE, partial(bare.restore, large, settings=settings)),
+            (Row.SMALL, partial(mover.restore, small)),
+            (Row.BARE_SMALL, partial(bare.restore, small)),
+            (Row.TUNED_SMALL, partial(bare.restore, small, settings=settings)),
+            (Row.NO_BARRIERS, partial(mover.restore, small, barriers=False)),
+            (Row.BARE_NO_BARRIERS, partial(bare.restore, small, barriers=False)),
+        ]
+        for row, run in runs[::step]:
             with self._disks.volume() as target:
                 self._settle()
                 with self._stages.stage("restores"):
-                    if mover:
-                        figures.mover_restores.append(await self._mover.restore(snapshot_id, target))
-                    else:
-                        figures.bare_restores.append(await self._bare.restore(snapshot_id, target))
+                    self._figures.add(row, await run(target))
 
     async def _limited(self, tree: Path, files: str) -> bool | None:
         """Return whether a tree is restored unchanged within a memory limit; None: no permission to set one."""
         name = f"{files}within {_LIMIT_MIB} MiB"
-        with memory_group(_LIMIT_MIB) as group:
-            if group is None:
-                self._stages.say("no permission to make control groups: the effect of a memory limit is not measured")
-                return None
-            self._s3.make_bucket(BARE_BUCKET)
-            self._fresh_bucket(BUCKET)
-            with self._disks.volume() as target:
-                try:
-                    self._stages.say(f"upload {name}")
-                    with self._stages.stage("uploads within a memory limit"):
-                        uploaded, result = await self._mover.back_up(tree, group)
-                    self._stages.say(f"restore {name}")
-                    with self._stages.stage("restores within a memory limit"):
-                        restored = await self._mover.restore(result.snapshot_id, target, group)
-                except BenchmarkError as e:
-                    self._stages.say(str(e))
-                    return False
-                self._figures.limited |= {f"upload {name}, mover": uploaded, f"restore {name}, mover": restored}
-                return self._is_same(tree, target)
+        if not may_limit():
+            self._stages.say("no permission to make control groups: the effect of a memory limit is not measured")
+            return None
+        self._s3.make_bucket(BARE_BUCKET)
+        self._fresh_bucket(BUCKET)
+        with self._disks.volume() as target:
+            try:
+                self._stages.say(f"upload {name}")
+                with self._stages.stage("uploads within a memory limit"):
+                    uploaded, result = await self._mover.back_up(tree, _LIMIT_MIB)
+                self._stages.say(f"restore {name}")
+                with self._stages.stage("restores within a memory limit"):
+                    restored = await self._mover.restore(result.snapshot_id, target, _LIMIT_MIB)
+            except BenchmarkError as e:
+                self._stages.say(str(e))
+                return False
+            self._figures.limited |= {f"upload {name}, mover": uploaded, f"restore {name}, mover": restored}
+            return self._is_same(tree, target)
 
     def _is_same(self, tree: Path, target: Path) -> bool:
         self._stages.say("comparing")

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import random
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Final
@@ -41,6 +41,10 @@ class TreeShape:
     def files(self) -> int:
         """The number of all files."""
         return self.large_files + self.small_files
+
+    def apart(self) -> tuple["TreeShape", "TreeShape"]:
+        """Return the shapes of a tree with the large files, and one with the small ones."""
+        return replace(self, small_files=0), replace(self, large_files=0)
 
 
 def make_tree(root: Path, shape: TreeShape) -> Path:

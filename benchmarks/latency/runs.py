@@ -112,7 +112,7 @@ class FarBenchmark(Benchmark):
         self._stages.say(f"upload, bare kopia, {parallel} in parallel")
         self._fresh_bucket(BARE_BUCKET)
         # kopia reads no more files in parallel than the policy allows: as many as there are CPUs, if that says nothing.
-        await self._bare.call(BARE_BUCKET, "policy", "set", "--global", f"--max-parallel-file-reads={_MOST}")
+        await self._bare.call("policy", "set", "--global", f"--max-parallel-file-reads={_MOST}")
         with self._stages.stage("uploads"):
             return await bare.back_up(tree, parallel=parallel)
 
@@ -141,7 +141,7 @@ class FarBenchmark(Benchmark):
         self._stages.say(f"backing up {len(volumes)} volumes")
         self._fresh_bucket(BARE_BUCKET)
         with self._stages.stage("filling a repository"):
-            await self._bare.call(BARE_BUCKET, "snapshot", "create", *map(str, others))
+            await self._bare.call("snapshot", "create", *map(str, others))
             self._s3.make_bucket(BUCKET)
             shutil.copytree(self._s3.folder / BARE_BUCKET, self._s3.folder / BUCKET, dirs_exist_ok=True)
             with self._line(0.0) as bare:

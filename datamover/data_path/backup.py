@@ -72,7 +72,6 @@ class BackupParameters:
     That number grows with the time that a request to the storage takes, within `limits`; None: it is fixed.
     `compression` is the algorithm for what the repository does not have yet.
     `checkpoint_interval` is how often kopia saves an incomplete snapshot.
-    `low_memory`: the memory suffices for one kopia process at a time.
     `in_use`: a workload pod may change the volume meanwhile.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
@@ -87,7 +86,6 @@ class BackupParameters:
     compression: Compression = Compression.NONE
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
-    low_memory: bool = False
     in_use: bool = False
     parent: str = AUTO_PARENT
     stop: GracefulStop | None = None
@@ -209,20 +207,13 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
 
 
 async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
-    """Ensure the policy and sort out incomplete snapshots of earlier backups; in parallel if memory allows."""
-    target, attempt = parameters.target, parameters.attempt
-    most = parameters.most_parallel
-    prepare = partial(ensure_policy, kopia, target, parallel=most, compression=parameters.compression)
-    if parameters.low_memory:
-        await prepare()
-        return await inherit(kopia, target, attempt)
-    try:
-        async with asyncio.TaskGroup() as both:
-            both.create_task(prepare(), name="policy")
-            inheritance = both.create_task(inherit(kopia, target, attempt), name="incomplete")
-    except ExceptionGroup as e:
-        raise e.exceptions[0] from None
-    return inheritance.result()
+    """Ensure the policy, then sort out incomplete snapshots of earlier backups.
+
+    Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks at.
+    """
+    target, most = parameters.target, parameters.most_parallel
+    await ensure_policy(kopia, target, parallel=most, compression=parameters.compression)
+    return await inherit(kopia, target, parameters.attempt)
 
 
 async def _remove_overtaken(repository: Repository, target: str, attempt: BackupAttempt, data_path: DataPath) -> None:

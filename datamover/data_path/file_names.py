@@ -7,16 +7,19 @@ Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as
 fs/localfs/shallowentry.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
 """
 
+import math
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, join, walk_tree
+from datamover.runtime.tree import escape_controls, open_below, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 
@@ -26,6 +29,9 @@ _NAME_LIMIT_BYTES: Final = 255
 
 _PATH_LIMIT_BYTES: Final = 4095 - len("/00000000-0000-0000-0000-000000000000/")
 """The limit of a path below the volume: PATH_MAX without its NUL, less `/<uid>/`, where Velero mounts it."""
+
+_COMPARED_NAMES: Final = 20_000
+"""How many names of one directory are compared at a time; each takes 300 bytes meanwhile."""
 
 _SHOWN_CHARACTERS: Final = 1000
 """The limit of a path in a message: three of them must fit into a termination message."""
@@ -130,12 +136,11 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
     report = report or NameReport()
-    # The length of each directory's path as kopia keeps it, with a slash, in bytes.
-    lengths = {b"": 0}
     with suppress(OSError):
         for directory, entries in walk_tree(root, stop):
-            path_bytes = lengths.pop(directory)
-            suspects: list[bytes] = []
+            # As kopia keeps it, with a slash.
+            path_bytes = len(mangle(directory).encode()) + 1 if directory else 0
+            suspects = _Suspects()
             for entry in entries:
                 name = os.fsencode(entry.name)
                 report.entries += 1
@@ -144,16 +149,57 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
                 name_bytes = len(mangled.encode()) or len(name)
-                if entry.is_dir(follow_symlinks=False):
-                    lengths[join(directory, entry.name)] = path_bytes + name_bytes + 1
                 if _REPLACEMENT in mangled and _is_kept(entry):
-                    suspects.append(name)
+                    suspects.add(name)
                 too_long = name_bytes > _NAME_LIMIT_BYTES or path_bytes + name_bytes > _PATH_LIMIT_BYTES
                 if too_long and _is_kept(entry):
                     report.add_long(directory, name)
-            if suspects:
-                report.add(directory, suspects)
+            # It may be deleted meanwhile.
+            with suppress(OSError):
+                for names in suspects.in_parts(root, directory):
+                    report.add(directory, names)
+                    if stop():
+                        break
     return report
+
+
+class _Suspects:
+    """The names in one directory that kopia may change; very many are not kept, but read again."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._names: list[bytes] = []
+
+    def add(self, name: bytes) -> None:
+        self._count += 1
+        if self._count <= _COMPARED_NAMES:
+            self._names.append(name)
+
+    def in_parts(self, root: Path, directory: bytes) -> Iterator[list[bytes]]:
+        """Yield all of them, and those that become the same in one list.
+
+        Raises:
+            OSError: the directory cannot be read again.
+        """
+        parts = math.ceil(self._count / _COMPARED_NAMES)
+        if parts <= 1:
+            yield self._names
+            return
+        self._names.clear()
+        top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in range(parts):
+                with open_below(top, directory) as fd, os.scandir(fd) as entries:
+                    yield [os.fsencode(one.name) for one in entries if _part_of(one, parts) == part]
+        finally:
+            os.close(top)
+
+
+def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:
+    """Return the part, from 0, in which a name is compared that kopia may change; None for any other."""
+    if entry.name.isascii() or _REPLACEMENT not in (kept := mangle(os.fsencode(entry.name))) or not _is_kept(entry):
+        return None
+    return crc32(kept.encode()) % parts
 
 
 def _is_kept(entry: "os.DirEntry[str]") -> bool:

@@ -13,7 +13,7 @@ Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (WriteFile, setAttribu
 import os
 import struct
 from array import array
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -81,13 +81,14 @@ class FinishedList:
 
     def __init__(self, target: Path, name: str, end: int, listed: _Fingerprints | None = None) -> None:
         self.path = target / name
+        self.resumed = listed is not None
+        """Whether an earlier attempt began it."""
         self._end = end
         self._listed = listed
 
-    @property
-    def resumed(self) -> bool:
-        """Whether an earlier attempt began it."""
-        return self._listed is not None
+    def forget(self) -> None:
+        """Release what an earlier attempt listed, 16 to 32 bytes for each file."""
+        self._listed = None
 
     def has(self, path: bytes, status: os.stat_result) -> bool:
         """Return whether an earlier attempt listed the file, and it is unchanged since."""
@@ -202,7 +203,7 @@ def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress
     """
     if not finished.resumed:
         raise ValueError("the list is new")
-    target, marked = finished.path.parent, {b""}
+    target, marked = finished.path.parent, [b""]
     with _opened(target, os.O_RDONLY | os.O_DIRECTORY) as root:
         for directory, names in find_unlisted(target, finished, stop, progress):
             with open_below(root, directory) as fd:
@@ -211,7 +212,7 @@ def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress
                         return
                     os.unlink(name, dir_fd=fd)
                     progress.removed += 1
-            _mark_above(root, directory, marked)
+            marked = _mark_above(root, directory, marked)
 
 
 def find_unlisted(
@@ -245,13 +246,20 @@ def _is_unlisted(directory: bytes, entry: "os.DirEntry[str]", finished: Finished
     return False
 
 
-def _mark_above(root: int, directory: bytes, marked: set[bytes]) -> None:
-    """Give a directory, and those on the way to it, a time that the snapshot does not have."""
-    while directory not in marked:
-        marked.add(directory)
-        with open_below(root, directory) as fd:
-            os.utime(fd)
-        directory = os.path.split(directory)[0]
+def _mark_above(root: int, directory: bytes, marked: Container[bytes]) -> list[bytes]:
+    """Give a directory, and those on the way to it that are not `marked`, a time that the snapshot does not have.
+
+    Returns:
+        All of them: the next directory may be below one.
+    """
+    way = [directory]
+    while way[-1]:
+        way.append(os.path.split(way[-1])[0])
+    for above in way:
+        if above not in marked:
+            with open_below(root, above) as fd:
+                os.utime(fd)
+    return way
 
 
 def _has_files(target: Path, stop: ShouldStop) -> bool:

@@ -8,27 +8,28 @@ Source: kopia 0.23.1, snapshot/restore/local_fs_output.go (createDirectory, copy
 leaves temporary files when it is killed, and fails for names near the limit of the file system.
 """
 
-import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from datamover.data_path.file_names import mangle
+from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
-from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, join, open_below, walk_tree
+from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["TargetLinks", "find_links", "read_entries", "remove_links", "show_path"]
+__all__ = ["DirectoryReader", "Links", "TargetLinks", "find_links", "read_entries", "remove_links", "show_path"]
 
 _LINK: Final = "s"
 _FILE: Final = "f"
@@ -39,18 +40,39 @@ _SMALL: Final = re.compile("k[0-9a-f]+")
 
 Source: kopia 0.23.1, repo/object/objectid.go."""
 
+_READ_AT_A_TIME: Final = 10_000
+"""Links; each takes 300 bytes, and what the snapshot has there a thousand."""
+
+_RECORD: Final = struct.Struct("<QQQI")
+"""Device, inode, number of names, and length of the path, which follows."""
+
+_NO_INODE: Final = (0, 0, 0)
+"""A symbolic link's: any file has at least one name."""
+
 _READ_TOGETHER: Final = 200
 """Directories; one of 50 entries has 10 KiB."""
 
 
+class DirectoryReader(Protocol):
+    """Runs kopia for a call that moves no data of a volume, and writes its output into a file."""
+
+    @property
+    def work_dir(self) -> WorkDir:
+        """Where the file is."""
+        ...
+
+    async def call(self, attempted: str, *arguments: str, output_fd: int) -> KopiaAnswer:
+        """Return kopia's answer; `attempted` is the operation and its object, for errors."""
+        ...
+
+
 @dataclass
-class TargetLinks:
-    """The links in a target, relative paths; `entries` are those that were read so far.
+class Links:
+    """Links in a target, relative paths.
 
     `hard` has the names of each file that has several, by device, inode and how many there are: some may be elsewhere.
     """
 
-    entries: int = 0
     symbolic: list[bytes] = field(default_factory=list)
     hard: dict[tuple[int, int, int], list[bytes]] = field(default_factory=dict)
 
@@ -76,15 +98,46 @@ def _are_alike(names: Sequence[bytes], count: int, entries: Mapping[bytes, JsonD
     return len(names) == count and first.get("type") == _FILE and all(one == first for one in others)
 
 
-def find_links(target: Path, stop: ShouldStop, found: TargetLinks | None = None, *, hard: bool = False) -> TargetLinks:
-    """Return the symbolic links in the target; `found` is filled meanwhile, and returned.
+class TargetLinks:
+    """All links in a target, in a file: there may be millions.
 
-    With `hard`, the names of files that have several are found too.
+    `entries` are those that were read so far, `symbolic` is the number of symbolic links among them.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.entries = 0
+        self.symbolic = 0
+        self._file = file
+
+    def add(self, path: bytes, inode: tuple[int, int, int] = _NO_INODE) -> None:
+        """Add a link; `inode` is the key of a hard one in `Links`."""
+        self.symbolic += inode == _NO_INODE
+        self._file.write(_RECORD.pack(*inode, len(path)) + path)
+
+    def in_parts(self) -> Iterator[Links]:
+        """Yield them, so many at a time; names of one file may be in several parts."""
+        self._file.seek(0)
+        while records := list(islice(self._read(), _READ_AT_A_TIME)):
+            part = Links()
+            for path, inode in records:
+                names = part.symbolic if inode == _NO_INODE else part.hard.setdefault(inode, [])
+                names.append(path)
+            yield part
+
+    def _read(self) -> Iterator[tuple[bytes, tuple[int, int, int]]]:
+        while head := self._file.read(_RECORD.size):
+            device, number, count, length = _RECORD.unpack(head)
+            yield self._file.read(length), (device, number, count)
+
+
+def find_links(target: Path, stop: ShouldStop, found: TargetLinks, *, hard: bool = False) -> None:
+    """Add the symbolic links in the target to `found`.
+
+    With `hard`, the names of files that have several are added too.
 
     Raises:
         DataPathError: the target cannot be read.
     """
-    found = found or TargetLinks()
     try:
         for directory, entries in walk_tree(target, stop):
             for entry in entries:
@@ -92,13 +145,12 @@ def find_links(target: Path, stop: ShouldStop, found: TargetLinks | None = None,
                 # It may be deleted meanwhile.
                 with suppress(FileNotFoundError):
                     if entry.is_symlink():
-                        found.symbolic.append(join(directory, entry.name))
+                        found.add(join(directory, entry.name))
                     elif hard and (status := entry.stat(follow_symlinks=False)).st_nlink > 1 and _is_file(status):
-                        names = found.hard.setdefault((status.st_dev, status.st_ino, status.st_nlink), [])
-                        names.append(join(directory, entry.name))
+                        inode = status.st_dev, status.st_ino, status.st_nlink
+                        found.add(join(directory, entry.name), inode)
     except OSError as e:
         raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
-    return found
 
 
 def _is_file(status: os.stat_result) -> bool:
@@ -130,7 +182,7 @@ def show_path(path: bytes) -> str:
     return escape_controls(path.decode(errors="backslashreplace"))
 
 
-async def read_entries(kopia: KopiaCaller, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:
+async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:
     """Return the snapshot's entries at those of the relative paths where it has one.
 
     Each directory on the way is read once, those of one depth together: a call of kopia takes a third of a second.
@@ -150,9 +202,12 @@ async def read_entries(kopia: KopiaCaller, snapshot: Snapshot, paths: Iterable[b
 
     for _, level in groupby(sorted(directories, key=_depth), key=_depth):
         objects = {one: _directory_object(find(one)) if one else snapshot.root_object for one in level}
-        found = await _read_directories(kopia, snapshot, [one for one in objects.values() if one])
-        for directory, entries in zip(filter(objects.get, objects), found, strict=True):
-            known[directory] = {one["name"]: one for one in entries if one["name"] in directories[directory]}
+        names: dict[str, set[str]] = {}
+        for directory, object_id in objects.items():
+            if object_id:
+                names.setdefault(object_id, set()).update(directories[directory])
+        found = await _read_directories(kopia, snapshot, names)
+        known |= {directory: found[object_id] for directory, object_id in objects.items() if object_id}
     return {path: entry for path in wanted if (entry := find(path))}
 
 
@@ -171,23 +226,20 @@ def _directory_object(entry: JsonDict) -> str:
     return entry["obj"] if entry.get("type") == _DIRECTORY else ""
 
 
-async def _read_directories(kopia: KopiaCaller, snapshot: Snapshot, objects: Sequence[str]) -> list[list[JsonDict]]:
-    """Return the entries of each of the directories, in the same order."""
-    attempted = f"snapshot {snapshot.snapshot_id}"
-    contents: dict[str, list[JsonDict]] = {}
-    small = sorted({one for one in objects if _SMALL.fullmatch(one)})
-    for start in range(0, len(small), _READ_TOGETHER):
-        batch = small[start : start + _READ_TOGETHER]
-        answer = await kopia.call(attempted, "content", "show", *batch)
-        contents |= zip(batch, _parse_directories(answer), strict=True)
-    for large in {*objects} - {*small}:
-        (contents[large],) = _parse_directories(await kopia.call(attempted, "show", large))
-    return [contents[one] for one in objects]
-
-
-def _parse_directories(answer: KopiaAnswer) -> list[list[JsonDict]]:
-    """Return the entries of each directory in kopia's output: one line of JSON each."""
-    try:
-        return [json.loads(line).get("entries") or [] for line in answer.check().output.splitlines()]
-    except (ValueError, AttributeError) as e:
-        raise answer.error("kopia's output is not a directory") from e
+async def _read_directories(
+    kopia: DirectoryReader, snapshot: Snapshot, names: Mapping[str, Collection[str]]
+) -> dict[str, dict[str, JsonDict]]:
+    """Return the entries with these names of each of the directories, by the object IDs of these."""
+    small = sorted(one for one in names if _SMALL.fullmatch(one))
+    calls = [small[start : start + _READ_TOGETHER] for start in range(0, len(small), _READ_TOGETHER)]
+    found: dict[str, dict[str, JsonDict]] = {}
+    with open_output(kopia.work_dir) as file:
+        for ids in [*calls, *([one] for one in names if one not in small)]:
+            verb = ("content", "show") if _SMALL.fullmatch(ids[0]) else ("show",)
+            answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", *verb, *ids, output_fd=file.fileno())
+            directories = read_directories(answer, file)
+            for one in ids:
+                if (entries := next(directories, None)) is None:
+                    raise answer.error("kopia's output is not a directory")
+                found[one] = {entry["name"]: entry for entry in entries if entry.get("name") in names[one]}
+    return found

@@ -9,8 +9,8 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,11 @@ from datamover.data_path.links import TargetLinks, find_links, read_entries, rem
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
+from datamover.kopia.long_lists import open_output
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
-from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime import parallelism
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
@@ -48,7 +48,7 @@ class RestoreParameters:
     That number grows with the time that a request to the storage takes, within `limits`; None: it is fixed.
     `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
-    `done`: an earlier attempt has written everything.
+    `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
     """
 
     snapshot_id: str
@@ -61,6 +61,7 @@ class RestoreParameters:
     resume: ResumeSettings | None = None
     again: bool = False
     done: bool = False
+    fitting_entries: int | None = None
 
     def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
         """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
@@ -116,7 +117,12 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
 async def _restore_files(
     repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
 ) -> None:
-    target = parameters.target
+    target, fitting = parameters.target, parameters.fitting_entries
+    if fitting is not None and snapshot.entries > fitting:
+        await data_path.warn(
+            f"the snapshot has {snapshot.entries} entries, all of which kopia keeps in memory: the limit suffices for "
+            f"about {fitting}"
+        )
     await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
     resumable = None
     if parameters.resume:
@@ -154,25 +160,35 @@ def _make_target(target: Path, _: ShouldStop) -> None:
         raise DataPathError(f"cannot create target {target}: {e.strerror}") from e
 
 
-async def _replace_links(kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> int:
+async def _replace_links(repository: Repository, snapshot: Snapshot, target: Path, *, data_path: DataPath) -> int:
     """Remove the links in the target that are in the way of the snapshot's directories and files, and report it.
 
     Returns:
         How many symbolic links the target has after the restore.
     """
-    found = await _find_links(target, data_path, hard=True)
-    entries = await read_entries(kopia, snapshot, found.paths)
-    if replaced := found.in_the_way(entries):
-        await data_path.run_in_thread(lambda _: remove_links(target, replaced), "replacing links in the target")
+    expected, count, example = snapshot.links, 0, b""
+    async with _found_links(repository, target, data_path, hard=True) as found:
+        for links in found.in_parts():
+            entries = await read_entries(repository, snapshot, links.paths)
+            if replaced := links.in_the_way(entries):
+                remove = partial(_remove_links, target, replaced)
+                await data_path.run_in_thread(remove, "replacing links in the target")
+                count, example = count + len(replaced), example or replaced[0]
+            expected += sum(path not in entries for path in links.symbolic)
+    if count:
         await data_path.warn(
-            f"replaced {len(replaced)} links in the target by what the kopia snapshot has there, "
-            f"for example {show_path(replaced[0])}"
+            f"replaced {count} links in the target by what the kopia snapshot has there, "
+            f"for example {show_path(example)}"
         )
-    return snapshot.links + sum(path not in entries for path in found.symbolic)
+    return expected
+
+
+def _remove_links(target: Path, links: Sequence[bytes], _: ShouldStop) -> None:
+    remove_links(target, links)
 
 
 async def _check_links(
-    kopia: KopiaCaller, snapshot: Snapshot, target: Path, *, expected: int, data_path: DataPath
+    repository: Repository, snapshot: Snapshot, target: Path, *, expected: int, data_path: DataPath
 ) -> None:
     """Check that no directory or file of the snapshot became a link during the restore.
 
@@ -182,17 +198,23 @@ async def _check_links(
     Raises:
         DataPathError: one became a link.
     """
-    found = await _find_links(target, data_path)
-    if len(found.symbolic) == expected:
-        return
-    if links := found.in_the_way(await read_entries(kopia, snapshot, found.symbolic)):
-        raise DataPathError(f"{show_path(links[0])} became a link during the restore, so it is not restored")
+    async with _found_links(repository, target, data_path) as found:
+        if found.symbolic == expected:
+            return
+        for links in found.in_parts():
+            if wrong := links.in_the_way(await read_entries(repository, snapshot, links.symbolic)):
+                raise DataPathError(f"{show_path(wrong[0])} became a link during the restore, so it is not restored")
 
 
-async def _find_links(target: Path, data_path: DataPath, *, hard: bool = False) -> TargetLinks:
-    found = TargetLinks()
-    walk = partial(find_links, target, found=found, hard=hard)
-    return await data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
+@asynccontextmanager
+async def _found_links(
+    repository: Repository, target: Path, data_path: DataPath, *, hard: bool = False
+) -> AsyncIterator[TargetLinks]:
+    with open_output(repository.work_dir) as file:
+        found = TargetLinks(file)
+        walk = partial(find_links, target, found=found, hard=hard)
+        await data_path.run_in_thread(walk, "looking for links in the target", lambda: found.entries)
+        yield found
 
 
 def write_done_file(volume: Path, owner_uid: str) -> None:

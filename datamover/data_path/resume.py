@@ -105,6 +105,7 @@ class ResumableRestore:
         with _named(self._target):
             await self._in_thread(lambda stop: remove_unlisted(self._finished, stop, progress), progress)
             self._since_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
+        self._finished.forget()
         self._data_path.meter.cached_bytes = progress.listed_bytes
         _logger.info(
             "an earlier attempt finished %d files with %d bytes; removed %d others and links",

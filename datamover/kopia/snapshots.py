@@ -7,6 +7,7 @@ snapshot/policy/retention_policy.go.
 """
 
 import logging
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -55,6 +56,8 @@ _INTERVAL_VARIABLE: Final = "DATA_MOVER_CHECKPOINT_INTERVAL"
 
 _SHORTEST: Final = timedelta(seconds=10)
 """Each checkpoint leaves some blobs in the storage until maintenance compacts them."""
+
+_SHORTEST_DEFAULT: Final = timedelta(seconds=30)
 
 _LONGEST: Final = timedelta(minutes=45)
 """kopia accepts no longer one. Source: kopia 0.23.1, snapshot/upload/upload.go (DefaultCheckpointInterval)."""
@@ -268,13 +271,19 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, w
         _logger.warning("could not remove incomplete snapshots of this backup, the next backup will: %s", e)
 
 
-def read_checkpoint_interval(environment: Mapping[str, str]) -> timedelta:
+def read_checkpoint_interval(environment: Mapping[str, str], index_seconds: float = math.inf) -> timedelta:
     """Return how often kopia saves a checkpoint, from `DATA_MOVER_CHECKPOINT_INTERVAL`, such as 5m.
+
+    Args:
+        environment: the variable's.
+        index_seconds: how long the memory suffices for an index that is not written: a checkpoint writes it.
 
     Raises:
         ConfigError: its value is not a duration, or kopia does not accept it.
     """
-    interval = read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL)
+    least, most = (each.total_seconds() for each in (_SHORTEST_DEFAULT, CHECKPOINT_INTERVAL))
+    default = timedelta(seconds=round(min(most, max(least, index_seconds))))
+    interval = read_duration(environment, _INTERVAL_VARIABLE, default)
     if not _SHORTEST <= interval <= _LONGEST:
         limits = f"must be from {format_duration(_SHORTEST)} to {format_duration(_LONGEST)}"
         raise ConfigError(f'{_INTERVAL_VARIABLE}: {limits}: "{environment[_INTERVAL_VARIABLE]}"')

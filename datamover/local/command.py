@@ -101,15 +101,13 @@ class LocalMover:
     ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
-        limits = self._limits
         parameters = BackupParameters(
             volume,
             _mode(volume),
             name or str(volume),
-            parallel=limits.cpus,
-            limits=limits,
+            parallel=self._limits.cpus,
+            limits=self._limits,
             compression=compression,
-            low_memory=limits.low_memory,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 

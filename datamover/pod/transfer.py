@@ -6,6 +6,7 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
@@ -256,6 +257,8 @@ class PodTransfer:
             check=follower.check,
             starts=cr.attempts.starts,
         )
+        # What is new of a device is in few large contents.
+        index_seconds = math.inf if self._options.mode is VolumeMode.BLOCK else context.limits.index_seconds
         return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
@@ -264,9 +267,8 @@ class PodTransfer:
             limits=None if settings.parallel_upload else context.limits,
             compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
-            checkpoint_interval=read_checkpoint_interval(context.environment),
+            checkpoint_interval=read_checkpoint_interval(context.environment, index_seconds),
             parent=plan.parent,
-            low_memory=context.limits.low_memory,
             in_use=kind.in_use,
             stop=self._stop,
             attempt=attempt,
@@ -288,6 +290,7 @@ class PodTransfer:
             # A tenant could write to a list in a volume that a pod uses.
             resume=None if in_use else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
+            fitting_entries=self._context.limits.fitting_entries,
         )
 
     async def _report(self, termination: Termination) -> None:

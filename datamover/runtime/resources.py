@@ -31,15 +31,25 @@ _WORKER_LIMIT: Final = 8
 _WORKERS_PER_CPU: Final = 2
 """Half of them wait for the disk: on four CPUs and a real disk, 8 workers take three quarters of the time of 4."""
 
-_TWO_KOPIAS_MIB: Final = 400
-"""One that opens a repository takes up to 125 MiB, 64 of them for the key derived from the password."""
-
 _RESTORE_BASE_MIB: Final = 180
 _RESTORE_WORKER_MIB: Final = 25
 """A restore takes about 110 MiB in addition to this process, and 22 MiB per worker."""
 
+_LEAST_RESTORE_MIB: Final = 100
+_RESTORED_ENTRY_BYTES: Final = 400
+"""A restore of 200,000 files takes 176 MiB within a limit of 256: kopia keeps all entries of the snapshot."""
+
 _RESTORE_SOFT_BASE_MIB: Final = 100
 """With 25 MiB per worker, 8 of them peak at 330 MiB and lose no time; without a limit at 400-490 MiB."""
+
+_BACKUP_MIB: Final = 240
+"""What a backup takes without its index: this process, and what the soft limit bounds."""
+
+_CONTENT_BYTES: Final = 450
+"""What kopia takes for each new content until its index is written, and while it writes it."""
+
+_CONTENTS_A_SECOND: Final = 8000
+"""The most that one CPU makes, of tiny files."""
 
 _MAINTENANCE_PERCENT: Final = 70
 """Of the memory limit: a full run over 500,000 contents then peaks at 198 instead of 363 MiB."""
@@ -53,11 +63,6 @@ class ResourceLimits:
     memory_bytes: int | None = None
 
     @property
-    def low_memory(self) -> bool:
-        """Whether the memory suffices for one kopia process at a time only."""
-        return self.memory_bytes is not None and self.memory_bytes < _TWO_KOPIAS_MIB * _MIB
-
-    @property
     def restore_workers(self) -> int:
         """The default number of files that a restore writes in parallel."""
         return max(1, min(_WORKERS_PER_CPU * self.cpus, _WORKER_LIMIT, self.fitting_restore_workers))
@@ -68,6 +73,21 @@ class ResourceLimits:
         if self.memory_bytes is None:
             return 1 << 30
         return max(0, (self.memory_bytes // _MIB - _RESTORE_BASE_MIB) // _RESTORE_WORKER_MIB)
+
+    @property
+    def fitting_entries(self) -> int | None:
+        """The number of entries of a snapshot whose restore the memory limit suffices for, about; None: no limit."""
+        if self.memory_bytes is None:
+            return None
+        return max(0, self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES
+
+    @property
+    def index_seconds(self) -> float:
+        """How long a backup can be without writing its index, so that the memory limit suffices for tiny files."""
+        if self.memory_bytes is None:
+            return math.inf
+        room_bytes = max(0, self.memory_bytes - _BACKUP_MIB * _MIB)
+        return room_bytes / (_CONTENT_BYTES * _CONTENTS_A_SECOND * self.cpus)
 
     def go_settings(self, environment: Mapping[str, str], *, restore_workers: int = 0) -> dict[str, str]:
         """Return the settings of Go's garbage collector that `environment` does not contain.

@@ -5,9 +5,9 @@ Each system call would resolve a path again, and a tenant who controls the tree 
 
 import os
 import re
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +16,12 @@ __all__ = ["DIRECTORY", "escape_controls", "join", "open_below", "walk_tree"]
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and fail for a link to one."""
 
+
+_Skip = Callable[["os.DirEntry[str]"], bool]
+
+_KEPT_NAMES: Final = 1000
+_REREAD_LEVELS: Final = 100
+"""Below so many levels all names are kept: those that are read again are open, and files that are open are limited."""
 
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 
@@ -51,27 +57,52 @@ def walk_tree(
     root: Path,
     stop: Callable[[], bool],
     *,
-    skip: Callable[["os.DirEntry[str]"], bool] = lambda _: False,
+    skip: _Skip = lambda _: False,
     strict: bool = False,
 ) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
     """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
 
     A directory is left out if `skip` returns True for it, or if it cannot be read, unless the walk is `strict`.
-    `stop` ends the walk early.
+    `stop` ends the walk early. Of a directory with very many others in it their names are not kept, but read again.
 
     Raises:
         OSError: the root cannot be opened; in a strict walk, a directory cannot be read.
     """
     ignored = () if strict else (OSError,)
     fd = os.open(root, DIRECTORY & ~os.O_NOFOLLOW)
+    # What is still to be read in each directory on the way to the one that is read.
+    levels = [_join_all(b"", [""])]
     try:
-        directories = [b""]
-        while directories and not stop():
-            directory = directories.pop()
+        while levels and not stop():
+            if (directory := next(levels[-1], None)) is None:
+                levels.pop()
+                continue
+            below = _Below(skip, _KEPT_NAMES if len(levels) <= _REREAD_LEVELS else sys.maxsize)
             with suppress(*ignored), open_below(fd, directory) as opened, os.scandir(opened) as entries:
-                yield directory, _entries(entries, partial(_add, directories, directory, skip), ignored)
+                yield directory, _entries(entries, below.add, ignored)
+            reread = _read_again(fd, directory, skip, ignored)
+            levels.append(reread if below.names is None else _join_all(directory, below.names))
     finally:
+        for level in levels:
+            level.close()
         os.close(fd)
+
+
+class _Below:
+    """The names of the directories in one, of which `skip` leaves out some; None: there are more than `limit`."""
+
+    def __init__(self, skip: _Skip, limit: int) -> None:
+        self.names: list[str] | None = []
+        self._skip = skip
+        self._limit = limit
+
+    def add(self, entry: "os.DirEntry[str]") -> None:
+        if self.names is None or not entry.is_dir(follow_symlinks=False) or self._skip(entry):
+            return
+        if len(self.names) < self._limit:
+            self.names.append(entry.name)
+        else:
+            self.names = None
 
 
 def _entries(
@@ -85,8 +116,14 @@ def _entries(
             yield entry
 
 
-def _add(
-    directories: list[bytes], directory: bytes, skip: Callable[["os.DirEntry[str]"], bool], entry: "os.DirEntry[str]"
-) -> None:
-    if entry.is_dir(follow_symlinks=False) and not skip(entry):
-        directories.append(join(directory, entry.name))
+def _join_all(directory: bytes, names: list[str]) -> Generator[bytes]:
+    for name in names:
+        yield join(directory, name)
+
+
+def _read_again(root: int, directory: bytes, skip: _Skip, ignored: tuple[type[OSError], ...]) -> Generator[bytes]:
+    """Yield the path of each directory in one, which stays open meanwhile."""
+    with suppress(*ignored), open_below(root, directory) as opened, os.scandir(opened) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not skip(entry):
+                yield join(directory, entry.name)

@@ -14,7 +14,7 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
-from datamover.data_path.file_names import inspect_names, mangle
+from datamover.data_path.file_names import NameReport, inspect_names, mangle
 from datamover.kopia.process import Kopia
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
@@ -251,3 +251,21 @@ async def test_a_cancel_between_transfer_and_end_leaves_no_snapshot(
 def test_names_that_could_control_a_terminal_are_escaped(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\x1b[31m\xff")).touch()
     assert r"for example in \x1b[31m\xff" in inspect_names(tmp_path, _go_on).warning
+
+
+def test_many_names_that_kopia_changes_are_compared_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+
+    class Counting(NameReport):
+        def add(self, directory: bytes, names: list[bytes]) -> None:
+            nonlocal most
+            most = max(most, len(names))
+            super().add(directory, names)
+
+    monkeypatch.setattr("datamover.data_path.file_names._COMPARED_NAMES", 100)
+    names = [b"x/%d\xff" % number for number in range(1000)]
+    volume = _fill(tmp_path / "v", *names, *(name[:-1] + b"\xfe" for name in names[:300]), b"x/plain")
+    os.mkfifo(os.fsencode(volume) + b"/x/\xfd")
+    report = inspect_names(volume, _go_on, Counting())
+    assert (report.mangled, report.collisions, len(report.colliding)) == (1300, 300, 3)
+    assert 100 <= most < 200

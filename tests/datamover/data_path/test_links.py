@@ -1,13 +1,17 @@
 import json
+import os
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links
+from datamover.data_path.links import Links, TargetLinks, find_links, read_entries, remove_links
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.work_dir import WorkDir
 
 
 def _go_on() -> bool:
@@ -29,13 +33,34 @@ def test_all_links_are_found_and_hard_ones_on_request(target: Path) -> None:
     (target / "one").write_text("")
     (target / "a" / "two").hardlink_to(target / "one")
     (target / "alone").write_text("")
-    found = find_links(target, _go_on, hard=True)
+    with TemporaryFile() as file:
+        found = TargetLinks(file)
+        find_links(target, _go_on, found, hard=True)
+        (part,) = found.in_parts()
     links = [b"a/relative", b"a/up", b"absolute-in", b"chain", b"dangling", b"in", b"out"]
-    assert sorted(found.symbolic) == links
-    assert [sorted(names) for names in found.hard.values()] == [[b"a/two", b"one"]]
-    assert sorted(found.paths) == sorted([*links, b"a/two", b"one"])
-    assert found.entries == len(found.paths) + len(["a", "alone"])
-    assert find_links(target, _go_on).hard == {}
+    assert sorted(part.symbolic) == links
+    assert found.symbolic == len(links)
+    assert [sorted(names) for names in part.hard.values()] == [[b"a/two", b"one"]]
+    assert sorted(part.paths) == sorted([*links, b"a/two", b"one"])
+    assert found.entries == len(part.paths) + len(["a", "alone"])
+    with TemporaryFile() as file:
+        found = TargetLinks(file)
+        find_links(target, _go_on, found)
+        assert [one.hard for one in found.in_parts()] == [{}]
+
+
+def test_many_links_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datamover.data_path.links._READ_AT_A_TIME", 2)
+    with TemporaryFile() as file:
+        found = TargetLinks(file)
+        for name in (b"a", b"b\n", b"\xff"):
+            found.add(name)
+        for name in (b"f", b"g"):
+            found.add(name, (1, 2, 2))
+        parts = list(found.in_parts())
+    assert [one.symbolic for one in parts] == [[b"a", b"b\n"], [b"\xff"], []]
+    assert [one.hard for one in parts] == [{}, {(1, 2, 2): [b"f"]}, {(1, 2, 2): [b"g"]}]
+    assert parts[1].in_the_way({b"f": _CONTENT, b"g": _CONTENT}) == [b"f"]
 
 
 _CONTENT: JsonDict = {"type": "f", "obj": "1", "mode": "0644", "mtime": "2024-01-01T00:00:00Z"}
@@ -57,13 +82,13 @@ _CONTENT: JsonDict = {"type": "f", "obj": "1", "mode": "0644", "mtime": "2024-01
 def test_hard_links_are_in_the_way_unless_the_same_is_written_through_each(
     entries: dict[str, JsonDict], in_the_way: list[str]
 ) -> None:
-    found = TargetLinks(hard={(1, 2, 2): [b"f", b"g"]})
+    found = Links(hard={(1, 2, 2): [b"f", b"g"]})
     named = {name.encode(): {**entry, "name": name} for name, entry in entries.items()}
     assert found.in_the_way(named) == [name.encode() for name in in_the_way]
 
 
 def test_hard_links_with_a_name_elsewhere_are_in_the_way() -> None:
-    found = TargetLinks(hard={(1, 2, 3): [b"f", b"g"]})
+    found = Links(hard={(1, 2, 3): [b"f", b"g"]})
     assert found.in_the_way({b"f": _CONTENT, b"g": _CONTENT}) == [b"f", b"g"]
 
 
@@ -83,27 +108,30 @@ def test_only_links_are_removed(target: Path) -> None:
 
 def test_a_target_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataPathError, match=r"cannot read target .*missing: No such file or directory"):
-        find_links(tmp_path / "missing", _go_on)
+        find_links(tmp_path / "missing", _go_on, TargetLinks(BytesIO()))
 
 
 class _Calls:
     """A kopia with the directories of one snapshot, whose object `Ik1` is too large for one content."""
 
-    def __init__(self, objects: dict[str, list[JsonDict]]) -> None:
+    def __init__(self, objects: dict[str, list[JsonDict]], work_dir: WorkDir) -> None:
+        self.work_dir = work_dir
         self._objects = objects
         self.received: list[tuple[str, ...]] = []
 
-    async def call(self, attempted: str, *arguments: str) -> KopiaAnswer:
+    async def call(self, attempted: str, *arguments: str, output_fd: int) -> KopiaAnswer:
         self.received.append(arguments)
         ids = arguments[2:] if arguments[0] == "content" else arguments[1:]
         lines = [json.dumps({"stream": "kopia:directory", "entries": self._objects[one]}) + "\n" for one in ids]
-        return KopiaAnswer(attempted, 0, "".join(lines).encode())
+        os.ftruncate(output_fd, 0)
+        os.pwrite(output_fd, "".join(lines).encode(), 0)
+        return KopiaAnswer(attempted, 0, b"")
 
 
 _SNAPSHOT = Snapshot("id", "s", "", "k0", 0, 0)
 
 
-async def test_entries_of_one_depth_are_read_together() -> None:
+async def test_entries_of_one_depth_are_read_together(tmp_path: Path) -> None:
     kopia = _Calls(
         {
             "k0": [
@@ -116,7 +144,8 @@ async def test_entries_of_one_depth_are_read_together() -> None:
             "Ik1": [{"name": "f", "type": "f"}],
             "k2": [{"name": "f", "type": "s"}],
             "k3": [],
-        }
+        },
+        WorkDir(tmp_path, tmp_path),
     )
     paths = [b"d", b"l", b"\xff", b"d/f", b"d/x", b"l/x", b"missing/x/y", b"e/f", b"g/f"]
     found = await read_entries(kopia, _SNAPSHOT, paths)
@@ -125,7 +154,7 @@ async def test_entries_of_one_depth_are_read_together() -> None:
     assert kopia.received == [("content", "show", "k0"), ("content", "show", "k2", "k3"), ("show", "Ik1")]
 
 
-async def test_nothing_is_read_without_a_path() -> None:
-    kopia = _Calls({})
+async def test_nothing_is_read_without_a_path(tmp_path: Path) -> None:
+    kopia = _Calls({}, WorkDir(tmp_path, tmp_path))
     assert await read_entries(kopia, _SNAPSHOT, []) == {}
     assert kopia.received == []

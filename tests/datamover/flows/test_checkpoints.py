@@ -95,7 +95,7 @@ async def test_the_next_backup_deletes_the_remaining_checkpoints(
     await _break_off(mover_repository, volume, volume.parent / "repository", plain_kopia=kopia, cancel=True)
     left = [one["id"] for one in kopia.snapshots()]
     warn = AsyncMock()
-    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, low_memory=True)
+    request = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2)
     backup = await back_up(mover_repository, request, backup_data_path(warn))
     assert left
     warn.assert_awaited_once_with(f"removed {len(left)} incomplete snapshots of earlier backups")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from datamover.kopia.repository import Repository
+from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -91,3 +92,14 @@ async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Pa
     assert await pod.run("data-upload", tree) == 0
     reported = "ignored settings: Another (unknown), NewSetting (unknown)"
     assert ("Data-Path-Warning", reported) in pod.events()
+
+
+async def test_a_snapshot_with_more_entries_than_the_memory_suffices_for_is_reported(pod: MoverPod, tree: Path) -> None:
+    way = _Way("DataUpload", "DataDownload", "dataMoverConfig")
+    await way.go(pod, tree, {})
+    assert not [text for _, text in pod.events() if "keeps in memory" in text]
+    pod.limits = ResourceLimits(_CPUS, (100 << 20) + 400)
+    await way.go(pod, tree, {})
+    entries = len([*tree.rglob("*")])
+    text = f"the snapshot has {entries} entries, all of which kopia keeps in memory: the limit suffices for about 1"
+    assert ("Data-Path-Warning", text) in pod.events()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from core.contract import VolumeMode
 from core.errors import KopiaError, RepositoryError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
+from datamover.runtime.child import ChildExit, run_child
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.mounts import mounted
@@ -110,17 +112,26 @@ async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str
         assert secret not in f"{pod.message}{pod.events()}"
 
 
-def _request(tree: Path, *, low_memory: bool = False) -> BackupParameters:
-    return BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2, low_memory=low_memory)
-
-
-@pytest.mark.parametrize("low_memory", [True, False], ids=["one kopia at a time", "two"])
-async def test_a_backup_opens_its_repository_with_any_memory_limit(
-    repository: Path, tree: Path, low_memory: bool
+async def test_a_backup_opens_its_repository_with_one_kopia_at_a_time(
+    repository: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    running, most = 0, 0
+
+    async def count(*arguments: Any) -> ChildExit:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            return await run_child(*arguments)
+        finally:
+            running -= 1
+
+    monkeypatch.setattr("datamover.kopia.process.run_child", count)
+    request = BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     with opened(FileStorage(repository)) as ours:
-        backup = await back_up(ours, _request(tree, low_memory=low_memory), backup_data_path())
+        backup = await back_up(ours, request, backup_data_path())
         assert [one.snapshot_id for one in await list_snapshots(ours.kopia)] == [backup.snapshot_id]
+    assert most == 1
 
 
 async def test_a_cancel_during_errors_of_a_read_is_kept(repository: Path) -> None:

@@ -24,6 +24,15 @@ def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelt
     assert read_checkpoint_interval({_VARIABLE: text}) == interval
 
 
+@pytest.mark.parametrize(
+    ("index_seconds", "interval"),
+    [(3.0, timedelta(seconds=30)), (79.2, timedelta(seconds=79)), (900.0, timedelta(minutes=10))],
+)
+def test_a_checkpoint_writes_the_index_before_the_memory_is_full(index_seconds: float, interval: timedelta) -> None:
+    assert read_checkpoint_interval({}, index_seconds) == interval
+    assert read_checkpoint_interval({_VARIABLE: "5m"}, index_seconds) == timedelta(minutes=5)
+
+
 @pytest.mark.parametrize("text", ["0", "9s", "46m", "-1m", "often"])
 def test_an_interval_that_kopia_does_not_accept_is_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{_VARIABLE}: "):

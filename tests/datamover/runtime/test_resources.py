@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -80,9 +81,20 @@ def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None
     assert limits.go_settings({}, restore_workers=workers) == {"GOMEMLIMIT": soft}
 
 
-@pytest.mark.parametrize(("limit_mib", "low_memory"), [(None, False), (256, True), (512, False)])
-def test_little_memory_suffices_for_one_kopia_at_a_time(limit_mib: int | None, low_memory: bool) -> None:
-    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).low_memory is low_memory
+@pytest.mark.parametrize(
+    ("cpus", "limit_mib", "seconds"),
+    [(2, None, math.inf), (2, 128, 0), (2, 512, 40), (4, 512, 20), (2, 4096, 561)],
+)
+def test_an_index_is_written_before_tiny_files_take_the_memory(
+    cpus: int, limit_mib: int | None, seconds: float
+) -> None:
+    limits = ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None)
+    assert limits.index_seconds == pytest.approx(seconds, abs=1)
+
+
+@pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 0), (256, 408_944), (512, 1_080_033)])
+def test_kopia_keeps_the_entries_of_a_restore(limit_mib: int | None, entries: int | None) -> None:
+    assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).fitting_entries == entries
 
 
 def test_settings_in_the_environment_are_kept() -> None:

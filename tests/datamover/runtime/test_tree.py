@@ -1,9 +1,12 @@
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from datamover.runtime.tree import escape_controls, open_below, walk_tree
+
+_MORE_THAN_KEPT = 2500
 
 
 def _names(root: Path) -> dict[bytes, set[str]]:
@@ -76,3 +79,44 @@ def test_a_strict_walk_fails_for_a_directory_that_cannot_be_read(tmp_path: Path)
         for _, entries in walk_tree(tmp_path / "v", lambda: False, strict=True):
             assert [entry.name for entry in entries] == ["a"]
             (tmp_path / "v" / "a").rmdir()
+
+
+@pytest.mark.parametrize("levels", [0, 101], ids=["at the top", "far below"])
+def test_each_of_many_directories_in_one_is_walked_once(tmp_path: Path, levels: int) -> None:
+    """Far below, their names are kept: too many files would be open otherwise."""
+    many = tmp_path.joinpath(*["d"] * levels)
+    for number in range(_MORE_THAN_KEPT):
+        (many / f"{number}" / "below").mkdir(parents=True)
+    walked = [directory for directory, entries in walk_tree(tmp_path, lambda: False, strict=True) if not list(entries)]
+    assert len(walked) == len(set(walked)) == _MORE_THAN_KEPT
+
+
+def test_skipped_directories_are_left_out_of_many(tmp_path: Path) -> None:
+    for number in range(_MORE_THAN_KEPT):
+        (tmp_path / f"{number}").mkdir()
+    walk = walk_tree(tmp_path, lambda: False, skip=lambda entry: entry.name != "7")
+    assert [directory for directory, entries in walk if not list(entries)] == [b"7"]
+
+
+def test_files_are_closed_when_a_walk_of_many_directories_ends_early(tmp_path: Path) -> None:
+    for number in range(_MORE_THAN_KEPT):
+        (tmp_path / f"{number}").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    walk = walk_tree(tmp_path, lambda: False)
+    assert len(list(next(walk)[1])) == _MORE_THAN_KEPT
+    assert list(next(walk)[1]) == []
+    del walk
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_walk_keeps_few_of_many_names(tmp_path: Path) -> None:
+    for number in range(10 * _MORE_THAN_KEPT):
+        os.mkdir(tmp_path / f"a name as long as that of a message in a mailbox {number}")  # noqa: PTH102 - faster
+    tracemalloc.start()
+    try:
+        walked = sum(1 for _, entries in walk_tree(tmp_path, lambda: False) for _ in entries)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert walked == 10 * _MORE_THAN_KEPT
+    assert peak_bytes < 10 * _MORE_THAN_KEPT * len("a name as long as that of a message in a mailbox") / 2
