@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -24,16 +25,26 @@ from benchmarks.scale.budget import Budget, usual_minutes
 from benchmarks.scale.doors import Doors, open_doors
 from benchmarks.scale.effort import Effort
 from benchmarks.scale.growth import measure_growth
+from benchmarks.scale.large import measure_large
 from benchmarks.scale.leaders import kill_leader, measure_leaders, pause_leader
 from benchmarks.scale.many import measure_many
 from benchmarks.scale.report import Report
 from benchmarks.scale.scene import warm_up
+from benchmarks.scale.validation import Validation
 from benchmarks.scale.waiting import measure_waiting
 
 __all__ = ["main"]
 
 _USUAL_SECONDS: Final = {"few": 70, "many": 470, "waiting": 280, "growth": 200, "kills": 210, "pauses": 170}
 """All scenarios in their order, and what each takes on four quiet cores, about."""
+
+_LARGE: Final = "large"
+"""A run of its own: 500 agents leave no time for anything else."""
+
+_USUAL_EFFORT: Final = {"agents": 50, "transfers": 2000, "rate": 10.0, "minutes": usual_minutes()}
+_LARGE_EFFORT: Final = {"agents": 500, "transfers": 10_000, "rate": 5.0, "minutes": 60.0}
+_AGENTS_A_PROCESS: Final = 40
+"""A process offers 50 ports (`benchmarks.scale.ports`)."""
 
 _FEW_SHARE: Final = 5
 """Few agents show what one transfer costs with a fifth of the transfers."""
@@ -44,18 +55,19 @@ _KILLS_SHARE: Final = 0.6
 _BLOCKED_SECONDS: Final = 60
 """So many seconds after the time limit even a call that blocks everything is interrupted."""
 
-_FIGURES: Final = "figures of scale"
+_FIGURES: Final = {False: "figures of scale", True: "figures of large scale"}
 _FEW_AGENTS: Final = 5
 _LEADER_AGENTS: Final = 10
 
 
 class Benchmark:
-    """One pass over the chosen scenarios; `report` holds its results so far."""
+    """One pass over the chosen scenarios; `report` holds its results so far, `validation` that of `large`."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._budget = Budget(arguments.minutes)
         self.report = Report()
+        self.validation = Validation()
 
     async def run(self, doors: Doors) -> bool:
         """Measure all that was asked for; return whether nothing is missing."""
@@ -107,6 +119,12 @@ class Benchmark:
         effort = self._effort(_LEADER_AGENTS, transfers - int(transfers * _KILLS_SHARE))
         self.report.pauses = await measure_leaders(doors, "pauses", effort, disturbs=disturbs, log=_say)
 
+    async def _large(self, doors: Doors) -> None:
+        effort = self._effort(self._arguments.agents, self._arguments.transfers)
+        # Twice the slots of all nodes, as docs/scaling.md advises.
+        effort = replace(effort, processes=-(-effort.agents // _AGENTS_A_PROCESS), queue_length=4 * effort.agents)
+        self.validation.large = await measure_large(doors, _LARGE, effort, log=_say)
+
     def _effort(self, agents: int, transfers: int) -> Effort:
         """Return the effort of so many agents: with fewer slots movers are faster, so that pending times are equal."""
         return Effort(agents, transfers, mover_seconds=agents * 2 / self._arguments.rate)
@@ -114,27 +132,42 @@ class Benchmark:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_scale", description="Many agents and many transfers.")
-    parser.add_argument("--scenario", action="append", choices=_USUAL_SECONDS, help="only this one; may be repeated")
-    parser.add_argument("--agents", type=int, default=50, help="of the scenario many (default: 50)")
     parser.add_argument(
-        "--transfers", type=int, default=2000, help="of the scenario many (default: 2000); others have a share of it"
+        "--scenario",
+        action="append",
+        choices=[*_USUAL_SECONDS, _LARGE],
+        help="only this one; may be repeated, except for large, which is a run of its own",
+    )
+    parser.add_argument("--agents", type=int, help="of the scenarios many (default: 50) and large (default: 500)")
+    parser.add_argument(
+        "--transfers",
+        type=int,
+        help="of the scenarios many (default: 2000) and large (default: 10000); others have a share of it",
     )
     parser.add_argument("--waiting", type=int, default=10_000, help="pending transfers (default: 10000)")
-    parser.add_argument("--rate", type=float, default=10.0, help="transfers a second that movers allow (default: 10)")
+    parser.add_argument(
+        "--rate", type=float, help="transfers a second that movers allow (default: 10; of the scenario large: 5)"
+    )
     parser.add_argument("--kills", type=int, default=20, help="times a leader is killed (default: 20)")
     parser.add_argument("--pauses", type=int, default=10, help="times a leader is paused (default: 10)")
     parser.add_argument(
         "--minutes",
         type=float,
-        default=usual_minutes(),
-        help="how long all of it may take; what is not done then is null (default here: %(default)g)",
+        help=f"how long it may take; what is not done then is null (default here: {usual_minutes():g}, of large: 60)",
     )
     parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a transfer")
     parser.add_argument(
         "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
     )
     parser.add_argument("--folder", type=Path, help="keep logs and what was seen there (default: they are removed)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.large = _LARGE in (arguments.scenario or ())
+    if arguments.large and len(arguments.scenario) > 1:
+        parser.error(f"the scenario {_LARGE} is a run of its own")
+    for name, value in (_LARGE_EFFORT if arguments.large else _USUAL_EFFORT).items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
 
 
 @contextmanager
@@ -169,9 +202,10 @@ def main() -> int:
     """Measure, and print the table and the summary; return 1 if anything of it is missing."""
     arguments = _parse()
     began = time.monotonic()
+    figures = _FIGURES[arguments.large]
     try:
         if arguments.record:
-            check_page(arguments.record, _FIGURES)
+            check_page(arguments.record, figures)
     except BenchmarkError as e:
         _say(str(e))
         return 1
@@ -181,12 +215,12 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory(prefix="bench-scale-", ignore_cleanup_errors=True) as folder:
             good = _measure(benchmark, arguments.minutes, Path(folder))
-    report = benchmark.report
+    report = benchmark.validation if arguments.large else benchmark.report
     table = [f"{describe_machine()}; {time.monotonic() - began:.0f} s in all", "", *report.lines()]
     for line in (*table, "", *report.details(), ""):
         _print(line)
     if arguments.record and good:
-        record(arguments.record, _FIGURES, [*table, "", "```json", report.last_line(), "```"])
+        record(arguments.record, figures, [*table, "", "```json", report.last_line(), "```"])
     _print(report.last_line())
     return 0 if good else 1
 

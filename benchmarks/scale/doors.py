@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.scale.counts import Counts, Store, read_counts, read_store
+from benchmarks.scale.counts import Counts, Store, read_counts, read_store, read_watches
 from benchmarks.scale.kubelet import KubeletAddress
 from benchmarks.scale.ports import free_ports
 from core.models.names import SERVICE_ACCOUNT
@@ -55,6 +55,10 @@ class Doors:
         """Return what the agents' server counted, or counted since `before`, without its own share."""
         counts = read_counts(self.agents_api)
         return counts if before is None else counts.since(before, idle=self.own_share)
+
+    def count_watches(self) -> int:
+        """Return how many watches are open on the agents' server, with its own."""
+        return read_watches(self.agents_api)
 
     def read_store(self) -> Store:
         """Return what etcd has stored so far, from all clients."""

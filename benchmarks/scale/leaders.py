@@ -18,7 +18,7 @@ from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
-__all__ = ["Leaders", "kill_leader", "measure_leaders", "pause_leader"]
+__all__ = ["Leaders", "kill_leader", "measure_leaders", "pause_leader", "wait_for_another"]
 
 _LEASE_SECONDS: Final = 3.0
 _GRACE_SECONDS: Final = 2.0
@@ -79,7 +79,7 @@ async def kill_leader(scene: Scene, agents: dict[str, Serving]) -> float:
     killed_at = time.monotonic()
     await scene.kill(agents[node].child)
     agents[node] = await scene.serve(node)
-    await _wait_for_another(scene, holder)
+    await wait_for_another(scene, holder)
     return time.monotonic() - killed_at
 
 
@@ -90,7 +90,7 @@ async def pause_leader(scene: Scene, agents: dict[str, Serving]) -> float:
     paused_at = time.monotonic()
     leader.pause()
     try:
-        await _wait_for_another(scene, holder)
+        await wait_for_another(scene, holder)
         took = time.monotonic() - paused_at
         await asyncio.sleep(max(0.0, 2 * scene.lease_seconds - took))
     finally:
@@ -98,7 +98,12 @@ async def pause_leader(scene: Scene, agents: dict[str, Serving]) -> float:
     return took
 
 
-async def _wait_for_another(scene: Scene, holder: str) -> None:
+async def wait_for_another(scene: Scene, holder: str) -> None:
+    """Return once there is a leader that is not `holder`.
+
+    Raises:
+        BenchmarkError: there is none for two minutes.
+    """
     try:
         await scene.wait_for_leader(other_than=holder)
     except TimeoutError as e:

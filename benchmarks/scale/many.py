@@ -15,7 +15,7 @@ from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
-__all__ = ["Idle", "Many", "measure_many"]
+__all__ = ["Idle", "Many", "measure_idle", "measure_many"]
 
 _WATCH_RENEWALS_SECONDS: Final = (300.0, 425.0)
 """In this time since its start every watch of an agent is renewed once."""
@@ -86,12 +86,15 @@ async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idl
         store = doors.read_store().since(store)
         requests = counts.total / effort.transfers
         log(f"{name}: {effort.transfers} transfers in {seconds:.0f} s, {requests:.1f} requests each")
-        found = await _measure_idle(scene, effort, standby, began) if idle else None
+        found = await measure_idle(scene, effort, standby, began) if idle else None
         return Many(effort.agents, effort.transfers, seconds, counts, store, scene.judge(), found)
 
 
-async def _measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
-    """Count what agents ask while there is no transfer, in a time in which all their watches are renewed."""
+async def measure_idle(scene: Scene, effort: Effort, standby: Serving, began: float) -> Idle:
+    """Count what agents ask while there is no transfer, in a time in which all their watches are renewed.
+
+    `standby` is one of them that is not the leader; `began` is when they started, on the monotonic clock.
+    """
     await scene.stage.delete_transfers()
     await scene.wait_until(lambda seen: all(sight.deleted for sight in seen.newest()), seconds=LEAST_SECONDS)
     first, last = _WATCH_RENEWALS_SECONDS

@@ -112,9 +112,12 @@ def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "bytes to watches per transfer", f"{one.watch_bytes_per_transfer:,.0f}"
     yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.transfers:.1f}"
     yield "growth of etcd's file per transfer", f"{one.store.file_bytes / one.transfers / 1024:.0f} KiB"
+    yield "CPU of the agents' API server per transfer", f"{one.counts.cpu_seconds / one.transfers * 1000:.0f} ms"
     yield from _rows_of_verdict(one.verdict)
     if one.idle:
         yield "without transfers: requests per second", f"{one.idle.requests_per_s:.2f}"
+        cpu_percent = one.idle.counts.cpu_seconds / one.idle.counts.at_seconds * 100
+        yield "without transfers: CPU of the agents' API server", f"{cpu_percent:.1f} %"
         yield "without transfers: CPU of an agent that is not the leader", f"{one.idle.cpu_percent:.2f} %"
 
 

@@ -23,11 +23,14 @@ from benchmarks.scale.ports import free_ports
 from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
 from core.models.names import DISPATCHER_LEASE, MOVER_SERVICE_ACCOUNT
+from nodeagent.runtime.tasks import work_in_parallel
 
 __all__ = ["Scene", "Serving", "open_scene", "warm_up"]
 
 _POLL_SECONDS: Final = 0.1
 _READY_SECONDS: Final = 120.0
+_SECONDS_AN_AGENT: Final = 5.0
+_AT_A_TIME: Final = 4
 
 
 @dataclass
@@ -68,10 +71,13 @@ class Scene:
         arguments = self._cluster_flags(self.stage.agents)
         arguments += ["--config-map", CONFIG_MAP, "--lease-seconds", str(self.lease_seconds)]
         shares = [nodes[number::processes] for number in range(processes)]
-        async with asyncio.TaskGroup() as group:
-            for share in filter(None, shares):
-                words = [word for node in share for word in ("--node", node)]
-                group.create_task(self._start("agents", [*arguments, *words]), name="agents")
+
+        async def host(share: Sequence[str]) -> None:
+            words = [word for node in share for word in ("--node", node)]
+            await self._start("agents", [*arguments, *words], seconds=_READY_SECONDS + len(share) * _SECONDS_AN_AGENT)
+
+        # All at once they would keep each other from being ready in time.
+        await work_in_parallel(list(filter(None, shares)), host, at_a_time=_AT_A_TIME, name="agents")
 
     async def serve(self, node: str) -> Serving:
         """Start a real agent for `node`; it may not be ready yet."""
@@ -149,11 +155,11 @@ class Scene:
     def _cluster_flags(self, kubeconfig: Path) -> list[str]:
         return ["--kubeconfig", str(kubeconfig), "--namespace", self.stage.namespace]
 
-    async def _start(self, program: str, arguments: Sequence[str]) -> Child:
+    async def _start(self, program: str, arguments: Sequence[str], *, seconds: float = _READY_SECONDS) -> Child:
         log = self.folder / f"{program}-{len(self.children)}.log"
         child = await start_child(f"benchmarks.scale.{program}", arguments, name=f"{program}", log=log)
         self.children.append(child)
-        await child.wait_ready(_READY_SECONDS)
+        await child.wait_ready(seconds)
         return child
 
 

@@ -32,9 +32,9 @@ class Waiting:
     verdict: Verdict
 
 
-async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log) -> Waiting:
+async def measure_waiting(doors: Doors, name: str, transfers: int, *, log: Log, nodes: int = 3) -> Waiting:
     """Let many transfers be pending for the quota, then raise it for all of them."""
-    async with open_scene(doors, name, nodes=3) as scene:
+    async with open_scene(doors, name, nodes=nodes) as scene:
         stage = scene.stage
         await stage.set_up(queue_length=QUEUE_LENGTH, slots=SLOTS)
         apps = [app_namespace(stage.namespace, number) for number in range(10)]

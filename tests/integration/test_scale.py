@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def doors(apiserver: ApiServer, tmp_path: Path) -> Doors:
     """One API server for all: nothing is counted here."""
-    nothing = Counts(1.0, Counter(), 0.0)
+    nothing = Counts(1.0, Counter())
     return Doors(apiserver, apiserver.url, apiserver.api, nothing, make_kubelet(apiserver), tmp_path)
 
 
