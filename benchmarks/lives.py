@@ -3,6 +3,7 @@
 Knows custom resources, pods and the Events of data movers. Does not know what is compared with what.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -22,14 +23,18 @@ __all__ = ["Life", "live"]
 _SECONDS: Final = 900
 _POLL_SECONDS: Final = 0.05
 
+_FLUSH: Final = re.compile(r"the disk took ([\d.]+) s")
+"""Source: `datamover.data_path.restore`."""
+
 
 @dataclass(frozen=True)
 class Life:
     """The stages of a transfer in seconds.
 
     `accept`: from its creation; `expose`: until its pod is created, with snapshot and volume; `pod`: until the mover's
-    container runs; `open`: until the data path starts, with Python, repository and connection; `move`: until its data
-    is complete, with a restore's flush; `hand_over`: until it is Completed; `clean_up`: until nothing of it is left.
+    container runs; `open`: until the data path starts, with Python; `repository`: until its repository is ready, if it
+    was not; `move`: until its data is complete; `flush`: the last part of a restore, until the data is on the disk;
+    `hand_over`: until it is Completed; `clean_up`: until nothing of it is left.
     `in_progress` is from InProgress to Completed, `whole` from creation to Completed.
     """
 
@@ -37,7 +42,9 @@ class Life:
     expose: float
     pod: float
     open: float
+    repository: float
     move: float
+    flush: float
     hand_over: float
     clean_up: float
     in_progress: float
@@ -119,12 +126,15 @@ def _measure(created: float, own: _Watched, pod: _Watched) -> Life:
     released = own.first("the end of the cleanup", lambda _, version: _is_released(version))
     events = _read_events(own.transfer)
     started, moved = (events[one] for one in (DataPathReason.STARTED, DataPathReason.COMPLETED))
+    ready, flush = events.get(DataPathReason.READY, started), _read_flush(own.transfer)
     return Life(
         accept=accepted - created,
         expose=pod_created - accepted,
         pod=running - pod_created,
         open=started - running,
-        move=moved - started,
+        repository=ready - started,
+        move=moved - ready - flush,
+        flush=flush,
         hand_over=completed - moved,
         clean_up=max(gone, released) - completed,
         in_progress=completed - in_progress,
@@ -140,6 +150,13 @@ def _runs(pod: Json) -> bool:
 def _is_released(version: Json) -> bool:
     ended = version.get("status", {}).get("phase") == "Completed"
     return ended and not version["metadata"].get("finalizers")
+
+
+def _read_flush(transfer: Followed) -> float:
+    """Return the seconds that the mover of a restore waited for the disk, by its log in the agents'; else 0.0."""
+    logs = transfer.bed.user.kubectl("logs", "-n", NAMESPACE, "-l", "name=node-agent", "--tail=-1")
+    found = [_FLUSH.search(line) for line in logs.splitlines() if f"name={transfer.name} " in f"{line} "]
+    return next((float(one[1]) for one in reversed(found) if one), 0.0)
 
 
 def _read_events(transfer: Followed) -> dict[str, float]:

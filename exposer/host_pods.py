@@ -1,16 +1,18 @@
-"""The kubelet's pods directory, as the agent has it mounted: which pods are in it, and where their volumes are.
+"""The kubelet's pods directory, as the agent has it mounted: its pods, their volumes, and termination messages.
 
-Lists directories of the kubelet. Never opens what is mounted in them: it belongs to tenants, and the
-server behind it may hang.
+Lists directories of the kubelet, and reads the files in which it collects termination messages. Never opens what is
+mounted in volumes: it belongs to tenants, and the server behind it may hang.
 """
 
+import os
 from pathlib import Path
 from typing import Final
 
+from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
 from exposer.workload import join_directory, pod_of_directory, split_directory
 
-__all__ = ["find_volume_directory", "list_pods"]
+__all__ = ["find_volume_directory", "list_pods", "read_termination_message"]
 
 _SHOWN: Final = 10
 """Directories that fit into a message; a pod rarely has more volumes."""
@@ -58,6 +60,33 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
         found = _describe([f"{each}/{name}" for each in matching])
         raise ExposeError(f"{what} is in several of the kubelet's directories of the pod: {found}")
     return join_directory(pod_directory, matching[0], name)
+
+
+def read_termination_message(host_pods: str, uid: str, container: str) -> str:
+    """Return what a container of the pod `uid` has left as termination message so far; empty if that is nothing.
+
+    The kubelet reports the same once it knows that the container has ended, up to a second later. The container can
+    write into the file, but not exchange it: the file alone is mounted.
+
+    Source: Kubernetes v1.34, pkg/kubelet/kuberuntime/kuberuntime_container.go (makeMounts): a file with a name of its
+    own for each start of the container, in `<pods>/<uid>/containers/<name>`.
+    """
+    directory = Path(host_pods, uid, "containers", container)
+    try:
+        messages = [_read_start(directory / name) for name in _list(directory)]
+    except OSError:
+        return ""
+    return next(filter(None, messages), "")
+
+
+def _read_start(file: Path) -> str:
+    """Return the text of a regular file up to the limit of termination messages; empty if it cannot be read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as opened:
+            return opened.read(TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _list_volumes(directory: Path) -> dict[str, list[str]]:

@@ -92,7 +92,9 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
         await _restore_files(repository, snapshot, parameters, data_path=data_path)
+        written = data_path.clock.monotonic()
         await data_path.wait_for(sync_file_system(parameters.target), WRITING)
+        _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
     return RestoreResult(
         target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,

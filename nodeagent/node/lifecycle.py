@@ -223,11 +223,15 @@ ReadCurrent = Callable[[TransferKey], JsonDict | None]
 
 @dataclass(frozen=True)
 class Site:
-    """Where this agent runs: its node, the node's OS and the namespace of the transfers."""
+    """Where this agent runs: its node, the node's OS and the namespace of the transfers.
+
+    `host_pods` is the kubelet's pods directory, as the agent has it mounted; empty: it has not.
+    """
 
     node: str
     namespace: str
     os: str = "linux"
+    host_pods: str = ""
 
     @property
     def label(self) -> str:

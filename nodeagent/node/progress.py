@@ -1,7 +1,7 @@
 """The progress of running transfers: from the Events of their movers into status and metrics.
 
 Knows which Events to watch, and what of them was counted. Does not know when a transfer runs
-(`nodeagent.node.reconciler` passes that in), nor how it ends.
+(`nodeagent.node.reconciler` passes that in), nor how it ends: it only notifies of the Event that says so.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import Change, StatusWriter
 
-__all__ = ["ProgressFollower"]
+__all__ = ["Followed", "ProgressFollower"]
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _RETRY_PAUSE_SECONDS: Final = 5.0
 
 _PENDING_REASONS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
 
-_READ_REASONS: Final = _PENDING_REASONS | {DataPathReason.PROGRESS}
+_READ_REASONS: Final = _PENDING_REASONS | {DataPathReason.PROGRESS, DataPathReason.COMPLETED}
 
 _WRITERS: Final = 8
 """Transfers whose status is written at the same time: a slow write delays no other transfer."""
@@ -55,13 +55,14 @@ _ATTEMPTS: Final = 5
 _ATTEMPT_PAUSE_SECONDS: Final = 1.0
 """After a conflict with another writer, or with an outdated cache; after the last attempt the next Event retries."""
 
-ReadTransfer = Callable[[], Transfer | None]
-
 
 @dataclass(frozen=True)
-class _Followed:
+class Followed:
+    """A transfer that runs here: its kind, how it is read from the cache, and what is called when its mover is done."""
+
     kind: NodeKind[Any]
-    read_transfer: ReadTransfer
+    read_transfer: Callable[[], Transfer | None]
+    on_completed: Callable[[], None] = lambda: None
 
 
 @dataclass
@@ -72,13 +73,14 @@ class _Reading:
     failed writes since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
     `counted` is the message of this attempt whose bytes were counted last, `shown` the bytes that were shown last as a
     sign of life. `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done,
-    and `done_bytes` what this one has. `heard` counts the Events.
+    and `done_bytes` what this one has. `heard` counts the Events. `completed`: a mover recorded that it
+    has moved all data; after a restart of the agent, that of an earlier attempt may have.
     """
 
     uid: str
     message: ProgressMessage = field(default_factory=ProgressMessage)
     pending: MoverPending = field(default_factory=MoverPending)
-    followed: _Followed | None = None
+    followed: Followed | None = None
     counted_done_bytes: int = 0
     counted: ProgressMessage = field(default_factory=ProgressMessage)
     shown: tuple[int, int] | None = None
@@ -88,15 +90,23 @@ class _Reading:
     base_bytes: int = 0
     done_bytes: int = 0
     heard: int = 0
+    completed: bool = False
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
     def begin(self, attempt: int) -> None:
         """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
         self.attempt, self.done_bytes, self.counted = attempt, 0, ProgressMessage()
+        self.completed = False
         self.pending = MoverPending()
         self.base_bytes = self.message.done_bytes
         self.message = ProgressMessage(done_bytes=self.message.done_bytes, total_bytes=self.message.total_bytes)
+
+    def complete(self) -> None:
+        """Notify, if the transfer is known to run here, that its mover has moved all data."""
+        self.completed = True
+        if self.followed is not None:
+            self.followed.on_completed()
 
     def take(self, message: ProgressMessage) -> None:
         """Take the progress that the mover of this attempt reports."""
@@ -134,18 +144,14 @@ class ProgressFollower:
             group.create_task(self._watch(labeled), name="progress")
             await self._watch_unlabeled(group)
 
-    def follow(self, kind: NodeKind[Any], cr: Transfer, read_transfer: ReadTransfer, *, labeled: bool) -> None:
-        """Start to follow `cr`; may be called again.
+    def follow(self, cr: Transfer, followed: Followed, *, labeled: bool) -> None:
+        """Start to follow `cr`, which is read by `followed`; may be called again.
 
-        Args:
-            kind: its kind.
-            cr: the transfer.
-            read_transfer: returns it as cached.
-            labeled: its mover labels its Events with the node.
+        `labeled`: its mover labels its Events with the node.
         """
-        reading = self._readings.setdefault(cr.uid, _Reading(cr.uid))
+        kind, reading = followed.kind, self._readings.setdefault(cr.uid, _Reading(cr.uid))
         if reading.followed is None:
-            reading.followed, reading.ended = _Followed(kind, read_transfer), False
+            reading.followed, reading.ended = followed, False
             if reading.attempt < cr.attempts.number:
                 reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
@@ -160,6 +166,11 @@ class ProgressFollower:
         """Return how many Events of that transfer's movers have arrived: another number is a sign of life."""
         reading = self._readings.get(uid)
         return 0 if reading is None else reading.heard
+
+    def completed(self, uid: str) -> bool:
+        """Return whether a mover of that transfer recorded that it has moved all data: its result may be there."""
+        reading = self._readings.get(uid)
+        return reading is not None and reading.completed
 
     def leave(self, kind_name: str, uid: str) -> None:
         """Stop following that transfer; what its Events reported is kept until they expire."""
@@ -249,6 +260,9 @@ class ProgressFollower:
             # Its mover was faster than the watch of the transfers.
             reading = self._readings[uid] = _Reading(uid)
         reading.heard += 1
+        if event["reason"] == DataPathReason.COMPLETED:
+            reading.complete()
+            return ""
         if event["reason"] in _PENDING_REASONS:
             reading.pending.observe_event(event)
             return uid if reading.followed else ""

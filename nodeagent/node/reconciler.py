@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from core.errors import AgentError
@@ -38,6 +39,8 @@ from nodeagent.node.lifecycle import (
     decide,
     is_owned,
 )
+from nodeagent.node.mover_result import add_result
+from nodeagent.node.progress import Followed
 from nodeagent.node.slots import SlotRequest
 from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
@@ -235,10 +238,15 @@ class Reconciler:
 
     async def _step(self, key: TransferKey, *, reread: bool) -> Requeue | None:
         """Read the transfer, decide one step, carry it out. `reread`: the cache is known to be outdated."""
-        await self._end_progress(key)
+        ended = self._find_ended(key)
+        if ended is not None:
+            # The mover's last progress is written first: the next write is its outcome.
+            await self._tools.progress.end_writing(ended[0])
         read = await self._cache.read(key, reread=reread)
         if read is None:
             return None
+        if ended is not None and read.pod is not None:
+            read = replace(read, pod=_newer(read.pod, ended[1]))
         cached = self._cache.raw(key)
         if cached is not None and cached["metadata"]["uid"] == read.cr.uid:
             # If the watch delivered the transfer's end during this read, nothing would free its slot again.
@@ -252,11 +260,14 @@ class Reconciler:
             return await self._steps.perform(action, case)
         return self._next_check(case) if read.watched else Requeue(_POLL_SECONDS)
 
-    async def _end_progress(self, key: TransferKey) -> None:
-        """Wait for the last write of progress once the mover has ended: the next write is its outcome."""
+    def _find_ended(self, key: TransferKey) -> tuple[str, JsonDict] | None:
+        """Return the UID of the transfer and its mover pod, if its mover has ended, or has left its result."""
         cr, pod = self._cache.transfer(key), self._cache.pod(key) or self._cache.departed(key)
-        if cr is not None and pod is not None and is_current(pod, cr) and has_ended(pod):
-            await self._tools.progress.end_writing(cr.uid)
+        if cr is None or pod is None or not is_current(pod, cr):
+            return None
+        if not has_ended(pod) and self._tools.progress.completed(cr.uid):
+            pod = add_result(pod, self._kinds[key[0]], self._site.host_pods) or pod
+        return (cr.uid, pod) if has_ended(pod) else None
 
     def _observe(self, key: TransferKey, cr: Transfer) -> None:
         """Update slots and durations by an observed transfer, and watch its progress while it runs."""
@@ -267,7 +278,9 @@ class Reconciler:
             self._measure(cr)
         if owned and cr.phase in RUNNING_PHASES and not cr.interrupted:
             labeled = pod is None or is_own(pod)
-            self._tools.progress.follow(self._kinds[key[0]], cr, lambda: self._cache.transfer(key), labeled=labeled)
+            wake = partial(self._queue.add, key)
+            followed = Followed(self._kinds[key[0]], partial(self._cache.transfer, key), wake)
+            self._tools.progress.follow(cr, followed, labeled=labeled)
         else:
             self._tools.progress.leave(key[0], cr.uid)
 
@@ -328,6 +341,12 @@ class Reconciler:
         self._cache.forget(key)
         self._tools.progress.leave(key[0], uid)
         self._faults.forget(key, uid)
+
+
+def _newer(pod: JsonDict, ended: JsonDict) -> JsonDict:
+    """Return `ended` if it is the same pod, and `pod` as it was read has not ended."""
+    same = pod["metadata"]["uid"] == ended["metadata"]["uid"]
+    return ended if same and not has_ended(pod) else pod
 
 
 def _identity(key: TransferKey) -> dict[str, object]:

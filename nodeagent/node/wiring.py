@@ -61,7 +61,8 @@ def build_node(parts: AgentParts) -> Node:
     """
     client, clock, settings = parts.client, parts.clock, parts.spec.settings
     current = parts.live.current
-    site = Site(node=settings.node_name, namespace=parts.spec.namespace)
+    host_pods = parts.spec.template.host_pods
+    site = Site(node=settings.node_name, namespace=parts.spec.namespace, host_pods=host_pods)
     cache = TransferCache(client, clock, site, kinds=parts.kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     by_name = {kind.spec.name: kind for kind in parts.kinds}

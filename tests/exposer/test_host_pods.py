@@ -1,11 +1,13 @@
-"""The kubelet's pods directory as the agent has it mounted: where a volume is, whichever plugin mounted it."""
+"""The kubelet's pods directory as the agent has it mounted: where a volume is, and what a container has left."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
-from exposer.host_pods import find_volume_directory, list_pods
+from exposer.host_pods import find_volume_directory, list_pods, read_termination_message
 
 _ROOT = "/var/lib/kubelet/pods/u-1/volumes"
 _CSI = "kubernetes.io~csi"
@@ -126,3 +128,39 @@ def test_a_volume_on_a_windows_node_is_found(host_pods: Path) -> None:
     _mount(host_pods, "example.com~disk")
     root = r"C:\var\lib\kubelet\pods\u-1\volumes"
     assert _find(host_pods, rf"{root}\kubernetes.io~csi\pvc-1\mount") == rf"{root}\example.com~disk\pvc-1"
+
+
+def _messages(host_pods: Path) -> Path:
+    """Return the directory of the termination messages of the container `mover` of the pod u-1."""
+    directory = host_pods / "u-1" / "containers" / "mover"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def _read(host_pods: Path) -> str:
+    return read_termination_message(str(host_pods), "u-1", "mover")
+
+
+def test_the_termination_message_of_a_container_is_read(host_pods: Path) -> None:
+    messages = _messages(host_pods)
+    (messages / "00000000").touch()
+    (messages / "7f3a90c1").write_text("done")
+    assert _read(host_pods) == "done"
+
+
+def test_no_more_is_read_than_the_kubelet_keeps(host_pods: Path) -> None:
+    (_messages(host_pods) / "7f3a90c1").write_bytes(b"\xff" * TERMINATION_MESSAGE_LIMIT_BYTES * 2)
+    assert _read(host_pods) == "\ufffd" * TERMINATION_MESSAGE_LIMIT_BYTES
+
+
+def test_neither_a_link_nor_a_pipe_is_read(host_pods: Path) -> None:
+    secret, messages = host_pods / "secret", _messages(host_pods)
+    secret.write_text("secret")
+    (messages / "link").symlink_to(secret)
+    os.mkfifo(messages / "pipe")
+    assert not _read(host_pods)
+
+
+def test_a_container_without_a_directory_has_left_nothing(host_pods: Path) -> None:
+    assert not _read(host_pods)
+    assert not read_termination_message(str(host_pods / "absent"), "u-1", "mover")

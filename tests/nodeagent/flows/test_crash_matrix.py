@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -71,12 +72,13 @@ def is_read(request: Request) -> bool:
 
 async def run_agents(kind: str, fuse: Fuse, world: World, retries: RetryRules) -> None:
     """Run agents until the transfer is done; a second one if the fuse has stopped the first."""
-    async with world.agent(fuse, retries=retries):
+    host_pods = world.cluster.mover.host_pods or ""
+    async with world.agent(fuse, retries=retries, host_pods=host_pods):
         await world.until(
             lambda: (fuse.blown.is_set() and fuse.fault.stops) or world.done(kind),
             every=STEP_SECONDS,
         )
-    async with world.agent(retries=retries):
+    async with world.agent(retries=retries, host_pods=host_pods):
         await world.until(lambda: world.done(kind), every=STEP_SECONDS)
         # The provisioner reclaims the volume a little later.
         await asyncio.sleep(1)
@@ -178,3 +180,12 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:
     await check_matrix(kind, scenario, fault)
+
+
+@pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_the_agent_may_be_stopped_at_every_write_when_results_are_seen_early(
+    kind: str, fault: Fault, tmp_path: Path
+) -> None:
+    """One that starts again may see the end of the pod first, or the result that its mover has left."""
+    await check_matrix(kind, Scenario("Completed", Mover(seconds=0.5, host_pods=tmp_path)), fault)

@@ -14,7 +14,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from nodeagent.node.lifecycle import Site
-from nodeagent.node.progress import ProgressFollower
+from nodeagent.node.progress import Followed, ProgressFollower
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.node.test_progress import NOT_READY, event, message_of
@@ -51,7 +51,7 @@ async def test_twenty_running_transfers_need_one_watch() -> None:
     task = asyncio.create_task(follower.run(), name="progress")
     for transfer in transfers:
         cr = kind.parse(kube.put(transfer))
-        follower.follow(kind, cr, partial(copy, cr), labeled=True)
+        follower.follow(cr, Followed(kind, partial(copy, cr)), labeled=True)
     await asyncio.sleep(1)
     for number, transfer in enumerate(transfers):
         kube.put(event(transfer, "Progress", f'{{"totalBytes":1000,"doneBytes":{number + 1}}}'))

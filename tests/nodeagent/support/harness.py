@@ -136,16 +136,16 @@ def build_agent(
     """Return the node's half of the agent of `node`, whose wall clock is ahead by `skew`, wired as the product does.
 
     `settings` replace fields of `ExposeSettings`; `retries` are the limits of retries; without them
-    there are none.
+    there are none. `host_pods` is the kubelet's pods directory; without it the agent has none.
     """
-    retries = settings.pop("retries", NO_RETRIES)
+    retries, host_pods = settings.pop("retries", NO_RETRIES), settings.pop("host_pods", "")
     assert isinstance(retries, RetryRules)
     clock = LoopClock(skew)
     client = KubeClient(transport, Retry(clock))
     metrics = metrics or Metrics(node)
     exposes = replace(ExposeSettings(AgentTemplate(image="mover:1", host_pods="/host_pods")), **settings)  # type: ignore[arg-type] # fields
     kinds = build_kinds(client, CauseFinder(client, clock), lambda: exposes, frozenset({"velero", ""}), node=node)
-    site = Site(node, NAMESPACE)
+    site = Site(node, NAMESPACE, host_pods=str(host_pods))
     cache = TransferCache(client, clock, site, kinds=kinds)
     status = StatusWriter(client, clock, on_stored=[cache.observe_written])
     tools = Tools(

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError
@@ -46,6 +47,8 @@ BACKUP_DONE = json.dumps(
 RESTORE_DONE = json.dumps({"target": {"byPath": "/uid", "volumeMode": "Filesystem"}, "totalBytes": 1000})
 TRANSFER_RESOURCES = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 CANCELED = "the data path is canceled"
+_CONTAINER = "mover"
+_REPORT_SECONDS = 1.0
 EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet"}
 """The condition of a pod that the kubelet evicts; one that it rejects has none."""
 
@@ -56,7 +59,8 @@ class Mover:
 
     `stubborn`: it does not stop after a cancel request. `message` of None is the result of its kind.
     `rejected` is why the kubelet rejects the first `rejections` pods; `evicted`: it evicts each one instead.
-    The movers of the first `interrupted` attempts are killed instead of ending.
+    The movers of the first `interrupted` attempts are killed instead of ending. With `host_pods`, the kubelet's pods
+    directory, a mover that is done leaves its result there, and the kubelet reports its end a second later.
     """
 
     seconds: float = 3.0
@@ -69,6 +73,14 @@ class Mover:
     rejections: int = 1_000_000
     evicted: bool = False
     interrupted: int = 0
+    host_pods: Path | None = None
+
+    def leave(self, pod: JsonDict, message: str) -> None:
+        """Write the termination message where the kubelet collects it."""
+        if self.host_pods is not None:
+            directory = self.host_pods / pod["metadata"]["uid"] / "containers" / _CONTAINER
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / "0a1b2c3d").write_text(message)
 
 
 @dataclass
@@ -205,19 +217,28 @@ class Controllers(ABC):
             elif now - began >= self.mover.seconds:
                 done = BACKUP_DONE if transfer["kind"] in {"DataUpload", "PodVolumeBackup"} else RESTORE_DONE
                 message = done if self.mover.message is None else self.mover.message
-                self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
-                await self._end(pod, self.mover.exit_code, message)
+                await self._finish(pod, transfer, message, reported=now - began >= self.mover.seconds + _REPORT_SECONDS)
+
+    async def _finish(self, pod: JsonDict, transfer: JsonDict, message: str, *, reported: bool) -> None:
+        """End the mover; if it leaves its result, the kubelet only reports the end once it has `reported` it."""
+        if self.mover.host_pods is None or reported:
+            self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
+            await self._end(pod, self.mover.exit_code, message)
+        elif transfer["metadata"]["uid"] not in self.moved:
+            self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
+            self.mover.leave(pod, message)
+            await self.record(transfer, message, reason="Data-Path-Completed")
 
     async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
         terminated = {"exitCode": exit_code, "message": message, "reason": self.mover.reason}
         status = {
             "phase": "Failed" if exit_code else "Succeeded",
-            "containerStatuses": [{"name": "mover", "state": {"terminated": terminated}}],
+            "containerStatuses": [{"name": _CONTAINER, "state": {"terminated": terminated}}],
         }
         await self._set_status(PODS, pod, status)
 
-    async def record(self, transfer: JsonDict, message: str) -> None:
-        """Record an Event with the progress in `message`, as a mover does."""
+    async def record(self, transfer: JsonDict, message: str, reason: str = "Data-Path-Progress") -> None:
+        """Record an Event, such as one with the progress in `message`, as a mover does."""
         meta = transfer["metadata"]
         self._events += 1
         place = {"namespace": meta["namespace"]}
@@ -226,7 +247,7 @@ class Controllers(ABC):
             "kind": EVENTS.kind,
             "metadata": place | {"name": f"{meta['name']}.{self._events}", "labels": {NODE_LABEL: self.node}},
             "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
-            "reason": "Data-Path-Progress",
+            "reason": reason,
             "message": message,
         }
         await self._create(EVENTS, event)
@@ -301,7 +322,8 @@ class Cluster(Controllers):
     async def _start(self, pod: JsonDict) -> None:
         self._rejected += 1 if self.mover.rejected else 0
         rejected = 0 < self._rejected <= self.mover.rejections
-        status: JsonDict = {"phase": "Failed", "reason": self.mover.rejected} if rejected else {"phase": "Running"}
+        running = {"phase": "Running", "containerStatuses": [{"name": _CONTAINER, "state": {"running": {}}}]}
+        status: JsonDict = {"phase": "Failed", "reason": self.mover.rejected} if rejected else running
         if self.mover.evicted:
             status = {"phase": "Failed", "reason": "Evicted", "conditions": [EVICTED]}
         await self._patch(PODS, pod, {"spec": {"nodeName": self.node}, "status": status})
