@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Terminal", "open_terminal", "plain"]
+__all__ = ["Terminal", "open_terminal", "plain", "screen_of"]
 
 _ROOT = Path(__file__).parents[2]
 _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PIECES = re.compile(r"\x1b\[(?P<count>[0-9;?]*)(?P<command>[A-Za-z])|(?P<control>[\r\n])|(?P<text>[^\x1b\r\n]+)")
 _READ_BYTES = 65_536
 _POLL_SECONDS = 0.1
 
@@ -32,6 +33,28 @@ _POLL_SECONDS = 0.1
 def plain(text: str) -> str:
     """Return what a terminal got without colors and movements of the cursor."""
     return _SEQUENCES.sub("", text).replace("\r\n", "\n").replace("\r", "")
+
+
+def screen_of(raw: str) -> str:
+    """Return what is on the screen in the end, as a terminal of any height has it.
+
+    What is drawn in the place of something else replaces it, as progress does. Only what rich writes is understood.
+    """
+    lines, row, column = [""], 0, 0
+    for piece in _PIECES.finditer(raw):
+        if text := piece["text"]:
+            lines[row] = lines[row][:column].ljust(column) + text + lines[row][column + len(text) :]
+            column += len(text)
+        elif piece["control"] == "\r":
+            column = 0
+        elif piece["control"] == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif piece["command"] == "A":
+            row = max(0, row - int(piece["count"] or 1))
+        elif piece["command"] == "K":
+            lines[row] = "" if piece["count"] == "2" else lines[row][:column]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 @dataclass
@@ -61,6 +84,10 @@ class Terminal:
         while self._read():
             assert time.monotonic() < until, f"not ended in {seconds} s: {self.text}"
         return self.process.wait(seconds), self.text
+
+    def answer(self, text: str) -> None:
+        """Type a line."""
+        os.write(self.master, f"{text}\n".encode())
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
