@@ -92,7 +92,7 @@ async def test_what_is_no_result_is_left_to_the_kubelet(message: str, tmp_path: 
 
 
 async def test_an_event_alone_completes_nothing(tmp_path: Path) -> None:
-    """Whoever may create Events in the namespace cannot have a transfer pass for complete."""
+    """A process that may create Events in the namespace cannot have a transfer pass for complete."""
     transfer = accepted(data_upload())
     async with _running(transfer, tmp_path) as (world, _):
         world.kube.put(event(transfer, "Completed", BACKUP_DONE))
