@@ -32,8 +32,13 @@ def _pod(seconds: float, change: str, containers: list[dict[str, Any]]) -> tuple
 @pytest.fixture
 def watched() -> tuple[_Watched, _Watched]:
     """A transfer that was created at 100 s, and its pod."""
-    events = [_event("Data-Path-Started", 104.5), _event("Data-Path-Completed", 110)]
-    bed: Any = SimpleNamespace(api=SimpleNamespace(objects=lambda *_: events))
+    events = [_event("Data-Path-Started", 104.5), _event("Data-Path-Ready", 106), _event("Data-Path-Completed", 110)]
+    logs = "\n".join(
+        f'level=info msg="mover: the disk took {seconds} s for what was not on it yet" name={name} uid=1'
+        for name, seconds in (("du-1", 0.5), ("du-10", 3.0))
+    )
+    user = SimpleNamespace(kubectl=lambda *_: logs)
+    bed: Any = SimpleNamespace(api=SimpleNamespace(objects=lambda *_: events), user=user)
     transfer = Followed(bed, {"kind": "DataUpload", "metadata": {"name": "du-1"}})
     own, pod = _Watched(transfer, transfer.resource), _Watched(transfer, PODS)
     own.seen = [_own(100, ""), _own(100.5, "Accepted"), _own(103.5, "Prepared"), _own(104, "InProgress", "f")]
@@ -50,7 +55,9 @@ def test_the_stages_of_a_life_follow_each_other(watched: tuple[_Watched, _Watche
             "expose": 1.5,
             "pod": 1.0,
             "open": 1.5,
-            "move": 5.5,
+            "repository": 1.5,
+            "move": 3.5,
+            "flush": 0.5,
             "hand_over": 1.0,
             "clean_up": 3.0,
             "in_progress": 7.0,
