@@ -22,6 +22,7 @@ from datamover.kopia.progress import Direction
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import StallLimits
 from datamover.runtime.child import sync_device, sync_file_system
+from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.data_paths import build_data_path
 
 _DEVICE = b'{"entries": [{"name": "device", "type": "f", "obj": "1"}]}'
@@ -51,19 +52,20 @@ def _data_path(warn: AsyncMock) -> DataPath:
     return build_data_path(Direction.RESTORE, warn, limits=StallLimits(timedelta(seconds=1)))
 
 
-def _repository() -> Mock:
+def _repository(volume: Path) -> Mock:
     repository = Mock()
+    repository.work_dir = WorkDir(volume.parent, volume.parent)
     repository.open = AsyncMock(return_value=Snapshot("id", "s", "", "k0", 0, 0))
     repository.call = AsyncMock(return_value=KopiaAnswer("show", 0, _DEVICE))
     return repository
 
 
 async def _back_up(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
-    await back_up(_repository(), BackupParameters(volume, mode, "some/volume", parallel=1), data_path)
+    await back_up(_repository(volume), BackupParameters(volume, mode, "some/volume", parallel=1), data_path)
 
 
 async def _restore(volume: Path, mode: VolumeMode, data_path: DataPath) -> None:
-    await restore(_repository(), RestoreParameters("id", volume, mode, workers=1), data_path)
+    await restore(_repository(volume), RestoreParameters("id", volume, mode, workers=1), data_path)
 
 
 @pytest.mark.parametrize(
