@@ -95,6 +95,29 @@ async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None
         assert await count("/transfers/du/moving") == 0
 
 
+async def test_events_that_carry_progress_are_not_shown_as_they_are(scene: StatusScene) -> None:
+    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "moving"]
+    uid = raw["metadata"]["uid"]
+    for reason, message in (("Data-Path-Progress", '{"doneBytes":1}'), ("Data-Path-Warning", "no progress for 15s")):
+        about = {"kind": "DataUpload", "uid": uid, "namespace": "velero", "name": "moving"}
+        times = {"lastTimestamp": "2026-11-21T11:59:00Z"}
+        scene.put(
+            "Event", reason.lower(), "v1", involvedObject=about, type="Normal", reason=reason, message=message, **times
+        )
+    async with open_site(scene) as site:
+        text = (await site.get("/transfers/du/moving"))[1]
+    assert "doneBytes" not in text
+    assert text.count("no progress for 15s") == 2
+
+
+async def test_without_a_quota_nothing_is_said_to_wait_for_it(scene: StatusScene) -> None:
+    scene.put_config('{"loadConcurrency": {"globalConfig": 2}}')
+    async with open_site(scene) as site:
+        text = (await site.get("/queue"))[1]
+    assert "There is no quota" in text
+    assert "Who holds the quota" not in text
+
+
 async def test_sizes_that_nothing_can_be_computed_with_break_no_page(scene: StatusScene) -> None:
     for name, progress in (
         ("huge", {"totalBytes": 2**63 - 1, "bytesDone": 1}),
