@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from core.models.names import DELETIONS_CONFIGMAP
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 
@@ -22,6 +23,9 @@ __all__ = ["everything", "kinds"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
+_LASTING = {DELETIONS_CONFIGMAP}
+"""What the first deletion of a backup creates, and what stays: another test may be that one at any time."""
+
 _NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|nodeagent-preflight)\b")
 """Names of tests: namespaces of their own, the names of `examples/`, the demonstration's, and those of preflight."""
 
@@ -29,7 +33,7 @@ _NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|nodeagent-prefl
 def everything(bed: Bed, *own: str) -> set[str]:
     """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
 
-    Left out are Events and Leases, and what belongs to other tests: it carries one of
+    Left out are Events and Leases, the record of deletions, and what belongs to other tests: it carries one of
     their names, be it in its name, in a label, or in the name of its claim or snapshot.
 
     Args:
@@ -40,7 +44,7 @@ def everything(bed: Bed, *own: str) -> set[str]:
     for kind, resource in kinds(bed.api):
         for item in bed.api.objects(resource):
             meta = item["metadata"]
-            if not _test_names(item) <= set(own):
+            if meta["name"] in _LASTING or not _test_names(item) <= set(own):
                 continue
             if not resource.namespaced:
                 found.add(f"{kind}/{meta['name']}")
