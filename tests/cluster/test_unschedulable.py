@@ -34,6 +34,8 @@ _NODES = Resource("/api/v1", "nodes", namespaced=False)
 _DAEMON_SETS, _AGENT = Resource("/apis/apps/v1", "daemonsets"), "node-agent"
 _KEY = "maintenance.node-agent.test"
 _TOLERATION = {"key": _KEY, "operator": "Exists", "effect": "NoExecute"}
+_MARGIN_MILLI_CPU = 100
+"""What other pods that begin meanwhile may request."""
 _WAITS = "jsonpath={.status.initContainerStatuses[0].started}=true"
 
 
@@ -72,8 +74,12 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
     writer.start()
     writer.wait_ready()
     before = wait_until(agent, BACKUPS, back_up(writer, "data"), "Completed")
-    with has_alone(agent, Shared.GROUND), configured(agent, podResources={"cpuRequest": "50m"}):
-        agent.user.apply(_filler(space, milli_cpu=_free_milli_cpu(agent, ONE_SLOT)))
+    with ExitStack() as filled:
+        filled.enter_context(has_alone(agent, Shared.GROUND))
+        free = _free_milli_cpu(agent, ONE_SLOT)
+        # Far more than the node's other pods request, of which one may end meanwhile.
+        filled.enter_context(configured(agent, podResources={"cpuRequest": f"{free // 2}m"}))
+        agent.user.apply(_filler(space, milli_cpu=free - _MARGIN_MILLI_CPU))
         agent.user.wait("pod/filler", "condition=Ready", namespace=space)
         item = back_up(writer, "scratch")
         full = wait_until(
