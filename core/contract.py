@@ -22,6 +22,7 @@ from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotRe
 
 __all__ = [
     "CANCELED_ENDING",
+    "EVENTS_VARIABLE",
     "FENCE_TIMEOUT",
     "FOREIGN_INTERVALS",
     "MAINTENANCE_ERROR",
@@ -47,6 +48,9 @@ __all__ = [
 
 CANCELED_ENDING: Final = "data path is canceled"
 """A termination message with this ending means canceled, not failed."""
+
+EVENTS_VARIABLE: Final = "DATA_MOVER_EVENTS_DIR"
+"""Where a mover writes its Events to files, too, for the agent of its node (`core.kube.event_files`)."""
 
 MAINTENANCE_ERROR: Final = "Repo maintenance error: "
 """The cause of a failed maintenance follows this text in its termination message; Velero's server looks for it.

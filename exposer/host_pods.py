@@ -1,7 +1,7 @@
 """The kubelet's pods directory, as the agent has it mounted: its pods, their volumes, and termination messages.
 
 Lists directories of the kubelet, and reads the files in which it collects termination messages. Never opens what is
-mounted in volumes: it belongs to tenants, and the server behind it may hang.
+mounted in the volumes of workloads: it belongs to tenants, and the server behind it may hang.
 """
 
 import os
@@ -12,7 +12,10 @@ from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
 from exposer.workload import join_directory, pod_of_directory, split_directory
 
-__all__ = ["find_volume_directory", "list_pods", "read_termination_message"]
+__all__ = ["EVENTS_VOLUME", "find_mover_events", "find_volume_directory", "list_pods", "read_termination_message"]
+
+EVENTS_VOLUME: Final = "mover-events"
+"""The emptyDir of a mover pod in which its Events are files."""
 
 _SHOWN: Final = 10
 """Directories that fit into a message; a pod rarely has more volumes."""
@@ -60,6 +63,16 @@ def find_volume_directory(host_pods: str, directory: str, *, what: str) -> str:
         found = _describe([f"{each}/{name}" for each in matching])
         raise ExposeError(f"{what} is in several of the kubelet's directories of the pod: {found}")
     return join_directory(pod_directory, matching[0], name)
+
+
+def find_mover_events(host_pods: str, uid: str) -> Path | None:
+    """Return the directory with the Events of the mover pod `uid`; None if it has none, or one that cannot be read.
+
+    Source: Kubernetes v1.34, pkg/volume/emptydir/empty_dir.go (getPath).
+    """
+    directory = Path(host_pods, uid, "volumes", "kubernetes.io~empty-dir", EVENTS_VOLUME)
+    # SELinux may deny the agent what the mode permits.
+    return directory if host_pods and os.access(directory, os.R_OK | os.X_OK) else None
 
 
 def read_termination_message(host_pods: str, uid: str, container: str) -> str:

@@ -1,4 +1,4 @@
-"""The file systems of a mover pod: its volume, its cache, its scratch volume, and what it inherits.
+"""The file systems of a mover pod: its volume, its cache, its scratch volume, its Events, and what it inherits.
 
 On Linux the scratch volume holds everything that a mover may write: temporary files, and below them
 the mount points of volume and cache. The root file system is read-only, and so is every other mount,
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-from core.contract import VolumeMode
+from core.contract import EVENTS_VARIABLE, VolumeMode
 from core.models.base import JsonDict
+from exposer.host_pods import EVENTS_VOLUME
 from exposer.settings import RepositoryVolume, StorageAccess
 from exposer.template import AgentTemplate
 
@@ -28,6 +29,9 @@ _SCRATCH_VOLUME: Final = "mover-scratch"
 _VOLUME_NAME: Final = "volume"
 _CACHE_NAME: Final = "cache"
 """Mount points in the scratch volume: short, since every byte shortens the paths that fit into PATH_MAX."""
+
+_EVENTS_PATH: Final = "/mover-events"
+"""Outside of the scratch volume, in which kopia is confined."""
 
 _REPOSITORY_VOLUME: Final = "mover-repository"
 
@@ -60,12 +64,14 @@ class OwnVolumes:
 
     `moved` is the volume that is backed up or restored, `cache_claim` the PVC for kopia's cache;
     empty: the cache is in the scratch volume. `repository` is the shared volume with the repository.
+    With `events`, there is one in which the agent of the node finds the mover's Events.
     """
 
     uid: str
     moved: MoverVolume | None = None
     cache_claim: str = ""
     repository: RepositoryVolume | None = None
+    events: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,11 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     if not any(mount["mountPath"] == scratch for mount in mounts):
         inherited.append({"name": _SCRATCH_VOLUME, "emptyDir": {}})
         mounts.insert(0, {"name": _SCRATCH_VOLUME, "mountPath": scratch})
+    env = _build_env(template)
+    if own.events:
+        inherited.append({"name": EVENTS_VOLUME, "emptyDir": {}})
+        mounts.append({"name": EVENTS_VOLUME, "mountPath": _EVENTS_PATH})
+        env.append({"name": EVENTS_VARIABLE, "value": _EVENTS_PATH})
     volumes: list[JsonDict] = []
     if volume is not None:
         volumes.append({"name": uid, **volume.source})
@@ -119,7 +130,7 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
         volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
     devices = [{"name": uid, "devicePath": volume_path}] if block else []
-    return PodFiles([*volumes, *inherited], mounts, devices, _build_env(template), volume_path, cache_path)
+    return PodFiles([*volumes, *inherited], mounts, devices, env, volume_path, cache_path)
 
 
 def _restrict(source: JsonDict, *, read_only: bool) -> JsonDict:

@@ -108,7 +108,11 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
 def _build_spec(plan: MoverPod, template: AgentTemplate, expose: ExposeSettings) -> JsonDict:
     settings = expose.pod
     own = OwnVolumes(
-        plan.owner.uid, plan.volume, plan.cache_claim, repository=expose.repository_volume(plan.storage.directory)
+        plan.owner.uid,
+        plan.volume,
+        plan.cache_claim,
+        repository=expose.repository_volume(plan.storage.directory),
+        events=bool(plan.label and template.host_pods) and not plan.for_windows,
     )
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
     files = build_pod_files(own, template, storage, for_windows=plan.for_windows)

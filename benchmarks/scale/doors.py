@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.counts import Counts, Store, read_counts, read_store, read_watches
-from benchmarks.scale.kubelet import KubeletAddress
+from benchmarks.scale.kubelet import KubeletAddress, PodDirectories
 from benchmarks.scale.ports import free_ports
 from core.models.names import SERVICE_ACCOUNT
 from tests.support.apiserver import ApiServer, run_apiserver
@@ -26,6 +26,23 @@ from tests.testbed.api import Api
 __all__ = ["Doors", "make_kubelet", "open_doors"]
 
 _DEPLOY: Final = Path(__file__).parents[2] / "deploy" / "agent"
+_MOUNT: Final = """\
+patches:
+- patch: |
+    apiVersion: apps/v1
+    kind: DaemonSet
+    metadata: {{name: node-agent}}
+    spec:
+      template:
+        spec:
+          containers:
+          - name: node-agent
+            volumeMounts:
+            - {{mountPath: /host_pods, $patch: delete}}
+            - {{name: host-pods, mountPath: {path}, readOnly: true}}
+"""
+"""How the agents see the simulated kubelets' directories, in a kustomization."""
+
 _IDLE_SECONDS: Final = 20.0
 """Its own renewals come every ten seconds at most."""
 
@@ -64,12 +81,18 @@ class Doors:
         """Return what etcd has stored so far, from all clients."""
         return read_store(self.server.plane.endpoint.etcd_port)
 
+    @property
+    def pods(self) -> PodDirectories:
+        """The kubelet's directories of pods, as the agents have them mounted."""
+        return PodDirectories(self.folder / "pods")
+
     def install_agents(self, namespace: str) -> Path:
         """Apply the agents' manifests to `namespace`; return the kubeconfig that acts as their account."""
         folder = self.folder / namespace
         folder.mkdir()
         relative = os.path.relpath(_DEPLOY, folder.resolve())
-        (folder / "kustomization.yaml").write_text(f"namespace: {namespace}\nresources:\n- {relative}\n")
+        patch = _MOUNT.format(path=self.pods.root)
+        (folder / "kustomization.yaml").write_text(f"namespace: {namespace}\nresources:\n- {relative}\n{patch}")
         argv = [tool("kubernetes", "kubectl"), "--kubeconfig", self.others, "apply", "-k", folder]
         done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)  # noqa: S603 - kubectl
         if done.returncode:

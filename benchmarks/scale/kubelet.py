@@ -1,10 +1,11 @@
-"""The logs of simulated movers: what an API server asks a kubelet for.
+"""What a simulated kubelet has: the logs of movers, which an API server asks for, and the directories of its pods.
 
-Knows the one address that all simulated nodes share. Does not know which movers there are:
+Knows the one address, and the one directory, that all simulated nodes share. Does not know which movers there are:
 all of them logged the same.
-Source: Kubernetes v1.34, pkg/kubelet/server/server.go (containerLogs).
+Source: Kubernetes v1.34, pkg/kubelet/server/server.go (containerLogs), pkg/volume/emptydir/empty_dir.go (getPath).
 """
 
+import shutil
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from aiohttp import web
 
 from core.models.base import JsonDict
 
-__all__ = ["KubeletAddress", "serve_logs"]
+__all__ = ["KubeletAddress", "PodDirectories", "serve_logs"]
 
 HOST: Final = "127.0.0.1"
 _LINE: Final = "time=2026-11-21T12:00:00Z level=info msg=moved bytes=1000\n"
@@ -36,6 +37,29 @@ class KubeletAddress:
         """The status of a node whose kubelet listens there."""
         addresses = [{"type": "InternalIP", "address": HOST}]
         return {"addresses": addresses, "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}}}
+
+
+@dataclass(frozen=True)
+class PodDirectories:
+    """The directory `pods` in a kubelet's root directory."""
+
+    root: Path
+
+    def make(self, pod: JsonDict) -> None:
+        """Make the directories of a pod, and of its volumes that are directories of the node."""
+        own = self.root / pod["metadata"]["uid"]
+        own.mkdir(parents=True, exist_ok=True)
+        for volume in pod["spec"].get("volumes") or []:
+            if "emptyDir" in volume:
+                self.volume(pod, volume["name"]).mkdir(parents=True, exist_ok=True)
+
+    def volume(self, pod: JsonDict, name: str) -> Path:
+        """Return the directory of an emptyDir."""
+        return self.root / pod["metadata"]["uid"] / "volumes" / "kubernetes.io~empty-dir" / name
+
+    def remove(self, pod: JsonDict) -> None:
+        """Remove what there is of a pod."""
+        shutil.rmtree(self.root / pod["metadata"]["uid"], ignore_errors=True)
 
 
 @asynccontextmanager

@@ -11,11 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from benchmarks.scale.kubelet import PodDirectories
 from benchmarks.scale.stage import set_status
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from core.kube.event_files import write_event
 from core.kube.resources import (
     EVENTS,
     PERSISTENT_VOLUME_CLAIMS,
@@ -25,7 +27,9 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request
-from core.models.base import JsonDict
+from core.models.base import JsonDict, format_time
+from core.models.names import NODE_LABEL
+from exposer.host_pods import EVENTS_VOLUME
 from nodeagent.runtime.workqueue import Requeue
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
 from tests.support.deletion import force_delete
@@ -70,6 +74,7 @@ class Rules:
     clock: Clock
     namespace: str
     shape: Shape
+    directories: PodDirectories
     count_pods: Callable[[], Counter[str]]
     _started: dict[str, tuple[float, int]] = field(default_factory=dict)
     _assigned: dict[str, str] = field(default_factory=dict)
@@ -130,6 +135,7 @@ class Rules:
         meta = pod["metadata"]
         if meta.get("deletionTimestamp"):
             self._started.pop(meta["uid"], None)
+            self.directories.remove(pod)
             await force_delete(self.client, PODS, self.namespace, meta["name"], uid=meta["uid"])
             return None
         if not pod["spec"].get("nodeName"):
@@ -139,6 +145,7 @@ class Rules:
         if phase == "Pending":
             self._assigned.pop(meta["uid"], None)
             if seen.claim is None or (seen.claim.get("status") or {}).get("phase") == "Bound":
+                self.directories.make(pod)
                 await set_status(self.client, PODS, pod, {"phase": "Running"})
         elif phase == "Running" and seen.transfer is not None:
             return await self._move_data(pod, seen.transfer)
@@ -168,7 +175,7 @@ class Rules:
             return Requeue(due - now)
         if reported < self.shape.reports:
             self._started[uid] = (began, reported + 1)
-            await self._report(transfer, uid, reported + 1)
+            await self._report(transfer, pod, reported + 1)
             return Requeue(max(0.0, due + every - self.clock.monotonic()))
         message = BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE
         ended = {"name": "mover", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
@@ -177,20 +184,26 @@ class Rules:
         await set_status(self.client, PODS, pod, status)
         return None
 
-    async def _report(self, transfer: JsonDict, uid: str, number: int) -> None:
+    async def _report(self, transfer: JsonDict, pod: JsonDict, number: int) -> None:
         done = _TOTAL_BYTES * number // (self.shape.reports + 1)
         message = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
-        meta = transfer["metadata"]
+        meta, now = transfer["metadata"], format_time(self.clock.now())
+        name = f"{meta['name']}.{pod['metadata']['uid']}.{number}"
+        labels = {NODE_LABEL: meta["labels"][NODE_LABEL]}
         about = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
         event = {
             "apiVersion": EVENTS.api_version,
             "kind": EVENTS.kind,
-            "metadata": {"name": f"{meta['name']}.{uid}.{number}", "namespace": meta["namespace"]},
+            "metadata": {"name": name, "namespace": meta["namespace"], "labels": labels},
             "involvedObject": about | {"apiVersion": transfer["apiVersion"], "kind": transfer["kind"]},
             "type": "Normal",
             "reason": str(DataPathReason.PROGRESS),
             "message": message.to_json(),
+            "firstTimestamp": now,
+            "lastTimestamp": now,
         }
+        if (files := self.directories.volume(pod, EVENTS_VOLUME)).is_dir():
+            write_event(files, event)
         await self.client.create(EVENTS, event)
 
     async def _patch(self, resource: Resource, obj: JsonDict, patch: Mapping[str, Any]) -> None:

@@ -63,7 +63,8 @@ class Scene:
         nodes = [word for number in range(self.stage.nodes) for word in ("--node", node_name(number))]
         kubelet = self.stage.doors.kubelet
         arguments += ["--kubelet-port", str(kubelet.port), "--certificate", str(kubelet.certificate)]
-        arguments += ["--key", str(kubelet.key), "--seconds", str(seconds), "--reports", str(reports)]
+        arguments += ["--key", str(kubelet.key), "--pods", str(self.stage.doors.pods.root)]
+        arguments += ["--seconds", str(seconds), "--reports", str(reports)]
         await self._start("world", [*arguments, *nodes])
 
     async def host_agents(self, nodes: Sequence[str], *, processes: int) -> None:

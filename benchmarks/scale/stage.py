@@ -139,7 +139,9 @@ class Stage:
             stored = await self.client.create(NODES, build_node(node))
             await set_status(self.client, NODES, stored, self.doors.kubelet.node_status)
         pod, status = build_agent_pod(self.namespace, node)
-        await set_status(self.client, PODS, await self.client.create(PODS, pod), status)
+        stored = await self.client.create(PODS, pod)
+        self.doors.pods.make(stored)
+        await set_status(self.client, PODS, stored, status)
 
     async def _add_source_claim(self, number: int) -> None:
         claim = build_claim(app_namespace(self.namespace, number), "data", volume=f"pv-{self.namespace}-{number}")
@@ -151,6 +153,7 @@ class Stage:
         app, node = app_namespace(self.namespace, number), node_name(number)
         pod, status = build_workload(app, f"{kind.lower()}-{number}", node, waits=kind == KINDS[3])
         self._workloads[which] = stored = await self.client.create(PODS, pod)
+        self.doors.pods.make(stored)
         await set_status(self.client, PODS, stored, status)
 
     async def _add_volume(self, volume: Volume) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from benchmarks.scale.kubelet import KubeletAddress, serve_logs
+from benchmarks.scale.kubelet import KubeletAddress, PodDirectories, serve_logs
 from benchmarks.scale.process import build_parser, report_ready, run_process
 from benchmarks.scale.rules import Rules, Seen, Shape, volume_name
 from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client
@@ -35,13 +35,13 @@ _WORKERS = 48
 class World:
     """Sees all objects of the transfers of one namespace, and reconciles a transfer whenever one changed."""
 
-    def __init__(self, client: KubeClient, namespace: str, shape: Shape) -> None:
+    def __init__(self, client: KubeClient, namespace: str, shape: Shape, directories: PodDirectories) -> None:
         clock = SystemClock()
         self._client = client
         self._clock = clock
         self._namespace = namespace
         self._queue: WorkQueue[str] = WorkQueue(clock, name="world", workers=_WORKERS)
-        self._rules = Rules(client, clock, namespace, shape, self._count_pods)
+        self._rules = Rules(client, clock, namespace, shape, directories, self._count_pods)
         self._targets: dict[str, JsonDict] = {}
         self._transfers = [self._follow(Selection(resource, namespace)) for resource in TRANSFER_RESOURCES.values()]
         self._pods = self._follow(Selection(PODS, namespace, label_selector=OWNER_UID_LABEL))
@@ -105,7 +105,8 @@ async def _run(arguments: argparse.Namespace) -> None:
     shape = Shape(arguments.seconds, arguments.reports, tuple(arguments.node))
     try:
         async with serve_logs(kubelet), asyncio.TaskGroup() as group:
-            group.create_task(World(client, arguments.namespace, shape).run(ready), name="world")
+            world = World(client, arguments.namespace, shape, PodDirectories(arguments.pods))
+            group.create_task(world.run(ready), name="world")
             await ready.wait()
             report_ready()
     finally:
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--kubelet-port", type=int, required=True)
     parser.add_argument("--certificate", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--pods", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--reports", type=int, default=1)
     return run_process(parser, _run)

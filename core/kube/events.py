@@ -3,20 +3,25 @@
 Source: Kubernetes v1.34, client-go tools/record; tests/recordings/velero-1.18.2/events-*.json.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
+from core.kube.event_files import write_event
 from core.kube.resources import EVENTS
 from core.models.base import CustomResource, JsonDict, format_time
 from core.redact import redact
 
 __all__ = ["EventRecorder", "ObjectRef"]
+
+_log = logging.getLogger(__name__)
 
 _MESSAGE_LIMIT_BYTES: Final = 1024
 """Source: Kubernetes, validation of an Event's note."""
@@ -79,6 +84,11 @@ class EventRecorder:
         self._clock = clock
         self._source = {"component": component, "host": host}
         self._labels = {"labels": dict(labels)} if labels else {}
+        self._files: Path | None = None
+
+    def write_to(self, directory: Path) -> None:
+        """Write each Event to a file in `directory`, too, before it is recorded."""
+        self._files = directory
 
     async def record(self, about: ObjectRef, reason: str, message: str, *, warning: bool = False) -> None:
         """Record one Event on the object, in its namespace.
@@ -108,6 +118,11 @@ class EventRecorder:
             "firstTimestamp": now,
             "lastTimestamp": now,
         }
+        if self._files is not None:
+            try:
+                write_event(self._files, event)
+            except OSError as e:
+                _log.warning("cannot write an Event to %s: %s", self._files, e.strerror, extra={"reason": reason})
         # An Event of that name is this one, created by an attempt whose response was lost.
         with suppress(AlreadyExistsError):
             await self._client.create(EVENTS, event)

@@ -11,10 +11,19 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from core.clock import Deadline
-from core.contract import BackupResult, DataPathReason, MoverVerb, ProgressMessage, RestoreResult, VolumeMode
+from core.contract import (
+    EVENTS_VARIABLE,
+    BackupResult,
+    DataPathReason,
+    MoverVerb,
+    ProgressMessage,
+    RestoreResult,
+    VolumeMode,
+)
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.bandwidth import BandwidthLimits
@@ -130,9 +139,11 @@ class PodTransfer:
     async def _move_when_started(self, follower: TransferFollower, work_dir: WorkDir) -> Termination:
         context = self._context
         cr = await follower.wait_in_progress()
-        # The owning agent watches the Events of all its movers at once, by this label.
+        # An owning agent that does not see the files watches the Events of all its movers at once, by this label.
         labels = {NODE_LABEL: owner} if (owner := cr.metadata.labels.get(NODE_LABEL)) else {}
         recorder = EventRecorder(context.client, context.clock, component=cr.name, host=context.node, labels=labels)
+        if directory := context.environment.get(EVENTS_VARIABLE, ""):
+            recorder.write_to(Path(directory))
         about, attempt = ObjectRef.of(cr), self._options.attempt
         self._reporter = reporter = Reporter(recorder, about, context.clock, attempt=attempt)
         plan = plan_of(cr)

@@ -1,6 +1,6 @@
 """The progress of running transfers: from the Events of their movers into status and metrics.
 
-Knows which Events to watch, and what of them was counted. Does not know when a transfer runs
+Knows which Events to read or to watch, and what of them was counted. Does not know when a transfer runs
 (`nodeagent.node.reconciler` passes that in), nor how it ends: it only notifies of the Event that says so.
 """
 
@@ -18,6 +18,7 @@ from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import KubeError
+from core.kube.event_files import EventFiles
 from core.kube.resources import EVENTS
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.logs import fields
@@ -26,11 +27,13 @@ from core.models.names import ATTEMPTS_ANNOTATION, NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
+from exposer.host_pods import find_mover_events
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, read_progress
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
+from nodeagent.transfers.mover_pod import is_own
 from nodeagent.transfers.status import Change, StatusWriter
 
 __all__ = ["Followed", "ProgressFollower"]
@@ -46,6 +49,9 @@ _RETRY_PAUSE_SECONDS: Final = 5.0
 _PENDING_REASONS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READY})
 
 _READ_REASONS: Final = _PENDING_REASONS | {DataPathReason.PROGRESS, DataPathReason.COMPLETED}
+
+_LOOK_SECONDS: Final = 0.1
+"""Between two looks at the files of a mover, of a few microseconds each: the last one brings the transfer's end."""
 
 _WRITERS: Final = 8
 """Transfers whose status is written at the same time: a slow write delays no other transfer."""
@@ -74,7 +80,8 @@ class _Reading:
     `counted` is the message of this attempt whose bytes were counted last, `shown` the bytes that were shown last as a
     sign of life. `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done,
     and `done_bytes` what this one has. `heard` counts the Events. `completed`: a mover recorded that it
-    has moved all data; after a restart of the agent, that of an earlier attempt may have.
+    has moved all data; after a restart of the agent, that of an earlier attempt may have. `source` is where the Events
+    of the attempt come from, None before it is known to run here. `again`: it has run here, and may do so again.
     """
 
     uid: str
@@ -91,6 +98,8 @@ class _Reading:
     done_bytes: int = 0
     heard: int = 0
     completed: bool = False
+    source: EventFiles | Selection | None = None
+    again: bool = False
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
@@ -118,10 +127,12 @@ class _Reading:
 
 
 class ProgressFollower:
-    """Follows the Events of the node's running transfers, with one watch for all of them.
+    """Follows the Events of the node's running transfers: in the files of their movers, without any request.
 
-    The data movers label their Events with the owning agent's node. Those of Velero do not: such a transfer,
-    adopted while it ran, gets a watch of its own.
+    A mover without these files, created by an agent without `host-pods` or by an earlier version, labels its Events
+    with the owning agent's node, and one watch has those of all. Those of Velero have no label: such a transfer,
+    adopted while it ran, gets a watch of its own. No watch is kept that no running transfer needs, since watches of
+    Events are expensive (docs/scaling.md).
     """
 
     def __init__(self, client: KubeClient, clock: Clock, site: Site, *, status: StatusWriter, metrics: Metrics) -> None:
@@ -133,23 +144,23 @@ class ProgressFollower:
         self._metrics = metrics
         self._queue: WorkQueue[str] = WorkQueue(clock, name="progress", workers=_WRITERS)
         self._readings: dict[str, _Reading] = {}
-        self._unlabeled: set[str] = set()
+        self._labeled = Selection(EVENTS, site.namespace, label_selector=select_labels({NODE_LABEL: site.label}))
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Watch the Events and write what changes, until canceled."""
-        labeled = Selection(EVENTS, self._site.namespace, label_selector=select_labels({NODE_LABEL: self._site.label}))
+        """Read and watch the Events and write what changes, until canceled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._queue.run(self._report), name="progress reports")
-            group.create_task(self._watch(labeled), name="progress")
-            await self._watch_unlabeled(group)
+            await self._keep_sources(group)
 
-    def follow(self, cr: Transfer, followed: Followed, *, labeled: bool) -> None:
+    def follow(self, cr: Transfer, followed: Followed, pod: JsonDict | None) -> None:
         """Start to follow `cr`, which is read by `followed`; may be called again.
 
-        `labeled`: its mover labels its Events with the node.
+        `pod` is the trimmed v1 Pod of its mover, None before there is one, and after it has ended.
         """
         kind, reading = followed.kind, self._readings.setdefault(cr.uid, _Reading(cr.uid))
+        if pod is not None:
+            self._choose_source(reading, pod)
         if reading.followed is None:
             reading.followed, reading.ended = followed, False
             if reading.attempt < cr.attempts.number:
@@ -158,9 +169,6 @@ class ProgressFollower:
             reading.shown = None
             self._show_life(kind.spec.name, reading)
             self._queue.add(cr.uid)
-        if not labeled and cr.uid not in self._unlabeled:
-            self._unlabeled.add(cr.uid)
-            self._changed.set()
 
     def heard(self, uid: str) -> int:
         """Return how many Events of that transfer's movers have arrived: another number is a sign of life."""
@@ -172,15 +180,20 @@ class ProgressFollower:
         reading = self._readings.get(uid)
         return reading is not None and reading.completed
 
-    def leave(self, kind_name: str, uid: str) -> None:
-        """Stop following that transfer; what its Events reported is kept until they expire."""
+    def leave(self, kind_name: str, uid: str, *, again: bool) -> None:
+        """Stop following that transfer; what its Events reported is kept if it may run here `again`."""
         reading = self._readings.get(uid)
-        if reading is not None and reading.followed is not None:
+        if reading is None:
+            return
+        if reading.followed is not None:
             reading.followed = None
             self._metrics.remove_rate(kind_name, uid)
-        if uid in self._unlabeled:
-            self._unlabeled.discard(uid)
+        if reading.source is not None:
+            reading.source = None
             self._changed.set()
+        reading.again = again
+        if not again:
+            del self._readings[uid]
 
     async def end_writing(self, uid: str) -> None:
         """Return once no progress of that transfer is being written, and none will be.
@@ -200,17 +213,41 @@ class ProgressFollower:
             self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
-    async def _watch_unlabeled(self, group: asyncio.TaskGroup) -> None:
-        """Keep one watch for each followed transfer whose Events have no label."""
-        tasks: dict[str, asyncio.Task[None]] = {}
+    def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
+        """Decide where the Events of the mover in `pod` come from."""
+        source: EventFiles | Selection = self._labeled
+        if not is_own(pod):
+            source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
+        elif (directory := find_mover_events(self._site.host_pods, pod["metadata"]["uid"])) is not None:
+            if isinstance(reading.source, EventFiles) and reading.source.directory == directory:
+                return
+            source = EventFiles(directory)
+        if reading.source != source:
+            reading.source = source
+            self._changed.set()
+
+    async def _keep_sources(self, group: asyncio.TaskGroup) -> None:
+        """Read and watch what the followed transfers need."""
+        tasks: dict[EventFiles | Selection, asyncio.Task[None]] = {}
         while True:
             self._changed.clear()
-            for uid in tasks.keys() - self._unlabeled:
-                tasks.pop(uid).cancel()
-            for uid in self._unlabeled - tasks.keys():
-                selection = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={uid}")
-                tasks[uid] = group.create_task(self._watch(selection), name=f"progress of {uid}")
+            wanted = {reading.source: uid for uid, reading in self._readings.items() if reading.source is not None}
+            for source in tasks.keys() - wanted.keys():
+                tasks.pop(source).cancel()
+                if source == self._labeled:
+                    self._forget_unknown()
+            for source in wanted.keys() - tasks.keys():
+                follow = self._watch(source) if isinstance(source, Selection) else self._read(source, wanted[source])
+                tasks[source] = group.create_task(follow, name="progress")
             await self._changed.wait()
+
+    async def _read(self, files: EventFiles, uid: str) -> None:
+        """Take in the Events that the mover of one transfer writes to files, until canceled."""
+        while True:
+            for event in files.read_new(_READ_REASONS):
+                if self._take(uid, event):
+                    self._enqueue({uid})
+            await self._clock.sleep(_LOOK_SECONDS)
 
     async def _watch(self, selection: Selection) -> None:
         """Take in the selected Events until canceled; only the last Event of a list is current."""
@@ -228,8 +265,9 @@ class ProgressFollower:
                             if selection.label_selector:
                                 self._forget_expired(named)
                         elif change.kind is not ChangeKind.MALFORMED:
-                            named |= set() if listed is None else {_owner_uid(change)}
-                            if uid := self._take(change):
+                            uid = _owner_uid(change)
+                            named |= set() if listed is None else {uid}
+                            if self._take_change(change):
                                 self._enqueue({uid}) if listed is None else listed.add(uid)
             except KubeError as e:
                 _log.warning("cannot watch progress, will retry: %s", e)
@@ -237,47 +275,58 @@ class ProgressFollower:
 
     def _enqueue(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            self._readings[uid].failures = 0
-            self._queue.add(uid)
+            if (reading := self._readings.get(uid)) is not None:
+                reading.failures = 0
+                self._queue.add(uid)
 
     def _forget_expired(self, named: AbstractSet[str]) -> None:
         """Drop what is known of transfers that do not run here, but for those whose Events were just listed."""
         for uid in [uid for uid, reading in self._readings.items() if reading.followed is None and uid not in named]:
             del self._readings[uid]
 
-    def _take(self, change: WatchChange) -> str:
-        """Take in an Event; return the UID of its transfer if the status of that may have to change, else nothing."""
-        event, uid = change.obj, _owner_uid(change)
+    def _forget_unknown(self) -> None:
+        """Drop what Events said of transfers that have not run here: none follows that would say that they expired."""
+        for uid in [uid for uid, each in self._readings.items() if each.followed is None and not each.again]:
+            del self._readings[uid]
+
+    def _take_change(self, change: WatchChange) -> bool:
+        """Take in what a watch delivers; return whether the status of its transfer may have to change."""
+        uid = _owner_uid(change)
+        if change.kind in _CHANGED:
+            return self._take(uid, change.obj)
         reading = self._readings.get(uid)
-        if change.kind not in _CHANGED:
-            # Events expire in order: those of a transfer that does not run here are not needed any more.
-            if reading is not None and reading.followed is None:
-                del self._readings[uid]
-            return ""
+        # Events expire in order: those of a transfer that does not run here are not needed any more.
+        if reading is not None and reading.followed is None:
+            del self._readings[uid]
+        return False
+
+    def _take(self, uid: str, event: JsonDict) -> bool:
+        """Take in an Event about a transfer; return whether the status of that may have to change."""
         if event.get("reason") not in _READ_REASONS:
-            return ""
+            return False
+        reading = self._readings.get(uid)
         if reading is None:
             # Its mover was faster than the watch of the transfers.
             reading = self._readings[uid] = _Reading(uid)
         reading.heard += 1
         if event["reason"] == DataPathReason.COMPLETED:
             reading.complete()
-            return ""
+            return False
         if event["reason"] in _PENDING_REASONS:
             reading.pending.observe_event(event)
-            return uid if reading.followed else ""
+            return reading.followed is not None
         message = read_progress(event)
         if message is not None and message.attempt > reading.attempt:
             reading.begin(message.attempt)
         if message is None or message.attempt < reading.attempt or message.done_bytes < reading.done_bytes:
             # A list has no order; an older Event changes nothing.
-            return ""
+            return False
         reading.pending.observe_progress(message)
         reading.take(message)
         if reading.followed is None:
-            return ""
+            return False
         self._count(reading.followed.kind.spec.name, reading)
-        return uid
+        return True
 
     def _resume(self, kind_name: str, reading: _Reading, shown: Progress) -> None:
         """Continue from what the status shows: what an earlier agent process wrote there, it has counted as well."""

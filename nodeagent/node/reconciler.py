@@ -46,7 +46,7 @@ from nodeagent.node.steps import Tools
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.cleanup import CleanUp
 from nodeagent.transfers.kinds.base import NodeKind
-from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, is_own, pod_state
+from nodeagent.transfers.mover_pod import PodState, has_ended, is_current, pod_state
 from nodeagent.transfers.pending import PendingRecords
 
 __all__ = ["Reconciler", "Steps", "Tools"]
@@ -277,12 +277,12 @@ class Reconciler:
             self._observe_slot(cr, pod)
             self._measure(cr)
         if owned and cr.phase in RUNNING_PHASES and not cr.interrupted:
-            labeled = pod is None or is_own(pod)
             wake = partial(self._queue.add, key)
             followed = Followed(self._kinds[key[0]], partial(self._cache.transfer, key), wake)
-            self._tools.progress.follow(cr, followed, labeled=labeled)
+            runs = pod is not None and is_current(pod, cr) and not has_ended(pod)
+            self._tools.progress.follow(cr, followed, pod if runs else None)
         else:
-            self._tools.progress.leave(key[0], cr.uid)
+            self._tools.progress.leave(key[0], cr.uid, again=not cr.phase.final)
 
     def _observe_slot(self, cr: Transfer, pod: JsonDict | None) -> None:
         """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""
@@ -339,7 +339,7 @@ class Reconciler:
         self._durations.forget(uid)
         self._steps.forget(uid)
         self._cache.forget(key)
-        self._tools.progress.leave(key[0], uid)
+        self._tools.progress.leave(key[0], uid, again=False)
         self._faults.forget(key, uid)
 
 

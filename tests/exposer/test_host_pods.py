@@ -7,7 +7,7 @@ import pytest
 
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
-from exposer.host_pods import find_volume_directory, list_pods, read_termination_message
+from exposer.host_pods import find_mover_events, find_volume_directory, list_pods, read_termination_message
 
 _ROOT = "/var/lib/kubelet/pods/u-1/volumes"
 _CSI = "kubernetes.io~csi"
@@ -164,3 +164,13 @@ def test_neither_a_link_nor_a_pipe_is_read(host_pods: Path) -> None:
 def test_a_container_without_a_directory_has_left_nothing(host_pods: Path) -> None:
     assert not _read(host_pods)
     assert not read_termination_message(str(host_pods / "absent"), "u-1", "mover")
+
+
+def test_the_events_of_a_mover_are_found(host_pods: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_mover_events(str(host_pods), "u-1") is None
+    _mount(host_pods, "kubernetes.io~empty-dir", name="mover-events")
+    found = host_pods / "u-1" / "volumes" / "kubernetes.io~empty-dir" / "mover-events"
+    assert find_mover_events(str(host_pods), "u-1") == found
+    assert find_mover_events("", "u-1") is None
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert find_mover_events(str(host_pods), "u-1") is None

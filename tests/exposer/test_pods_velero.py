@@ -95,6 +95,13 @@ def pod_differences(owner: Owner, args: list[str], ours: list[str], verb: str) -
         ),
         f"{container}.securityContext.readOnlyRootFilesystem": (None, True),
         f"{container}.volumeMounts[cloud-credentials].readOnly": (None, True),
+        # The agent of the node reads the mover's Events there, instead of watching them.
+        "spec.volumes[mover-events].name": (None, "mover-events"),
+        "spec.volumes[mover-events].emptyDir": (None, {}),
+        f"{container}.volumeMounts[mover-events].name": (None, "mover-events"),
+        f"{container}.volumeMounts[mover-events].mountPath": (None, "/mover-events"),
+        f"{container}.env[DATA_MOVER_EVENTS_DIR].name": (None, "DATA_MOVER_EVENTS_DIR"),
+        f"{container}.env[DATA_MOVER_EVENTS_DIR].value": (None, "/mover-events"),
     }
     if f"--volume-mode={VolumeMode.BLOCK}" not in ours:
         # kopia writes a file beside its target, which the read-only root does not allow.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from core.contract import BackupResult, VolumeMode, parse_result
+from core.contract import EVENTS_VARIABLE, BackupResult, VolumeMode, parse_result
 from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
 from core.models.saved_claim import SavedClaim
@@ -101,8 +101,32 @@ def _check_events(pod: MoverPod, total: int) -> None:
     ]
     last = _last_progress(pod)
     assert (last["totalBytes"], last["doneBytes"]) == (total, total)
-    # By this label the owning agent watches the Events of all its movers at once.
+    # By this label an agent that does not see their files watches the Events of all its movers at once.
     assert [event["metadata"]["labels"] for event in pod.kube.objects(EVENTS)] == [{NODE_LABEL: "node-a"}] * len(events)
+
+
+async def test_the_events_are_also_files_for_the_agent_of_the_node(pod: MoverPod, tree: Path, tmp_path: Path) -> None:
+    files = tmp_path / "events"
+    files.mkdir()
+    pod.environment = {**os.environ, EVENTS_VARIABLE: str(files)}
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    newest = {event["reason"]: event for event in pod.kube.objects(EVENTS)}
+    written = {path.name: json.loads(path.read_text()) for path in files.iterdir()}
+    assert {reason: event["message"] for reason, event in written.items()} == {
+        reason: event["message"] for reason, event in newest.items()
+    }
+    assert {path.stat().st_mode & 0o777 for path in files.iterdir()} == {0o644}
+
+
+async def test_events_that_cannot_be_written_to_files_are_recorded(
+    pod: MoverPod, tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pod.environment = {**os.environ, EVENTS_VARIABLE: str(tmp_path / "absent")}
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    _check_events(pod, parse_result(BackupResult, pod.message).total_bytes)
+    assert f"cannot write an Event to {tmp_path}/absent: No such file or directory" in caplog.text
 
 
 async def test_the_last_progress_contains_all_sent_and_deduplicated_bytes(pod: MoverPod, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""One watch of Events serves all running transfers of a node."""
+"""The Events of running transfers come from files of their movers, else from one watch for all of a node."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -18,9 +19,9 @@ from nodeagent.node.progress import Followed, ProgressFollower
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.node.test_progress import NOT_READY, event, message_of
-from tests.nodeagent.support.harness import World, accepted, build_agent, open_world
+from tests.nodeagent.support.harness import accepted, build_agent, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
+from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -42,25 +43,37 @@ def unlabeled(transfer: JsonDict, message: str) -> JsonDict:
     return found
 
 
-async def test_twenty_running_transfers_need_one_watch() -> None:
-    kube, clock = FakeKube(), LoopClock()
-    transfers = [data_upload(f"du-{n}", node=NODE, status={"phase": "InProgress"}) for n in range(20)]
+@asynccontextmanager
+async def _following(kube: FakeKube, *transfers: JsonDict) -> AsyncIterator[ProgressFollower]:
+    """Follow transfers that run, whose movers have no files."""
+    clock = LoopClock()
     client, kind = KubeClient(kube, Retry(clock)), build_agent(kube)._kinds["DataUpload"]
     status = StatusWriter(client, clock)
     follower = ProgressFollower(client, clock, Site(NODE, NAMESPACE), status=status, metrics=Metrics(NODE))
     task = asyncio.create_task(follower.run(), name="progress")
     for transfer in transfers:
         cr = kind.parse(kube.put(transfer))
-        follower.follow(cr, Followed(kind, partial(copy, cr)), labeled=True)
+        pod = {"metadata": {"uid": f"pod-of-{cr.uid}", "labels": {OWNER_UID_LABEL: cr.uid}}}
+        follower.follow(cr, Followed(kind, partial(copy, cr)), pod)
     await asyncio.sleep(1)
-    for number, transfer in enumerate(transfers):
-        kube.put(event(transfer, "Progress", f'{{"totalBytes":1000,"doneBytes":{number + 1}}}'))
-    await asyncio.sleep(2)
+    yield follower
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _running(name: str) -> JsonDict:
+    return data_upload(name, node=NODE, status={"phase": "InProgress"})
+
+
+async def test_twenty_running_transfers_need_one_watch() -> None:
+    kube, transfers = FakeKube(), [_running(f"du-{n}") for n in range(20)]
+    async with _following(kube, *transfers):
+        for number, transfer in enumerate(transfers):
+            kube.put(event(transfer, "Progress", f'{{"totalBytes":1000,"doneBytes":{number + 1}}}'))
+        await asyncio.sleep(2)
     shown = {o["metadata"]["name"]: o["status"]["progress"]["bytesDone"] for o in kube.objects(DATA_UPLOADS)}
     assert shown == {f"du-{number}": number + 1 for number in range(20)}
     assert watches_of_events(kube) == [f"{NODE_LABEL}={NODE}"]
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_event_that_precedes_the_transfer_in_the_watches_counts() -> None:
@@ -97,37 +110,106 @@ async def test_a_mover_of_velero_gets_a_watch_of_its_own_while_it_runs() -> None
         world.cluster.mover.stubborn = False
         await world.until(world.done)
         await asyncio.sleep(1)
-        assert len(world.kube.watches) == len({r.path for r in world.kube.requests if "watch" in r.query})
+        paths = {r.path for r in world.kube.requests if "watch" in r.query and not r.path.endswith("/events")}
+        assert len(world.kube.watches) == len(paths)
+
+
+def write(host_pods: Path, pod: JsonDict, found: JsonDict) -> None:
+    Mover(host_pods=host_pods).write(pod, found)
+
+
+@pytest.mark.parametrize("kind", TRANSFERS)
+async def test_an_agent_that_sees_the_files_of_a_mover_watches_no_events(kind: str, tmp_path: Path) -> None:
+    transfer = accepted(TRANSFERS[kind]())
+    metrics = Metrics(NODE)
+    mover = Mover(host_pods=tmp_path)
+    async with open_world(transfer, mover=mover) as world, world.agent(host_pods=tmp_path, metrics=metrics):
+        shown = {"totalBytes": 1000, "bytesDone": 400}
+        await world.until(lambda: world.transfer(kind)["status"].get("progress") == shown)
+        await world.until(lambda: world.done(kind))
+        assert world.phase(kind) == "Completed"
+        assert watches_of_events(world.kube) == []
+    moved = [line for line in metrics.render().decode().splitlines() if line.startswith("nodeagent_moved_bytes_total")]
+    assert [float(line.rsplit(" ", 1)[1]) for line in moved] == [1000.0]
+
+
+async def test_the_files_say_what_a_mover_is_pending_for_to_a_restarted_agent(tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    mover = Mover(stubborn=True, host_pods=tmp_path)
+    async with open_world(transfer, mover=mover) as world:
+        async with world.agent(host_pods=tmp_path):
+            await world.until(lambda: world.phase() == "InProgress")
+            (pod,) = world.kube.objects(PODS)
+            write(tmp_path, pod, event(transfer, "Waiting", NOT_READY))
+            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=2)
+            write(tmp_path, pod, event(transfer, "Ready", "it is there", number=1))
+            await world.until(lambda: message_of(world, "DataUpload") is None, seconds=2)
+            write(tmp_path, pod, event(transfer, "Waiting", NOT_READY, number=1))
+        async with world.agent(host_pods=tmp_path):
+            await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=5)
+
+
+async def test_the_watch_ends_with_the_last_mover_without_files(tmp_path: Path) -> None:
+    transfer = accepted(data_upload())
+    async with open_world(transfer, mover=Mover(stubborn=True)) as world, world.agent(host_pods=tmp_path):
+        await world.until(lambda: watches_of_events(world.kube) == [f"{NODE_LABEL}={NODE}"])
+        before = len(world.kube.watches)
+        (pod,) = world.kube.objects(PODS)
+        Mover(host_pods=tmp_path).mount(pod)
+        write(tmp_path, pod, event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":700}'))
+        world.kube.put(pod | {"metadata": pod["metadata"] | {"annotations": {"changed": "1"}}})
+        shown = {"totalBytes": 1000, "bytesDone": 700}
+        await world.until(lambda: world.transfer()["status"].get("progress") == shown, seconds=10)
+        assert len(world.kube.watches) == before - 1
 
 
 @asynccontextmanager
-async def _finished_with_an_event() -> AsyncIterator[tuple[World, ProgressFollower]]:
-    """Run an agent whose progress follower has read an Event of a finished transfer."""
-    transfer = accepted(data_upload())
-    async with open_world(transfer) as world, world.agent() as agent:
-        await world.until(world.done)
-        world.kube.put(event(transfer, "Progress", "{}", number=9))
-        follower = agent._tools.progress
-        await world.until(lambda: transfer["metadata"]["uid"] in follower._readings)
-        yield world, follower
+async def _with_an_event_of_another(kube: FakeKube) -> AsyncIterator[ProgressFollower]:
+    """Follow a transfer; an Event has arrived of one that does not run here any more."""
+    other = _running("du-2")
+    async with _following(kube, _running("du-1")) as follower:
+        kube.put(event(other, "Progress", "{}"))
+        await asyncio.sleep(1)
+        assert other["metadata"]["uid"] in follower._readings
+        yield follower
+        assert other["metadata"]["uid"] not in follower._readings
 
 
-async def _delete_events(world: World) -> None:
-    for found in world.kube.objects(EVENTS):
-        await world.cluster.client.delete(EVENTS, "velero", found["metadata"]["name"])
+async def _delete_events(kube: FakeKube) -> None:
+    client = KubeClient(kube, Retry(LoopClock()))
+    for found in kube.objects(EVENTS):
+        await client.delete(EVENTS, NAMESPACE, found["metadata"]["name"])
 
 
 async def test_the_events_of_a_finished_transfer_are_forgotten_when_they_expire() -> None:
-    async with _finished_with_an_event() as (world, follower):
-        await _delete_events(world)
-        await world.until(lambda: follower._readings == {}, seconds=5)
+    kube = FakeKube()
+    async with _with_an_event_of_another(kube):
+        await _delete_events(kube)
+        await asyncio.sleep(1)
 
 
 async def test_the_events_of_a_finished_transfer_are_forgotten_when_a_list_lacks_them() -> None:
-    async with _finished_with_an_event() as (world, follower):
-        world.kube.watches.silent = True
-        await _delete_events(world)
-        world.kube.compact()
-        world.kube.watches.cut()
-        world.kube.watches.silent = False
-        await world.until(lambda: follower._readings == {}, seconds=60)
+    kube = FakeKube()
+    async with _with_an_event_of_another(kube):
+        kube.watches.silent = True
+        await _delete_events(kube)
+        kube.compact()
+        kube.watches.cut()
+        kube.watches.silent = False
+        await asyncio.sleep(60)
+
+
+async def test_the_events_of_a_finished_transfer_are_forgotten_when_the_watch_ends() -> None:
+    kube = FakeKube()
+    async with _with_an_event_of_another(kube) as follower:
+        (uid,) = (uid for uid, reading in follower._readings.items() if reading.followed)
+        follower.leave("DataUpload", uid, again=True)
+        await asyncio.sleep(1)
+        assert follower._readings.keys() == {uid}
+
+
+async def test_what_is_known_of_a_final_transfer_is_dropped() -> None:
+    async with open_world(accepted(data_upload())) as world, world.agent() as agent:
+        await world.until(world.done)
+        await world.until(lambda: agent._tools.progress._readings == {})
+        assert len([o for o in world.kube.objects(EVENTS) if o["reason"].startswith("Data-Path")]) == 1

@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError
+from core.kube.event_files import write_event
 from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
@@ -29,12 +31,22 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.attempts import Attempts, AttemptStage
-from core.models.base import JsonDict
+from core.models.base import JsonDict, format_time
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, NODE_LABEL, OWNER_UID_LABEL
+from exposer.host_pods import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BACKUP_DONE", "EVICTED", "RESTORE_DONE", "TRANSFER_RESOURCES", "Cluster", "Controllers", "Mover"]
+__all__ = [
+    "BACKUP_DONE",
+    "EVICTED",
+    "RESTORE_DONE",
+    "TRANSFER_RESOURCES",
+    "Cluster",
+    "Controllers",
+    "Mover",
+    "events_directory",
+]
 
 BACKUP_DONE = json.dumps(
     {
@@ -60,7 +72,8 @@ class Mover:
     `stubborn`: it does not stop after a cancel request. `message` of None is the result of its kind.
     `rejected` is why the kubelet rejects the first `rejections` pods; `evicted`: it evicts each one instead.
     The movers of the first `interrupted` attempts are killed instead of ending. With `host_pods`, the kubelet's pods
-    directory, a mover that is done leaves its result there, and the kubelet reports its end a second later.
+    directory, a mover writes its Events to files there, and leaves its result; the kubelet reports its end a second
+    later.
     """
 
     seconds: float = 3.0
@@ -74,6 +87,16 @@ class Mover:
     evicted: bool = False
     interrupted: int = 0
     host_pods: Path | None = None
+
+    def mount(self, pod: JsonDict) -> None:
+        """Make the directory for the Events of a pod that has a volume for them."""
+        if self.host_pods is not None and any(each["name"] == EVENTS_VOLUME for each in pod["spec"]["volumes"]):
+            events_directory(self.host_pods, pod).mkdir(parents=True, exist_ok=True)
+
+    def write(self, pod: JsonDict, event: JsonDict) -> None:
+        """Write an Event to its file."""
+        if self.host_pods is not None and (directory := events_directory(self.host_pods, pod)).is_dir():
+            write_event(directory, event)
 
     def leave(self, pod: JsonDict, message: str) -> None:
         """Write the termination message where the kubelet collects it."""
@@ -193,6 +216,7 @@ class Controllers(ABC):
                 continue
             phase = (pod.get("status") or {}).get("phase", "Pending")
             if phase == "Pending" and self.mover.starts:
+                self.mover.mount(pod)
                 await self._start(pod)
             elif phase == "Running":
                 await self._move_data(pod)
@@ -211,7 +235,7 @@ class Controllers(ABC):
             if now == began:
                 progress = {"totalBytes": 1000, "doneBytes": 400, "bytesPerSecond": 100, "sentBytes": 50}
                 progress |= {"hashedBytes": 300, "dedupedBytes": 200, "storedBytes": 40}
-                await self.record(transfer, json.dumps(progress))
+                await self.record(transfer, json.dumps(progress), pod)
             if now - began >= self.mover.seconds and _attempts_of(transfer).number <= self.mover.interrupted:
                 await self._end(pod, 137, "")
             elif now - began >= self.mover.seconds:
@@ -227,7 +251,7 @@ class Controllers(ABC):
         elif transfer["metadata"]["uid"] not in self.moved:
             self.moved[transfer["metadata"]["uid"]] = await self._data_of(pod)
             self.mover.leave(pod, message)
-            await self.record(transfer, message, reason="Data-Path-Completed")
+            await self.record(transfer, message, pod, reason="Data-Path-Completed")
 
     async def _end(self, pod: JsonDict, exit_code: int, message: str) -> None:
         terminated = {"exitCode": exit_code, "message": message, "reason": self.mover.reason}
@@ -237,8 +261,10 @@ class Controllers(ABC):
         }
         await self._set_status(PODS, pod, status)
 
-    async def record(self, transfer: JsonDict, message: str, reason: str = "Data-Path-Progress") -> None:
-        """Record an Event, such as one with the progress in `message`, as a mover does."""
+    async def record(
+        self, transfer: JsonDict, message: str, pod: JsonDict | None = None, *, reason: str = "Data-Path-Progress"
+    ) -> None:
+        """Record an Event, such as one with the progress in `message`, as a mover does: that in `pod` has its files."""
         meta = transfer["metadata"]
         self._events += 1
         place = {"namespace": meta["namespace"]}
@@ -249,7 +275,10 @@ class Controllers(ABC):
             "involvedObject": place | {"kind": transfer["kind"], "name": meta["name"], "uid": meta["uid"]},
             "reason": reason,
             "message": message,
+            "lastTimestamp": format_time(datetime.now(UTC)),
         }
+        if pod is not None:
+            self.mover.write(pod, event)
         await self._create(EVENTS, event)
 
     async def _transfer_of(self, pod: JsonDict) -> JsonDict | None:
@@ -295,6 +324,11 @@ class Controllers(ABC):
     async def _patch(self, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
         meta = obj["metadata"]
         await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
+
+
+def events_directory(host_pods: Path, pod: JsonDict) -> Path:
+    """Return the directory on the node with the Events of the mover in `pod`."""
+    return host_pods / pod["metadata"]["uid"] / "volumes" / "kubernetes.io~empty-dir" / EVENTS_VOLUME
 
 
 def _attempts_of(transfer: JsonDict) -> Attempts:

@@ -1,0 +1,78 @@
+"""Events as files in a directory, one for each reason: what a data mover records for the agent of its node.
+
+A watch of Events is expensive: the API server does not cache them, so each one that is written goes from etcd to every
+watch. An agent that sees the volumes of its node's pods needs none. Knows the form of the files, and that a tenant may
+have written them. Does not know where the directory is (`exposer.host_pods`), nor what an Event means.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from core.models.base import JsonDict
+
+__all__ = ["EventFiles", "write_event"]
+
+_LIMIT_BYTES: Final = 16_384
+"""Many times what an Event takes, whose message has at most 1,024 bytes."""
+
+
+def write_event(directory: Path, event: JsonDict) -> None:
+    """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    reason = str(event["reason"])
+    new = directory / f".{reason}"
+    new.write_text(json.dumps(event))
+    new.chmod(0o644)
+    new.replace(directory / reason)
+
+
+class EventFiles:
+    """The Events that another process writes into a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory: Final = directory
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def read_new(self, reasons: Iterable[str]) -> list[JsonDict]:
+        """Return the Events with these reasons that were written since the last call, the oldest first.
+
+        What is no Event of its reason is left out.
+        """
+        found: list[tuple[int, JsonDict]] = []
+        for reason in reasons:
+            file = self.directory / reason
+            try:
+                now = file.lstat()
+                version = (now.st_mtime_ns, now.st_ino)
+                if self._read.get(reason) == version or not stat.S_ISREG(now.st_mode):
+                    continue
+                self._read[reason] = version
+                event = _parse(_read_start(file))
+            except OSError:
+                continue
+            if event is not None and event["reason"] == reason:
+                found.append((now.st_mtime_ns, event))
+        return [event for _, event in sorted(found, key=lambda each: each[0])]
+
+
+def _read_start(file: Path) -> bytes:
+    """Return the start of a file that may have been exchanged for a link, or for a pipe without a writer."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as opened:
+        return opened.read(_LIMIT_BYTES)
+
+
+def _parse(content: bytes) -> JsonDict | None:
+    try:
+        event = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    texts = ("reason", "message", "lastTimestamp")
+    return event if isinstance(event, dict) and all(isinstance(event.get(key), str) for key in texts) else None

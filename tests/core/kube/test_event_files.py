@@ -1,0 +1,66 @@
+"""Events as files: what a mover has written, and what a tenant may have put there instead."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from core.kube.event_files import EventFiles, write_event
+from core.models.base import JsonDict
+
+_REASONS = ("Waiting", "Ready")
+
+
+def build(reason: str, message: str = "m") -> JsonDict:
+    return {"reason": reason, "message": message, "lastTimestamp": "2026-11-21T12:00:00Z"}
+
+
+def test_each_event_is_read_once_and_the_newest_of_a_reason_counts(tmp_path: Path) -> None:
+    files = EventFiles(tmp_path)
+    assert files.read_new(_REASONS) == []
+    write_event(tmp_path, build("Waiting", "first"))
+    write_event(tmp_path, build("Waiting", "second"))
+    write_event(tmp_path, build("Other"))
+    assert files.read_new(_REASONS) == [build("Waiting", "second")]
+    assert files.read_new(_REASONS) == []
+    write_event(tmp_path, build("Waiting", "third"))
+    assert files.read_new(_REASONS) == [build("Waiting", "third")]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["Other", "Waiting"]
+
+
+@pytest.mark.parametrize("first", _REASONS)
+def test_events_come_in_the_order_in_which_they_were_written(first: str, tmp_path: Path) -> None:
+    for number, reason in enumerate(sorted(_REASONS, key=lambda each: each != first)):
+        write_event(tmp_path, build(reason))
+        os.utime(tmp_path / reason, (number, number))
+    assert EventFiles(tmp_path).read_new(_REASONS)[0]["reason"] == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "[" * 100_000,
+        json.dumps(build("Ready")),
+        json.dumps(build("Waiting") | {"message": 1}),
+        json.dumps({"reason": "Waiting"}),
+        json.dumps(build("Waiting", "x" * 20_000)),
+    ],
+    ids=["nothing", "half", "a list", "deep", "another reason", "a number", "fields missing", "long"],
+)
+def test_what_is_no_event_is_left_out(content: str, tmp_path: Path) -> None:
+    (tmp_path / "Waiting").write_text(content)
+    write_event(tmp_path, build("Ready"))
+    assert EventFiles(tmp_path).read_new(_REASONS) == [build("Ready")]
+
+
+def test_links_directories_and_pipes_are_not_opened(tmp_path: Path) -> None:
+    """Reading a pipe would block the agent; a link may lead to any file of the node."""
+    write_event(tmp_path, build("Ready"))
+    (tmp_path / "Waiting").symlink_to(tmp_path / "Ready")
+    (tmp_path / "Stopped").mkdir()
+    os.mkfifo(tmp_path / "Started")
+    assert EventFiles(tmp_path).read_new(("Waiting", "Stopped", "Started", "Ready")) == [build("Ready")]
