@@ -52,6 +52,7 @@ __all__ = [
     "MOVER_SERVICE_ACCOUNT",
     "NODE_LABEL",
     "NOT_PREPARED_ANNOTATION",
+    "NO_CONFIG",
     "OBJECT_NAME",
     "OUTCOME_ANNOTATION",
     "OWNER_KIND_ANNOTATION",
@@ -260,6 +261,9 @@ DELETIONS_CONFIGMAP: Final = "node-agent-backup-deletions"
 """Of which backups the transfers are being deleted, so that their snapshots are found after an interruption."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
+
+NO_CONFIG: Final = "none"
+"""The announced hash where no ConfigMap was named."""
 
 SUBDOMAIN: Final = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*"
 OBJECT_NAME: Final = re.compile(rf"(?!.{{254}}){SUBDOMAIN}")

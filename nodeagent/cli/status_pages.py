@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from core.models.names import NO_CONFIG
 from core.models.phases import Phase
 from core.models.storage import RepositoryPhase
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes
-from nodeagent.config.live import NO_CONFIG
 from nodeagent.operations.status.health import Health
 from nodeagent.operations.status.kinds import TRANSFER_KINDS
 from nodeagent.operations.status.records import UnreadPart

@@ -19,10 +19,9 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION
+from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
 from core.spelling import guess
 from nodeagent.config.keys import Finding, show_key
-from nodeagent.config.live import NO_CONFIG
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.models import AgentConfig

@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION
+from core.models.names import CONFIG_ANNOTATION, NO_CONFIG
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.expose_settings import build_expose_settings
@@ -23,13 +23,9 @@ from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.runtime.own_pod import AgentPod, AgentReport
 
-__all__ = ["NO_CONFIG", "ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
+__all__ = ["ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
 
 _log = logging.getLogger(__name__)
-
-NO_CONFIG: Final = "none"
-"""The announced hash where no ConfigMap was named."""
-
 
 _RETRY_SECONDS: Final = 30.0
 """Delay before an annotation that could not be written is retried."""

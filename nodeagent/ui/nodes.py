@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from core.models.names import NO_CONFIG
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.config.live import NO_CONFIG
 from nodeagent.operations.status.records import TransferRecord, UnreadPart
 from nodeagent.operations.status.view import ActiveRow, NodeRow, PendingRow, StatusView
 

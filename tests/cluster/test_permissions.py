@@ -67,6 +67,10 @@ _RARE = {
         "only for volumes with the annotation of vSphere's linked clones",
         "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
     ),
+    "watch events": (
+        "only for a mover whose files the agent does not see",
+        "tests/nodeagent/node/test_progress_watch.py::test_twenty_running_transfers_need_one_watch",
+    ),
     "get leases": (
         "only after a renewal of the Lease met another write",
         "tests/nodeagent/leader/test_election.py::test_an_unanswered_renewal_is_retried",
@@ -112,6 +116,11 @@ def test_no_request_was_denied(account: Account) -> None:
 def test_every_request_is_covered_by_a_listed_permission(account: Account) -> None:
     assert account.events
     assert not_permitted(account.accesses, account.permissions, NAMESPACE) == []
+
+
+def test_no_watch_of_events_was_needed(account: Account) -> None:
+    """Each Event would be sent to every agent; all movers of this tier write theirs to files."""
+    assert [access for access in account.accesses if (access.verb, access.path) == ("watch", "events")] == []
 
 
 def test_every_permission_is_used_unless_there_is_a_reason(agent: Bed, account: Account) -> None:

@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Final
 
 from core.models.base import WireModel
+from core.models.names import NO_CONFIG
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from core.models.storage import RepositoryPhase
-from nodeagent.config.live import NO_CONFIG
 from nodeagent.operations.leader_page import node_of_holder
 from nodeagent.operations.status.records import ClusterSnapshot, TransferRecord, UnreadPart
 from nodeagent.runtime.own_pod import shown

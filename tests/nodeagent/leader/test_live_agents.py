@@ -10,9 +10,9 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION
+from core.models.names import CONFIG_ANNOTATION, NO_CONFIG
 from nodeagent.config.current import CurrentConfig
-from nodeagent.config.live import NO_CONFIG, ConfigAnnouncer
+from nodeagent.config.live import ConfigAnnouncer
 from nodeagent.config.parse import parse_config
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents, describe_difference
 from tests.nodeagent.support.board import FakeBoard
