@@ -73,6 +73,11 @@ class Counts:
         return self.conflicts_by_verb_and_resource().total()
 
     @property
+    def conflict_share(self) -> float:
+        """Which part of the writes conflicted."""
+        return self.conflicts / max(1, self.writes)
+
+    @property
     def rejected(self) -> int:
         """Requests that the server rejected as too many."""
         return sum(number for (_, _, code), number in self.requests.items() if code == "429")

@@ -62,11 +62,6 @@ class Many:
         """Bytes delivered to watches for each transfer."""
         return self.counts.watch_bytes / self.transfers
 
-    @property
-    def conflict_share(self) -> float:
-        """How many of the writes conflicted."""
-        return self.counts.conflicts / max(1, self.counts.writes)
-
 
 async def measure_many(doors: Doors, name: str, effort: Effort, *, log: Log, idle: bool = False) -> Many:
     """Have transfers of all kinds carried out; then, if `idle`, see what agents without any transfer ask."""

@@ -35,7 +35,7 @@ class Report:
         idle = many.idle if many else None
         kills, pauses = self.kills, self.pauses
         violations = [len(verdict.violations) for verdict in self._verdicts().values()]
-        conflicts = [one.conflict_share for one in (few, many) if one]
+        conflicts = [one.counts.conflict_share for one in (few, many) if one]
         return {
             "limit_violations": sum(violations) if violations else None,
             "conflict_share": round(max(conflicts), 5) if conflicts else None,
@@ -107,7 +107,7 @@ class Report:
 def _rows_of_many(one: Many) -> Iterator[tuple[str, str]]:
     yield "seconds", f"{one.seconds:.0f}"
     yield "requests per transfer (writes)", f"{one.requests_per_transfer:.1f} ({one.writes_per_transfer:.1f})"
-    yield "writes with a conflict", f"{one.conflict_share:.2%}"
+    yield "writes with a conflict", f"{one.counts.conflict_share:.2%}"
     yield "requests rejected with 429", f"{one.counts.rejected}"
     yield "bytes to watches per transfer", f"{one.watch_bytes_per_transfer:,.0f}"
     yield "objects written to etcd per transfer, by all components", f"{one.store.writes / one.transfers:.1f}"

@@ -184,7 +184,7 @@ def _rows(one: Large) -> Iterator[tuple[str, str]]:
     if takeover:
         yield "another agent held the Lease after", f"{takeover.held_after:.1f} s"
         yield "it admitted a transfer after", f"{takeover.admitted_after:.1f} s"
-    yield "writes with a conflict", f"{one.counts.conflicts / max(1, one.counts.writes):.2%}"
+    yield "writes with a conflict", f"{one.counts.conflict_share:.2%}"
     yield "requests rejected with 429", f"{one.counts.rejected}"
     yield "violations", f"{len(verdict.violations) + len(one.waiting.verdict.violations)}"
     yield "most Accepted or Prepared; most InProgress on a node", f"{verdict.most_held}; {verdict.most_running}"
