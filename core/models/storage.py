@@ -30,6 +30,7 @@ __all__ = [
     "RepositoryKey",
     "RepositoryPhase",
     "SecretKey",
+    "build_backup_repository",
     "repository_labels",
     "repository_name",
 ]
@@ -214,3 +215,22 @@ def repository_labels(volume_namespace: str, location: str) -> dict[str, str]:
 def repository_name(volume_namespace: str, location: str) -> str:
     """Return the name that Velero gives a BackupRepository."""
     return f"{volume_namespace}-{location}-{REPOSITORY_TYPE}"
+
+
+def build_backup_repository(namespace: str, key: RepositoryKey) -> JsonDict:
+    """Return a new BackupRepository in `namespace`, as Velero's data mover creates it: its controller sets the rest."""
+    return {
+        "apiVersion": "velero.io/v1",
+        "kind": BackupRepository.kind_name,
+        "metadata": {
+            "name": repository_name(key.volume_namespace, key.location),
+            "namespace": namespace,
+            "labels": repository_labels(key.volume_namespace, key.location),
+        },
+        "spec": {
+            "backupStorageLocation": key.location,
+            "maintenanceFrequency": "0s",
+            "repositoryType": REPOSITORY_TYPE,
+            "volumeNamespace": key.volume_namespace,
+        },
+    }

@@ -22,17 +22,15 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, S
 from core.kube.retry import Retry
 from core.kube.watch import watch_one
 from core.models.bandwidth import BandwidthLimits
-from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.storage import (
-    REPOSITORY_TYPE,
     BackupRepository,
     BackupStorageLocation,
     RepositoryKey,
     RepositoryPhase,
     SecretKey,
+    build_backup_repository,
     repository_labels,
-    repository_name,
 )
 from core.redact import Redactor
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
@@ -55,7 +53,6 @@ __all__ = [
     "MoverTools",
     "PodContext",
     "RepositoryPlace",
-    "build_backup_repository",
     "check_storage",
     "list_volume_namespaces",
     "resolve_place",
@@ -76,25 +73,6 @@ _REREAD: Final = timedelta(seconds=1)
 
 FORBIDDEN_SECONDS: Final = 20.0
 """After its start it answers 403 for some seconds until RBAC is loaded; a mover pod is not retried as a whole."""
-
-
-def build_backup_repository(namespace: str, volume_namespace: str, location: str) -> JsonDict:
-    """Return a new BackupRepository, as Velero's data mover creates it: its controller sets the rest."""
-    return {
-        "apiVersion": BACKUP_REPOSITORIES.api_version,
-        "kind": BACKUP_REPOSITORIES.kind,
-        "metadata": {
-            "name": repository_name(volume_namespace, location),
-            "namespace": namespace,
-            "labels": repository_labels(volume_namespace, location),
-        },
-        "spec": {
-            "backupStorageLocation": location,
-            "maintenanceFrequency": "0s",
-            "repositoryType": REPOSITORY_TYPE,
-            "volumeNamespace": volume_namespace,
-        },
-    }
 
 
 class ClusterReader:
@@ -206,7 +184,7 @@ class ClusterReader:
         wanted = RepositoryKey(volume_namespace, location)
         selector = select_labels(repository_labels(volume_namespace, location))
         found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=selector))
-        manifest = build_backup_repository(self._namespace, volume_namespace, location)
+        manifest = build_backup_repository(self._namespace, wanted)
         if not found:
             # If the name exists, another mover created it meanwhile, it lacks the labels, or its spec differs.
             with suppress(AlreadyExistsError):

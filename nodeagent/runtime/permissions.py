@@ -90,6 +90,13 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(
         _OWN,
+        kube.BACKUP_REPOSITORIES,
+        ("create",),
+        "the repository of the first backup of a namespace, while its volume is exposed",
+        without="the first backup of a namespace waits for its repository once its data mover runs",
+    ),
+    Permission(
+        _OWN,
         kube.BACKUP_STORAGE_LOCATIONS,
         ("get", "list", "watch", "patch"),
         "whether a location is available, and has credentials; its status, without a Velero server",

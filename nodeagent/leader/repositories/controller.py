@@ -6,6 +6,7 @@ It runs no kopia: an init pod does (`nodeagent.leader.repositories.init_pod`).
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -16,6 +17,7 @@ from core.contract import InitResult, parse_result
 from core.errors import AgentError, ExposeError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import (
+    AlreadyExistsError,
     ForbiddenError,
     InvalidError,
     KubeError,
@@ -29,7 +31,14 @@ from core.models.names import (
     REPOSITORY_ID_ANNOTATION,
     REPOSITORY_INPUTS_ANNOTATION,
 )
-from core.models.storage import REPOSITORY_TYPE, BackupRepository, RepositoryKey, RepositoryPhase
+from core.models.storage import (
+    REPOSITORY_TYPE,
+    BackupRepository,
+    RepositoryKey,
+    RepositoryPhase,
+    build_backup_repository,
+    repository_name,
+)
 from core.models.units import format_duration
 from core.redact import redact
 from exposer.causes import CauseFinder
@@ -105,6 +114,7 @@ class RepositoryController:
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
+        self._absent: dict[str, RepositoryKey] = {}
         self._inputs = LocationInputs(tools.client, tools.clock, namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
@@ -172,13 +182,20 @@ class RepositoryController:
         self._tools.metrics.remove_repository(name)
 
     def request(self, volume_namespace: str, location: str) -> None:
-        """Record that a transfer needs a repository now: a NotReady one is retried soon."""
+        """Record that a transfer needs a repository now: a NotReady one is retried soon, an absent one is created.
+
+        The transfer's mover would create it only once it runs; meanwhile its volume is exposed.
+        """
         if self._repositories is None or self._queue is None:
             return
         wanted = RepositoryKey(volume_namespace, location)
-        for raw in self._repositories.items():
-            if RepositoryKey.of(raw) == wanted and self._retries.request(raw["metadata"]["uid"]):
-                self._queue.add(raw["metadata"]["name"])
+        found = [raw["metadata"] for raw in self._repositories.items() if RepositoryKey.of(raw) == wanted]
+        if not found:
+            self._absent[name := repository_name(volume_namespace, location)] = wanted
+            self._queue.add(name)
+        for meta in found:
+            if self._retries.request(meta["uid"]):
+                self._queue.add(meta["name"])
 
     def bring_forward(self) -> None:
         """Retry soon what failed: the API server answers again."""
@@ -195,11 +212,21 @@ class RepositoryController:
         )
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        wanted, raw = self._absent.get(name), await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
         if raw is None:
             self._forget(name)
+            if wanted is not None:
+                await self._create(wanted)
+        self._absent.pop(name, None)
+        if raw is None:
             return None
         return await self._reconcile(BackupRepository.parse(raw))
+
+    async def _create(self, wanted: RepositoryKey) -> None:
+        """Create a repository, unless only movers may: then the transfer's does."""
+        self._tools.check_leading()
+        with suppress(AlreadyExistsError, ForbiddenError):
+            await self._tools.client.create(BACKUP_REPOSITORIES, build_backup_repository(self._namespace, wanted))
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""

@@ -156,24 +156,6 @@ async def test_a_fixed_cause_is_retried_at_once(fixed: str) -> None:
         assert scene.message == ""
 
 
-async def test_a_transfer_that_needs_the_repository_causes_a_retry_unless_one_was_just_done() -> None:
-    scene = open_scene()
-    async with scene.running():
-        await scene.fail_once()
-        scene.controller.request("app", "default")
-        await asyncio.sleep(10)
-        assert scene.pod is None
-        await scene.until_pod(seconds=11)
-        await scene.fail_once()
-        await asyncio.sleep(60)
-        assert scene.pod is None
-        scene.controller.request("other", "default")
-        await asyncio.sleep(6)
-        assert scene.pod is None
-        scene.controller.request("app", "default")
-        await scene.until_pod(seconds=1)
-
-
 async def test_a_pod_that_cannot_start_is_a_failure_after_ninety_seconds() -> None:
     scene = open_scene()
     async with scene.running():
