@@ -31,7 +31,7 @@ patches:
 - patch: |
     apiVersion: apps/v1
     kind: DaemonSet
-    metadata: {{name: node-agent}}
+    metadata: {{name: node-agent, namespace: velero}}
     spec:
       template:
         spec:

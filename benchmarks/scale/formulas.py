@@ -23,7 +23,7 @@ CPU_MS_A_TRANSFER: Final = 50.0
 KIB_A_PENDING_TRANSFER: Final = 1.4
 LEDGER_BYTES_AN_ENTRY: Final = 37.0
 VOLUME_CHECK_SECONDS: Final = 8.0
-WATCHES_AN_AGENT: Final = 8.0
+WATCHES_AN_AGENT: Final = 7.0
 KIB_A_WATCH: Final = 200.0
 WATCH_SECONDS: Final = 360.0
 """An agent renews each watch after 300 to 420 seconds."""
@@ -60,7 +60,8 @@ class Course:
 
     `known` are all transfers that exist, `pending` the New ones, `held` those that are Accepted or Prepared,
     `checked` those of a pod's volume among them that wait for a slot. `write_seconds` is how long the API server
-    takes for a write. `servers` are the API servers, each of which caches all objects but Events.
+    takes for a write. `servers` are the API servers, each of which caches all objects but Events. `watch_events`: the
+    agents do not see the files of their movers, and each watches Events.
     """
 
     nodes: int
@@ -73,6 +74,7 @@ class Course:
     write_seconds: float = 0.01
     servers: int = 2
     lease_seconds: float = 15.0
+    watch_events: bool = False
 
     @property
     def per_s(self) -> float:
@@ -127,7 +129,8 @@ def predict(course: Course) -> Prediction:
         writes_per_transfer=WRITES_A_TRANSFER,
         stored_objects_per_transfer=STORED_OBJECTS_A_TRANSFER,
         encoded_kib_per_transfer=ENCODED_KIB_A_TRANSFER,
-        events_per_transfer=STORED_OBJECTS_A_TRANSFER * course.servers + EVENTS_A_TRANSFER * course.nodes,
+        events_per_transfer=STORED_OBJECTS_A_TRANSFER * course.servers
+        + (EVENTS_A_TRANSFER * course.nodes if course.watch_events else 0),
         etcd_mib=_etcd_kib(course, passes_s * ledger_kib) / _KIB,
         cpu_ms_per_transfer=CPU_MS_A_TRANSFER + course.nodes * IDLE_CPU_PERCENT / 100 * each_s * 1000,
         passes_s=passes_s,

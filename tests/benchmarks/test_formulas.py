@@ -81,9 +81,11 @@ def test_transfers_that_wait_for_a_slot_cost_requests() -> None:
     assert (with_them - without) * LARGEST.per_s == pytest.approx(10_000 / 8)
 
 
-def test_every_agent_adds_to_the_events_that_etcd_sends() -> None:
-    one, two = (predict(replace(LARGEST, nodes=nodes)).events_per_transfer for nodes in (1000, 2000))
-    assert two - one == 1000 * formulas.EVENTS_A_TRANSFER
+@pytest.mark.parametrize("watch_events", [True, False])
+def test_every_agent_that_watches_events_adds_to_what_etcd_sends(watch_events: bool) -> None:
+    courses = (replace(LARGEST, nodes=nodes, watch_events=watch_events) for nodes in (1000, 2000))
+    one, two = (predict(course).events_per_transfer for course in courses)
+    assert two - one == (1000 * formulas.EVENTS_A_TRANSFER if watch_events else 0)
 
 
 @pytest.mark.parametrize("write_seconds", [0.01, 0.1, 1.0])
