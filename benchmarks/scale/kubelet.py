@@ -55,7 +55,7 @@ class PodDirectories:
 
     def volume(self, pod: JsonDict, name: str) -> Path:
         """Return the directory of an emptyDir."""
-        return self.root / pod["metadata"]["uid"] / "volumes" / "kubernetes.io~empty-dir" / name
+        return Path(self.root, pod["metadata"]["uid"], "volumes", "kubernetes.io~empty-dir", name)
 
     def remove(self, pod: JsonDict) -> None:
         """Remove what there is of a pod."""

@@ -328,7 +328,7 @@ class Controllers(ABC):
 
 def events_directory(host_pods: Path, pod: JsonDict) -> Path:
     """Return the directory on the node with the Events of the mover in `pod`."""
-    return host_pods / pod["metadata"]["uid"] / "volumes" / "kubernetes.io~empty-dir" / EVENTS_VOLUME
+    return Path(host_pods, pod["metadata"]["uid"], "volumes", "kubernetes.io~empty-dir", EVENTS_VOLUME)
 
 
 def _attempts_of(transfer: JsonDict) -> Attempts:
