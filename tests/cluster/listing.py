@@ -34,7 +34,7 @@ def everything(bed: Bed, *own: str) -> set[str]:
     """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
 
     Left out are Events and Leases, the record of deletions, and what belongs to other tests: it carries one of
-    their names, be it in its name, in a label, or in the name of its claim or snapshot.
+    their names, be it in its name, in a label, in an argument, or in the name of its claim or snapshot.
 
     Args:
         bed: The cluster to list.
@@ -58,7 +58,10 @@ def _test_names(item: Json) -> set[str]:
     meta, spec = item["metadata"], item.get("spec") or {}
     bound_to = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}
     labels = (meta.get("labels") or {}).values()
-    texts = [meta["name"], bound_to.get("namespace", ""), bound_to.get("name", ""), *labels]
+    # The Job of a command is named after its location, which all tests share.
+    pod = (spec.get("template") or {}).get("spec") or spec
+    arguments = [one for container in pod.get("containers") or [] for one in container.get("args") or []]
+    texts = [meta["name"], bound_to.get("namespace", ""), bound_to.get("name", ""), *labels, *arguments]
     return {name for text in texts for name in _NAMES.findall(text)}
 
 
