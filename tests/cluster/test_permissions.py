@@ -71,6 +71,10 @@ _RARE = {
         "only for a mover whose files the agent does not see",
         "tests/nodeagent/node/test_progress_watch.py::test_twenty_running_transfers_need_one_watch",
     ),
+    "create backuprepositories": (
+        "only for a transfer that a leader without a repository controller accepted",
+        "tests/datamover/pod/test_cluster_repository.py::test_a_missing_backup_repository_is_created_and_awaited",
+    ),
     "get leases": (
         "only after a renewal of the Lease met another write",
         "tests/nodeagent/leader/test_election.py::test_an_unanswered_renewal_is_retried",
