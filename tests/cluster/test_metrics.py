@@ -35,8 +35,9 @@ _OF_FAULTS = {
 _OF_PROMETHEUS = {"up"}
 _SECONDS = 60
 
-_COMPLETE_MS = 180_000
-"""A mover that was held for longer than its stall timeout is interrupted, and another attempt completes."""
+_COMPLETE_MS = 330_000
+"""A mover that was held for longer than its stall timeout is interrupted. The next attempt waits for its time, and for
+a probe of the storage."""
 
 
 @pytest.fixture(scope="module")
