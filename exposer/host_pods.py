@@ -10,6 +10,7 @@ from typing import Final
 
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
+from core.files import read_start
 from exposer.workload import join_directory, pod_of_directory, split_directory
 
 __all__ = ["EVENTS_VOLUME", "find_mover_events", "find_volume_directory", "list_pods", "read_termination_message"]
@@ -95,9 +96,7 @@ def read_termination_message(host_pods: str, uid: str, container: str) -> str:
 def _read_start(file: Path) -> str:
     """Return the text of a regular file up to the limit of termination messages; empty if it cannot be read."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as opened:
-            return opened.read(TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
+        return read_start(file, TERMINATION_MESSAGE_LIMIT_BYTES).decode(errors="replace")
     except OSError:
         return ""
 

@@ -6,12 +6,12 @@ have written them. Does not know where the directory is (`exposer.host_pods`), n
 """
 
 import json
-import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from core.files import read_start
 from core.models.base import JsonDict
 
 __all__ = ["EventFiles", "write_event"]
@@ -54,19 +54,12 @@ class EventFiles:
                 if self._read.get(reason) == version or not stat.S_ISREG(now.st_mode):
                     continue
                 self._read[reason] = version
-                event = _parse(_read_start(file))
+                event = _parse(read_start(file, _LIMIT_BYTES))
             except OSError:
                 continue
             if event is not None and event["reason"] == reason:
                 found.append((now.st_mtime_ns, event))
         return [event for _, event in sorted(found, key=lambda each: each[0])]
-
-
-def _read_start(file: Path) -> bytes:
-    """Return the start of a file that may have been exchanged for a link, or for a pipe without a writer."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as opened:
-        return opened.read(_LIMIT_BYTES)
 
 
 def _parse(content: bytes) -> JsonDict | None:
