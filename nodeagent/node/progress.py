@@ -181,19 +181,17 @@ class ProgressFollower:
         return reading is not None and reading.completed
 
     def leave(self, kind_name: str, uid: str, *, again: bool) -> None:
-        """Stop following that transfer; what its Events reported is kept if it may run here `again`."""
+        """Stop following that transfer; if it may run `again`, its mover is still heard, and its progress is kept."""
         reading = self._readings.get(uid)
         if reading is None:
             return
         if reading.followed is not None:
             reading.followed = None
             self._metrics.remove_rate(kind_name, uid)
-        if reading.source is not None:
-            reading.source = None
-            self._changed.set()
         reading.again = again
         if not again:
             del self._readings[uid]
+            self._changed.set()
 
     async def end_writing(self, uid: str) -> None:
         """Return once no progress of that transfer is being written, and none will be.

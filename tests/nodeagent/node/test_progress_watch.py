@@ -203,9 +203,21 @@ async def test_the_events_of_a_finished_transfer_are_forgotten_when_the_watch_en
     kube = FakeKube()
     async with _with_an_event_of_another(kube) as follower:
         (uid,) = (uid for uid, reading in follower._readings.items() if reading.followed)
-        follower.leave("DataUpload", uid, again=True)
+        follower.leave("DataUpload", uid, again=False)
         await asyncio.sleep(1)
-        assert follower._readings.keys() == {uid}
+        assert follower._readings == {}
+
+
+async def test_the_mover_of_an_interrupted_transfer_is_still_heard() -> None:
+    """Whether it may still write its volume depends on that, and when the next attempt may begin."""
+    kube, transfer = FakeKube(), _running("du-1")
+    uid = transfer["metadata"]["uid"]
+    async with _following(kube, transfer) as follower:
+        follower.leave("DataUpload", uid, again=True)
+        assert follower.heard(uid) == 0
+        kube.put(event(transfer, "Progress", "{}"))
+        await asyncio.sleep(1)
+        assert follower.heard(uid) == 1
 
 
 async def test_what_is_known_of_a_final_transfer_is_dropped() -> None:
