@@ -19,11 +19,14 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-__all__ = ["CLOCK_OFFSET", "OTHER_NODE", "ApartAgent", "installed_apart"]
+__all__ = ["CALM_NODE", "CLOCK_OFFSET", "OTHER_NODE", "ApartAgent", "installed_apart"]
 
 _DAEMON_SETS = Resource("/apis/apps/v1", "daemonsets")
 _ACCOUNTS = ("node-agent", "node-agent-mover")
 OTHER_NODE = "bed-2"
+CALM_NODE = "bed-1"
+"""No test evicts the pods of this node, so a transfer may be held there for minutes."""
+
 CLOCK_OFFSET = "NODE_AGENT_CLOCK_OFFSET"
 """The variable by which an agent reads another wall clock."""
 

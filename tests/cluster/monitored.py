@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from tests.cluster.apart import OTHER_NODE
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Volume
 from tests.cluster.workloads import BACKUPS, Workload, wait_until
@@ -89,7 +88,7 @@ class Monitored:
     @property
     def _workload(self) -> Workload:
         own = self.upkeep.own
-        return Workload(own.bed, own.space, _CLAIM, _FILLED, on=OTHER_NODE)
+        return Workload(own.bed, own.space, _CLAIM, _FILLED, on=own.node)
 
     def _create_backup(self, volume: str) -> Json:
         item = self._workload.backup(volume)
