@@ -103,6 +103,11 @@ class _Reading:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing but Events has said that this transfer exists: it has not run here."""
+        return self.followed is None and not self.again
+
     def begin(self, attempt: int) -> None:
         """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
         self.attempt, self.done_bytes, self.counted = attempt, 0, ProgressMessage()
@@ -233,6 +238,7 @@ class ProgressFollower:
             for source in tasks.keys() - wanted.keys():
                 tasks.pop(source).cancel()
                 if source == self._labeled:
+                    # No Event follows that would say that they expired.
                     self._forget_unknown()
             for source in wanted.keys() - tasks.keys():
                 follow = self._watch(source) if isinstance(source, Selection) else self._read(source, wanted[source])
@@ -261,7 +267,7 @@ class ProgressFollower:
                             self._enqueue(listed or set())
                             listed = None
                             if selection.label_selector:
-                                self._forget_expired(named)
+                                self._forget_unknown(but=named)
                         elif change.kind is not ChangeKind.MALFORMED:
                             uid = _owner_uid(change)
                             named |= set() if listed is None else {uid}
@@ -277,14 +283,9 @@ class ProgressFollower:
                 reading.failures = 0
                 self._queue.add(uid)
 
-    def _forget_expired(self, named: AbstractSet[str]) -> None:
-        """Drop what is known of transfers that do not run here, but for those whose Events were just listed."""
-        for uid in [uid for uid, reading in self._readings.items() if reading.followed is None and uid not in named]:
-            del self._readings[uid]
-
-    def _forget_unknown(self) -> None:
-        """Drop what Events said of transfers that have not run here: none follows that would say that they expired."""
-        for uid in [uid for uid, each in self._readings.items() if each.followed is None and not each.again]:
+    def _forget_unknown(self, *, but: AbstractSet[str] = frozenset()) -> None:
+        """Drop what Events said of transfers that have not run here, but for those that a list has just named."""
+        for uid in [uid for uid, reading in self._readings.items() if reading.unknown and uid not in but]:
             del self._readings[uid]
 
     def _take_change(self, change: WatchChange) -> bool:
@@ -294,7 +295,7 @@ class ProgressFollower:
             return self._take(uid, change.obj)
         reading = self._readings.get(uid)
         # Events expire in order: those of a transfer that does not run here are not needed any more.
-        if reading is not None and reading.followed is None:
+        if reading is not None and reading.unknown:
             del self._readings[uid]
         return False
 

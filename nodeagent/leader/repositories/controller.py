@@ -212,15 +212,15 @@ class RepositoryController:
         )
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        wanted, raw = self._absent.get(name), await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
-        if raw is None:
-            self._forget(name)
-            if wanted is not None:
-                await self._create(wanted)
-        self._absent.pop(name, None)
-        if raw is None:
-            return None
-        return await self._reconcile(BackupRepository.parse(raw))
+        raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        if raw is not None:
+            self._absent.pop(name, None)
+            return await self._reconcile(BackupRepository.parse(raw))
+        self._forget(name)
+        if (wanted := self._absent.get(name)) is not None:
+            await self._create(wanted)
+            self._absent.pop(name, None)
+        return None
 
     async def _create(self, wanted: RepositoryKey) -> None:
         """Create a repository, unless only movers may: then the transfer's does."""

@@ -45,7 +45,6 @@ __all__ = [
     "Cluster",
     "Controllers",
     "Mover",
-    "events_directory",
 ]
 
 BACKUP_DONE = json.dumps(
@@ -91,11 +90,11 @@ class Mover:
     def mount(self, pod: JsonDict) -> None:
         """Make the directory for the Events of a pod that has a volume for them."""
         if self.host_pods is not None and any(each["name"] == EVENTS_VOLUME for each in pod["spec"]["volumes"]):
-            events_directory(self.host_pods, pod).mkdir(parents=True, exist_ok=True)
+            _events_directory(self.host_pods, pod).mkdir(parents=True, exist_ok=True)
 
     def write(self, pod: JsonDict, event: JsonDict) -> None:
         """Write an Event to its file."""
-        if self.host_pods is not None and (directory := events_directory(self.host_pods, pod)).is_dir():
+        if self.host_pods is not None and (directory := _events_directory(self.host_pods, pod)).is_dir():
             write_event(directory, event)
 
     def leave(self, pod: JsonDict, message: str) -> None:
@@ -326,7 +325,7 @@ class Controllers(ABC):
         await self.client.patch(resource, meta.get("namespace", ""), meta["name"], patch)
 
 
-def events_directory(host_pods: Path, pod: JsonDict) -> Path:
+def _events_directory(host_pods: Path, pod: JsonDict) -> Path:
     """Return the directory on the node with the Events of the mover in `pod`."""
     return Path(host_pods, pod["metadata"]["uid"], "volumes", "kubernetes.io~empty-dir", EVENTS_VOLUME)
 
