@@ -3,11 +3,11 @@
 import asyncio
 import os
 import re
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -56,23 +56,31 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _remove_bucket(server: S3Server) -> None:
-    shutil.rmtree(server.folder / "backups")
+    """Remove the bucket at once: files that the server adds meanwhile go with it."""
+    with suppress(FileNotFoundError):
+        (server.folder / "backups").rename(mkdtemp(dir=server.folder.parent))
 
 
 def _kill_server(server: S3Server) -> None:
-    (running,) = [one for one in children_of(os.getpid()) if server.url.removeprefix("http://") in one.arguments]
-    os.kill(running.pid, signal.SIGKILL)
+    for one in children_of(os.getpid()):
+        if f"--port {server.url.removeprefix('http://')} " in one.arguments:
+            os.kill(one.pid, signal.SIGKILL)
 
 
 async def _interrupted(
     moving: Awaitable[object], started: Callable[[], bool], end: Callable[[], None]
 ) -> DataPathError:
-    """Return the error of a data path whose storage becomes unavailable once it has started."""
+    """Return the error of a data path whose storage becomes unavailable once it has started.
+
+    An upload that the server received before `end` creates the bucket again, so the storage is ended until it fails.
+    """
     task = asyncio.ensure_future(moving)
     while not started():
         assert not task.done(), task.exception()
         await asyncio.sleep(0.002)
-    end()
+    while not task.done():
+        end()
+        await asyncio.sleep(0.05)
     with pytest.raises(DataPathError) as failed:
         await task
     return failed.value
