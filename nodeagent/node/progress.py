@@ -50,8 +50,11 @@ _PENDING_REASONS: Final = frozenset({DataPathReason.WAITING, DataPathReason.READ
 
 _READ_REASONS: Final = _PENDING_REASONS | {DataPathReason.PROGRESS, DataPathReason.COMPLETED}
 
-_LOOK_SECONDS: Final = 0.1
-"""Between two looks at the files of a mover, of a few microseconds each: the last one brings the transfer's end."""
+_LOOK_SECONDS: Final = (0.1, 1.0)
+"""The least and the most between two looks at the files of a mover: the last one brings the transfer's end."""
+
+_LOOK_FRACTION: Final = 0.02
+"""Of the time that a mover was followed: a transfer ends at most so much later, and a long one costs few looks."""
 
 _WRITERS: Final = 8
 """Transfers whose status is written at the same time: a slow write delays no other transfer."""
@@ -247,11 +250,14 @@ class ProgressFollower:
 
     async def _read(self, files: EventFiles, uid: str) -> None:
         """Take in the Events that the mover of one transfer writes to files, until canceled."""
+        least, most = _LOOK_SECONDS
+        start = self._clock.monotonic()
         while True:
             for event in files.read_new(_READ_REASONS):
                 if self._take(uid, event):
                     self._enqueue({uid})
-            await self._clock.sleep(_LOOK_SECONDS)
+            followed_seconds = self._clock.monotonic() - start
+            await self._clock.sleep(min(max(least, _LOOK_FRACTION * followed_seconds), most))
 
     async def _watch(self, selection: Selection) -> None:
         """Take in the selected Events until canceled; only the last Event of a list is current."""

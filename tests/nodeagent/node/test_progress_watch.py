@@ -1,15 +1,17 @@
 """The Events of running transfers come from files of their movers, else from one watch for all of a node."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from copy import copy
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from core.kube.client import KubeClient
+from core.kube.event_files import EventFiles
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
@@ -147,6 +149,28 @@ async def test_the_files_say_what_a_mover_is_pending_for_to_a_restarted_agent(tm
             write(tmp_path, pod, event(transfer, "Waiting", NOT_READY, number=1))
         async with world.agent(host_pods=tmp_path):
             await world.until(lambda: message_of(world, "DataUpload") == NOT_READY, seconds=5)
+
+
+async def test_the_files_of_a_long_transfer_are_looked_at_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    read_new = EventFiles.read_new
+
+    def count(files: EventFiles, reasons: Iterable[str]) -> list[JsonDict]:
+        looks.append(LoopClock().monotonic())
+        return read_new(files, reasons)
+
+    monkeypatch.setattr(EventFiles, "read_new", count)
+    mover = Mover(stubborn=True, host_pods=tmp_path)
+    async with open_world(accepted(data_upload()), mover=mover) as world, world.agent(host_pods=tmp_path):
+        await world.until(lambda: bool(looks))
+        await asyncio.sleep(300)
+    pauses = [after - before for before, after in pairwise(looks)]
+    assert min(pauses) == pytest.approx(0.1)
+    assert max(pauses) == pytest.approx(1.0)
+    assert all(pause <= max(0.1, 0.02 * (at - looks[0])) + 0.01 for at, pause in zip(looks, pauses, strict=False))
+    assert len(looks) < 500
 
 
 async def test_the_watch_ends_with_the_last_mover_without_files(tmp_path: Path) -> None:
