@@ -1,7 +1,7 @@
-"""What storage, scheduler, kubelet and mover do about one transfer: each call does what is missing.
+"""What storage, scheduler, kubelet and mover do about one transfer, and pods that only ask the storage do.
 
-Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based
-like the real controllers: all objects of a transfer have its name, so one call sees all of them.
+Knows the rules. Does not know how the objects were seen (`benchmarks.scale.world`). Level-based like the real
+controllers, each call does what is missing: all objects of a transfer have its name, so one call sees all of them.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, Final
 from benchmarks.scale.kubelet import PodDirectories
 from benchmarks.scale.stage import set_status
 from core.clock import Clock
-from core.contract import DataPathReason, ProgressMessage
+from core.contract import DataPathReason, InitResult, LocationResult, MoverVerb, ProgressMessage
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
 from core.kube.event_files import write_event
@@ -38,6 +38,12 @@ __all__ = ["Rules", "Seen", "Shape", "volume_name"]
 
 _TOTAL_BYTES: Final = 1000
 _BACKUPS: Final = frozenset({"DataUpload", "PodVolumeBackup"})
+
+_STORAGE_RESULTS: Final = {
+    str(MoverVerb.INIT_REPOSITORY): InitResult(unique_id="2f47a1", created=True).to_json(),
+    str(MoverVerb.VALIDATE_LOCATION): LocationResult().to_json(),
+}
+"""What the pods report that ask the storage for the leader, about no transfer."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,8 @@ class Rules:
                 await set_status(self.client, PODS, pod, {"phase": "Running"})
         elif phase == "Running" and seen.transfer is not None:
             return await self._move_data(pod, seen.transfer)
+        elif phase == "Running" and (result := _STORAGE_RESULTS.get(_verb(pod))):
+            await self._succeed(pod, result)
         return None
 
     async def _schedule(self, pod: JsonDict) -> None:
@@ -177,12 +185,14 @@ class Rules:
             self._started[uid] = (began, reported + 1)
             await self._report(transfer, pod, reported + 1)
             return Requeue(max(0.0, due + every - self.clock.monotonic()))
-        message = BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE
+        await self._succeed(pod, BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE)
+        return None
+
+    async def _succeed(self, pod: JsonDict, message: str) -> None:
         ended = {"name": "mover", "image": "none", "imageID": "", "ready": False, "restartCount": 0}
         terminated = {"terminated": {"exitCode": 0, "message": message}}
         status = {"phase": "Succeeded", "containerStatuses": [ended | {"state": terminated}]}
         await set_status(self.client, PODS, pod, status)
-        return None
 
     async def _report(self, transfer: JsonDict, pod: JsonDict, number: int) -> None:
         done = _TOTAL_BYTES * number // (self.shape.reports + 1)
@@ -228,6 +238,11 @@ def _build_volume(namespace: str, name: str, claim: JsonDict) -> JsonDict:
             "persistentVolumeReclaimPolicy": "Delete",
         },
     }
+
+
+def _verb(pod: JsonDict) -> str:
+    """Return what a mover's pod does; empty for other pods."""
+    return str(next(iter(pod["spec"]["containers"][0].get("args") or ()), ""))
 
 
 def _needed_node(pod: JsonDict) -> str:
