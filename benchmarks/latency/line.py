@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from tests.datamover.support.servers import free_port, run_server
+from tests.datamover.support.servers import run_server
+from tests.support.sockets import free_port
 
 __all__ = ["run_line"]
 

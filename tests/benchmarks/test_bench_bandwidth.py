@@ -28,7 +28,7 @@ def _course(*totals: int, step: float = 1.0) -> Course:
 
 @pytest.mark.cluster
 @pytest.mark.processes
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 @pytest.mark.timeout(600)
 def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     """Needs root, for its namespaces."""

@@ -80,7 +80,7 @@ def test_the_mover_is_compared_with_the_best_setting() -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 @pytest.mark.timeout(600)
 def test_the_last_line_has_every_figure_of_a_far_storage(tmp_path: Path) -> None:
     """Needs root, for its namespaces."""

@@ -63,7 +63,7 @@ def run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 @pytest.mark.timeout(600)
 def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     """Needs root, for its namespaces and its control group."""
@@ -78,7 +78,7 @@ def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 @pytest.mark.timeout(600)
 def test_movers_are_compared_with_kopia_confined_and_without(tmp_path: Path) -> None:
     """Needs root as well."""
@@ -89,7 +89,7 @@ def test_movers_are_compared_with_kopia_confined_and_without(tmp_path: Path) -> 
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 @pytest.mark.timeout(600)
 def test_many_files_are_moved_within_a_memory_limit(tmp_path: Path) -> None:
     """Needs root as well."""
@@ -103,7 +103,7 @@ def test_many_files_are_moved_within_a_memory_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
     with memory_group(32) as group:
         assert group is not None

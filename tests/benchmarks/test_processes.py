@@ -69,7 +69,7 @@ async def test_peaks_at_one_time_are_added(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-@pytest.mark.lane(name="apart")
+@pytest.mark.lane(name="waiting")
 async def test_the_group_has_what_all_use_but_not_the_files_that_are_written(tmp_path: Path) -> None:
     """Needs root, for the group."""
     write = f"open({str(tmp_path / 'file')!r}, 'wb').write(bytes({2 * _TAKEN_MIB} << 20))"

@@ -18,7 +18,7 @@ __all__ = ["FOLDERS", "LANES", "LAST", "main"]
 
 LANES = {
     "changing": "changes of the agents' nodes, pods and configuration",
-    "waiting": "transfers that are pending, and those of the examples",
+    "waiting": "transfers that are pending, and those of the examples; the image and benchmarks",
     "failing": "transfers that fail, are canceled or deleted",
     "moving": "transfers that move data",
     "apart": "what has nothing to do with the agents of the cluster",

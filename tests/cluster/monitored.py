@@ -14,7 +14,7 @@ from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.cluster.gate import Gate
     from tests.cluster.upkeep import Upkeep
@@ -35,7 +35,14 @@ class Monitored:
     backup: Json = field(default_factory=dict)
     held: str = ""
 
-    def start(self, *, backup_interval: str, verification_interval: str, arguments: Sequence[str] = ()) -> None:
+    def start(
+        self,
+        *,
+        backup_interval: str,
+        verification_interval: str,
+        arguments: Sequence[str] = (),
+        change: Callable[[Json], None] = lambda _: None,
+    ) -> None:
         """Fill a volume that is to be backed up and verified in these intervals, then run the agent."""
         own = self.upkeep.own
         self._workload.start()
@@ -43,7 +50,7 @@ class Monitored:
         intervals = {"backup": backup_interval, "verification": verification_interval}
         wanted = [f"nodeagent.io/{what}-interval={interval}" for what, interval in intervals.items()]
         own.kubectl("annotate", "pvc", _CLAIM, *wanted)
-        self.upkeep.start(arguments=arguments)
+        self.upkeep.start(arguments=arguments, change=change)
 
     def back_up(self, volume: str) -> None:
         """Back the volume up, to the end."""

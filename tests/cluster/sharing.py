@@ -9,14 +9,17 @@ from __future__ import annotations
 import fcntl
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["Shared", "has_alone", "relies_on"]
+__all__ = ["WITH_LOCKS", "Shared", "has_alone", "relies_on"]
+
+WITH_LOCKS: Final = 1200
+"""The limit of a test that takes a lock, in seconds: it includes the wait for tests of all other lanes."""
 
 
 class Shared(StrEnum):

@@ -20,7 +20,7 @@ from nodeagent.operations.schedules.store import ScheduleList
 from nodeagent.operations.status.view import StatusView
 from nodeagent.operations.verifications.view import VerificationReport
 from tests.cluster.scenes import Place, Volume
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal, screen_of
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from core.models.base import WireModel
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
 _FILL = """
 import os

@@ -20,7 +20,7 @@ from tests.cluster.breakage import build_pod_volume_transfer
 from tests.cluster.conftest import new_namespace
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.installation import Installation, installed
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORE_UID, RESTORES, wait_until
 from tests.support.attacks import Swap, attacker_command
 from tests.testbed.demonstration.user import PODS
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _NODES = {"bed-1": "Landlock", "bed-2": "a chroot jail"}
 """What confines kopia on each node."""

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Volume, open_gated_place
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import Workload
 from tests.support.golden import assert_golden_text
 from tests.support.terminal import open_terminal
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
 _BYTES = 2 * HELD_BYTES
 _FILL = f"""

@@ -16,7 +16,7 @@ import pytest
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.machine import run
 from tests.testbed.storage.objects import CONTENTS, SNAPSHOTS
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LIMIT_SECONDS = 150
 """The longest is a missing location, which is given two minutes to come back."""
@@ -149,6 +149,7 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
     result = Ended(module_space)
     _prepare(volume, result)
     with _black_hole(), relies_on(agent, Shared.AGENTS):
+        result.before = everything(agent, module_space)
         agent.user.apply(*_build(volume, ready=False))
         _make_ready(agent, module_space)
         agent.user.apply(*_build(volume, ready=True))
@@ -157,7 +158,7 @@ def ended(agent: Bed, module_space: str) -> Iterator[Ended]:
             for transfer in follow(agent, resource, names, seconds=_LIMIT_SECONDS + 30):
                 result.transfers[names[transfer["metadata"]["name"]]] = transfer
             wait_released(agent, resource, names)
-    result.after = everything(agent, module_space)
+        result.after = everything(agent, module_space)
     yield result
     _remove(agent, result)
 
@@ -186,7 +187,6 @@ def _prepare(volume: Volume, result: Ended) -> None:
             case.prepare(Place(bed, _called(space, name)), space)
     contents = [one for one in bed.api.objects(CONTENTS) if _is_of(one, space)]
     result.handles = {one["status"]["snapshotHandle"] for one in contents}
-    result.before = everything(bed, space)
 
 
 def _make_ready(bed: Bed, space: str) -> None:

@@ -26,7 +26,7 @@ from tests.cluster.cause_cases import CASES, ELSEWHERE, OPEN, Case, called
 from tests.cluster.listing import everything
 from tests.cluster.registry import registry
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
-from tests.cluster.sharing import Shared, has_alone, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone, relies_on
 from tests.cluster.workloads import BACKUPS, RESTORES
 from tests.testbed.demonstration.manifests import NAMESPACE, build_snapshot
 from tests.testbed.demonstration.user import PODS
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
 _PROMISED = timedelta(seconds=10)
 _PERMANENT = timedelta(seconds=30)
@@ -90,13 +90,16 @@ def reports(agent: Bed, module_space: str) -> Iterator[Reports]:
     result = Reports(module_space)
     with ExitStack() as broken:
         broken.enter_context(break_storage(agent, module_space, _faults(module_space)))
-        before = _prepare(volume)
+        _prepare(volume)
         # Other tests would delay what is promised within seconds.
         with has_alone(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
+            before = everything(agent, module_space)
             broken.enter_context(tainted(agent, _TAINTED))
             _produce_causes(volume, result)
             broken.close()
             _end(agent, result)
+            # An Event is recorded after the message that it repeats.
+            result.events = agent.api.objects(EVENTS, NAMESPACE)
             result.left = everything(agent, module_space) - before
     yield result
     _remove(agent, module_space)
@@ -110,7 +113,6 @@ def _produce_causes(volume: Volume, result: Reports) -> None:
     _create_movers(bed, volume.namespace)
     for kind in _RESOURCES:
         result.versions |= _wait_reported(bed, kind, volume.namespace, since=since[kind])
-    result.events = bed.api.objects(EVENTS, NAMESPACE)
 
 
 def _faults(space: str) -> Iterator[tuple[str, str, str]]:
@@ -122,8 +124,8 @@ def _faults(space: str) -> Iterator[tuple[str, str, str]]:
             yield "snapshot", f"{space}/{called(space, name)}", case.snapshot
 
 
-def _prepare(volume: Volume) -> set[str]:
-    """Create what the transfers need, except what their cases lack; return all objects that exist then."""
+def _prepare(volume: Volume) -> None:
+    """Create what the transfers need, except what their cases lack."""
     bed, space = volume.bed, volume.namespace
     volume.fill("open('/data/file', 'wb').write(bytes(range(256)) * 256)")
     uploads = {called(space, name): case for name, case in CASES.items() if case.kind == "DataUpload"}
@@ -144,7 +146,6 @@ def _prepare(volume: Volume) -> set[str]:
         ),
         build_waiting_pod(space, "pending"),
     )
-    return everything(bed, space)
 
 
 def _build_transfer(volume: Volume, name: str, case: Case) -> Json:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.apart import CLOCK_OFFSET
 from tests.cluster.scenes import UPLOADS, Volume, wait_released
-from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import wait_until
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _NODE = "bed-1"
 """The node of the volumes of the default class, so its agent prepares the transfer, whichever agent accepts it."""

@@ -16,7 +16,7 @@ from tests.cluster.gate import HELD_BYTES, Gate, open_gate
 from tests.cluster.listing import everything
 from tests.cluster.processes import is_agent, wait_for_one
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
-from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import find_mover, wait_until
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _SIZE = "64Mi"
 _NODE, _OTHER = "bed-1", "bed-2"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.recovery import Recovery, lose
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
 
 if TYPE_CHECKING:
@@ -20,14 +21,15 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
 
 @pytest.fixture
 def lost(agent: Bed) -> Iterator[str]:
     """The namespace, backup and prefix of three volumes that were backed up; all that named them is deleted."""
     bed, space = agent, f"test-{secrets.token_hex(4)}"
-    lose(bed, space, space, space)
+    with relies_on(bed, Shared.AGENTS):
+        lose(bed, space, space, space)
     bed.user.kubectl("delete", "datauploads", "-n", NAMESPACE, "-l", f"nodeagent.io/backup={space}")
     left = [f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
     bed.user.kubectl("delete", *left, "-n", NAMESPACE)

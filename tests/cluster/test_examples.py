@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.listing import everything
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, follow, wait_released
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.layout import ROOT
 from tests.testbed.storage.objects import CLAIMS, EVENTS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
 _EXAMPLES = ROOT / "examples"
 _APP, _EXAMPLE = "app", "example"

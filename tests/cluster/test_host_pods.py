@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.cluster.apart import ApartAgent, installed_apart
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _NODE = "bed-2"
 _PODS_FOLDER = "/var/lib/kubelet/pods"
@@ -99,10 +100,11 @@ def _warnings(log: list[str]) -> list[str]:
 
 def test_the_agents_of_the_cluster_have_found_the_folder_of_each_pod(agent: Bed) -> None:
     """As user 65532, in a folder that the kubelet has created with mode 0750."""
-    pods = agent.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
-    assert len(pods) > 1
-    for pod in pods:
-        log = agent.user.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE).splitlines()
+    with relies_on(agent, Shared.AGENTS):
+        pods = agent.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)
+        logs = [agent.user.kubectl("logs", pod["metadata"]["name"], "-n", NAMESPACE) for pod in pods]
+    assert len(logs) > 1
+    for log in map(str.splitlines, logs):
         assert [line for line in log if "directory /host_pods has an entry for each of the" in line]
         assert _warnings(log) == []
 

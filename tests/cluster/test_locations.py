@@ -5,6 +5,7 @@ The volume is a claim. Its kind makes no difference to a mover: the test bed has
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ import pytest
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
-from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
 _AVAILABLE = "jsonpath={.status.phase}=Available"
@@ -68,9 +69,11 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     volume.fill(_FILL)
     volume.take_snapshots([name])
     own = {"repositoryVolumes": [{"mountPath": _MOUNT, "persistentVolumeClaim": shared}]}
-    since = agent.api.snapshot(PODS)[1]
     changes = {"nodeagent.io": own, "restorePVC": {"ignoreDelayBinding": True}}
-    with has_alone(agent, Shared.GROUND), configured(agent, **changes):
+    with ThreadPoolExecutor() as pool, has_alone(agent, Shared.GROUND), configured(agent, **changes):
+        since = agent.api.snapshot(PODS)[1]
+        # The API server keeps past changes for little more than a minute.
+        mounts = pool.submit(_shared_mounts, agent, {name, restore, f"{name}-validation"}, since=since)
         agent.user.apply(_build_location(name))
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
         location = agent.api.get(_LOCATIONS, NAMESPACE, name) or {}
@@ -80,12 +83,12 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=name))
         *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
-    wait_released(agent, UPLOADS, [name])
-    wait_released(agent, DOWNLOADS, [restore])
+        wait_released(agent, UPLOADS, [name])
+        wait_released(agent, DOWNLOADS, [restore])
     yield Moved(
         location,
         (upload, download),
-        mounts=_shared_mounts(agent, {name, restore, f"{name}-validation"}, since=since),
+        mounts=mounts.result(),
         shared=_directory(agent, NAMESPACE, shared),
         files=(
             (_directory(agent, module_space, "data") / "random").read_bytes(),
@@ -112,7 +115,7 @@ def _directory(bed: Bed, space: str, claim: str) -> Path:
 def _shared_mounts(bed: Bed, names: set[str], *, since: str) -> dict[str, Json]:
     """The mount of the shared volume in some pods of the agent's namespace; return once all of them are deleted."""
     mounts: dict[str, Json] = {}
-    for event in bed.api.watch(PODS, since, seconds=120):
+    for event in bed.api.watch(PODS, since, seconds=300):
         meta, spec = event["object"]["metadata"], event["object"]["spec"]
         if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
             (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
 
 __all__: list[str] = []
 
@@ -36,7 +37,13 @@ _OF_PROMETHEUS = {"up"}
 _SECONDS = 60
 
 _COMPLETE_MS = 180_000
-"""A mover that was held for longer than its stall timeout is interrupted, and another attempt completes."""
+
+
+def _wait_longer(pod: Json) -> None:
+    """Let a mover that is held wait until the pages were seen."""
+    container = pod["containers"][0]
+    others = [one for one in container["env"] if one["name"] != "DATA_MOVER_STALL_TIMEOUT"]
+    container["env"] = [*others, {"name": "DATA_MOVER_STALL_TIMEOUT", "value": "20m"}]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,7 @@ def monitored(agent: Bed, module_space: str) -> Iterator[Monitored]:
     """Agents of their own that have backed a volume up; one backup is held while it moves data, another is pending."""
     with open_gate() as gate, installed_apart(agent, module_space, url=gate.url, node=CALM_NODE) as own:
         found = Monitored(Upkeep(own), gate)
-        found.start(backup_interval="24h", verification_interval="168h")
+        found.start(backup_interval="24h", verification_interval="168h", change=_wait_longer)
         found.upkeep.wait_for_entry("Succeeded")
         found.back_up("data")
         found.verify("passed")

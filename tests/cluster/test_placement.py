@@ -6,6 +6,7 @@ checks: a node, a read-only claim of another class, resources, a cache volume.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import pytest
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
 from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
-from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
@@ -22,11 +23,12 @@ from tests.testbed.storage.objects import CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json, Resource
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _SOURCE, _OTHER = "bed-1", "bed-2"
 """Where volumes without a chosen node are created, and the node that the configuration names."""
@@ -70,8 +72,10 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     volume.fill(_FILL)
     volume.take_snapshots([backup])
     agent.user.apply(*place.build())
-    since = {resource: agent.api.snapshot(resource)[1] for resource in (PODS, CLAIMS)}
-    with has_alone(agent, Shared.GROUND), configured(agent, **_build_configuration(fast, waiting)):
+    changes = _build_configuration(fast, waiting)
+    with ThreadPoolExecutor() as pool, has_alone(agent, Shared.GROUND), configured(agent, **changes):
+        pods = _watch_ends(pool, agent, PODS, {backup, restore})
+        claims = _watch_ends(pool, agent, CLAIMS, {backup, restore, f"{restore}-cache"})
         transfer = volume.upload(backup, snapshot=backup, location=place.name)
         transfer["spec"]["csiSnapshot"]["storageClass"] = fast
         agent.user.apply(transfer)
@@ -80,13 +84,13 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
         snapshot_id = upload["status"].get("snapshotID", "")
         agent.user.apply(target, volume.download(restore, snapshot_id=snapshot_id, location=place.name))
         *_, download = follow(agent, DOWNLOADS, [restore], seconds=120)
-    wait_released(agent, UPLOADS, [backup])
-    wait_released(agent, DOWNLOADS, [restore])
+        wait_released(agent, UPLOADS, [backup])
+        wait_released(agent, DOWNLOADS, [restore])
     yield Moved(
         upload,
         download,
-        pods=_last_versions(agent, PODS, {backup, restore}, since=since[PODS]),
-        claims=_last_versions(agent, CLAIMS, {backup, restore, f"{restore}-cache"}, since=since[CLAIMS]),
+        pods=pods.result(),
+        claims=claims.result(),
         files=(_files(agent, module_space, "data"), _files(agent, module_space, restore)),
     )
     left = [f"storageclass/{name}" for name in classes]
@@ -104,16 +108,21 @@ def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
         ],
         "backupPVC": {fast: {"storageClass": waiting, "readOnly": True, "annotations": {"example.com/note": "x"}}},
         "restorePVC": {"ignoreDelayBinding": True},
-        "cachePVC": {"storageClass": waiting},
+        "cachePVC": {"storageClass": "bed-wait"},
         "podResources": {"cpuRequest": "10m", "memoryRequest": "64Mi", "memoryLimit": "1Gi"},
         "podLabels": {"example.com/team": "storage"},
     }
 
 
+def _watch_ends(pool: ThreadPoolExecutor, bed: Bed, resource: Resource, names: set[str]) -> Future[dict[str, Json]]:
+    """Begin to watch: the API server keeps past changes for little more than a minute."""
+    return pool.submit(_last_versions, bed, resource, names, since=bed.api.snapshot(resource)[1])
+
+
 def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
     """Some objects of the agent's namespace as they were when they were deleted; return once all are."""
     deleted: dict[str, Json] = {}
-    for event in bed.api.watch(resource, since, seconds=120):
+    for event in bed.api.watch(resource, since, seconds=300):
         meta = event["object"]["metadata"]
         if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
             deleted[meta["name"]] = event["object"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.conftest import new_namespace
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import (
     BACKUPS,
     RESTORES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
 _FILLED = {"data": 20_000_000, "scratch": 3_000_000}
 
@@ -111,7 +111,7 @@ def move_by_examples(agent: Bed, space: str) -> None:
     given = placed(agent, space, "reader") | {"SNAPSHOT_ID": snapshot}
     wait_until(agent, RESTORES, apply_example(agent, space, "podvolumerestore", **given), "Completed")
 
-    agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=30)
+    agent.user.wait("pod/reader", "condition=Ready", namespace=space, seconds=120)
     assert "file-4" in agent.user.kubectl("logs", "reader", "-n", space)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.conftest import new_namespace
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import (
     BACKUPS,
     RESTORE_UID,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
 _GROUP = 2000
 _MEMORY_LIMIT = "15Mi"

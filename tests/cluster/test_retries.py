@@ -13,7 +13,7 @@ from tests.cluster.followed import PHASES, Followed, recorded_events
 from tests.cluster.gate import open_gate
 from tests.cluster.interruptions import INTERRUPTIONS
 from tests.cluster.scenes import wait_released
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.site import DATA_BYTES, Site
 from tests.cluster.writers import Writer, observed
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _STRUCK = {
     "DataUpload": "kill-mover",

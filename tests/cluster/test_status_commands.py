@@ -16,7 +16,7 @@ import pytest
 from core.models.names import PENDING_REASON_ANNOTATION
 from core.version import VERSION
 from tests.cluster.scenes import UPLOADS
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.nodeagent.support.transfers import data_upload
 from tests.support.terminal import open_terminal
 from tests.testbed.api import Resource
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="failing"), pytest.mark.timeout(WITH_LOCKS)]
 
 SECRETS = Resource("/api/v1", "secrets")
 _SECONDS, _POLL_SECONDS = 60, 0.2
@@ -54,15 +54,21 @@ def pending(agent: Bed, space: str) -> Iterator[str]:
     raw = data_upload(space)
     raw["metadata"] = {"name": space, "namespace": NAMESPACE}
     raw["spec"] |= {"backupStorageLocation": f"{space}-none", "sourceNamespace": space}
-    agent.api.create(UPLOADS, raw)
-    try:
-        until = time.monotonic() + _SECONDS
-        while _reason(agent, space) != "LocationMissing":
-            assert time.monotonic() < until, "the leader did not report the missing location"
-            time.sleep(_POLL_SECONDS)
-        yield space
-    finally:
-        agent.api.delete(UPLOADS, NAMESPACE, space)
+    # It fails two minutes after its creation, so the test does not wait for others meanwhile.
+    with relies_on(agent, Shared.AGENTS):
+        agent.api.create(UPLOADS, raw)
+        try:
+            yield _reported(agent, space)
+        finally:
+            agent.api.delete(UPLOADS, NAMESPACE, space)
+
+
+def _reported(bed: Bed, name: str) -> str:
+    until = time.monotonic() + _SECONDS
+    while _reason(bed, name) != "LocationMissing":
+        assert time.monotonic() < until, "the leader did not report the missing location"
+        time.sleep(_POLL_SECONDS)
+    return name
 
 
 def _reason(agent: Bed, name: str) -> str:
@@ -72,8 +78,7 @@ def _reason(agent: Bed, name: str) -> str:
 
 
 def test_status_asks_the_leader_and_names_what_is_blocked(agent: Bed, pending: str) -> None:
-    with relies_on(agent, Shared.AGENTS):
-        found = _ask("status")
+    found = _ask("status")
     assert found["leader"]["page"], found["notes"]
     assert found["leader"]["version"] == VERSION
     assert {row["slots"] is not None and row["config"] != "" for row in found["nodes"]} == {True}
@@ -85,13 +90,12 @@ def test_status_asks_the_leader_and_names_what_is_blocked(agent: Bed, pending: s
 
 
 def test_pages_in_a_terminal(agent: Bed, pending: str) -> None:
-    with relies_on(agent, Shared.AGENTS):
-        with open_terminal(["status", "-w", "-o", "wide", "--namespace", NAMESPACE], lines=400) as terminal:
-            page = terminal.read_until(f"du/{pending}")
-            terminal.interrupt()
-            assert terminal.finish()[0] == 130
-        with open_terminal(["describe", f"du/{pending}", "--namespace", NAMESPACE]) as terminal:
-            code, text = terminal.finish()
+    with open_terminal(["status", "-w", "-o", "wide", "--namespace", NAMESPACE], lines=400) as terminal:
+        page = terminal.read_until(f"du/{pending}")
+        terminal.interrupt()
+        assert terminal.finish()[0] == 130
+    with open_terminal(["describe", f"du/{pending}", "--namespace", NAMESPACE]) as terminal:
+        code, text = terminal.finish()
     assert re.search(r"(?m)^(DEGRADED|UNHEALTHY): \d+ of \d+ agents ready; transfers: ", page)
     assert re.search(r"(?m)^Leader: +\S+ \(\S+\) *$", page), page
     assert code == 0
@@ -110,8 +114,7 @@ def test_a_wrong_name_is_guessed(agent: Bed, pending: str) -> None:
 
 def test_a_bundle_has_logs_and_pages_of_agents_and_no_secret(agent: Bed, pending: str, tmp_path: Path) -> None:
     path = tmp_path / "bundle.tar.gz"
-    with relies_on(agent, Shared.AGENTS):
-        done = _run("support-bundle", "--output", str(path))
+    done = _run("support-bundle", "--output", str(path))
     assert done.returncode == 0, done.stderr
     with tarfile.open(path) as archive:
         content = {

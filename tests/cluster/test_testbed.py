@@ -73,19 +73,19 @@ def _take_snapshot(bed: Bed, space: str, name: str, claim: str) -> Json:
 
 def test_pod_reaches_api_server_and_s3(bed: Bed, space: str) -> None:
     bed.user.apply(_claim(space, "data"))
-    bed.user.run_pod(_pod(space, "reach", "data", _REACH), seconds=90)
+    bed.user.run_pod(_pod(space, "reach", "data", _REACH), seconds=240)
 
 
 @pytest.mark.parametrize("block", [False, True], ids=["folder", "device"])
 def test_volume_comes_back_from_snapshot(bed: Bed, space: str, block: bool) -> None:
     pod, write, read = (_device_pod, _WRITE_DEVICE, _READ_DEVICE) if block else (_pod, _WRITE, _READ)
     bed.user.apply(_claim(space, "data", block=block, storage_class="bed-wait"))
-    bed.user.run_pod(pod(space, "write", "data", write), seconds=90)
+    bed.user.run_pod(pod(space, "write", "data", write), seconds=240)
 
     content = _take_snapshot(bed, space, "first", "data")
     bed.user.apply(_claim(space, "copy", snapshot="first", block=block))
 
-    bed.user.run_pod(pod(space, "read", "copy", read), seconds=90)
+    bed.user.run_pod(pod(space, "read", "copy", read), seconds=240)
     assert content["status"]["restoreSize"] == 16 << 20
     assert content["spec"]["sourceVolumeMode"] == ("Block" if block else "Filesystem")
 
@@ -93,7 +93,7 @@ def test_volume_comes_back_from_snapshot(bed: Bed, space: str, block: bool) -> N
 def test_snapshot_moves_to_another_namespace_by_its_handle(bed: Bed, space: str) -> None:
     """What a node agent does with the snapshot of a DataUpload."""
     bed.user.apply(_claim(space, "data"))
-    bed.user.run_pod(_pod(space, "write", "data", _WRITE), seconds=90)
+    bed.user.run_pod(_pod(space, "write", "data", _WRITE), seconds=240)
     content = _take_snapshot(bed, space, "source", "data")
     name, handle = content["metadata"]["name"], content["status"]["snapshotHandle"]
     bed.api.patch(CONTENTS, {"spec": {"deletionPolicy": "Retain"}}, name=name)
@@ -102,7 +102,7 @@ def test_snapshot_moves_to_another_namespace_by_its_handle(bed: Bed, space: str)
 
     bed.user.apply(*_static_snapshot(space, f"moved-{space}", handle), _claim(space, "copy", snapshot=f"moved-{space}"))
 
-    bed.user.run_pod(_pod(space, "read", "copy", _READ), seconds=90)
+    bed.user.run_pod(_pod(space, "read", "copy", _READ), seconds=240)
     bed.user.kubectl("delete", "volumesnapshot", f"moved-{space}", "-n", space, "--timeout=60s")
     assert bed.api.get(CONTENTS, "", f"moved-{space}") is None
     assert not (bed.folder / "snapshots" / handle).exists()

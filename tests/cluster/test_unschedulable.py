@@ -13,7 +13,7 @@ from core.models.names import PENDING_REASON_ANNOTATION
 from core.models.units import parse_quantity
 from tests.cluster.configuration import ONE_SLOT, configured
 from tests.cluster.processes import wait_for_one
-from tests.cluster.sharing import Shared, has_alone
+from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.cluster.workloads import BACKUPS, RESTORES, Workload, back_up, expect_nothing_left, wait_until
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from tests.cluster.processes import Process
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _NODES = Resource("/api/v1", "nodes", namespaced=False)
 _DAEMON_SETS, _AGENT = Resource("/apis/apps/v1", "daemonsets"), "node-agent"
 _KEY = "maintenance.node-agent.test"
 _TOLERATION = {"key": _KEY, "operator": "Exists", "effect": "NoExecute"}
-_MARGIN_MILLI_CPU = 100
+_MARGIN_MILLI_CPU = 300
 """What other pods that begin meanwhile may request."""
 _WAITS = "jsonpath={.status.initContainerStatuses[0].started}=true"
 
@@ -77,10 +77,11 @@ def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
     with ExitStack() as filled:
         filled.enter_context(has_alone(agent, Shared.GROUND))
         free = _free_milli_cpu(agent, ONE_SLOT)
-        # Far more than the node's other pods request, of which one may end meanwhile.
-        filled.enter_context(configured(agent, podResources={"cpuRequest": f"{free // 2}m"}))
         agent.user.apply(_filler(space, milli_cpu=free - _MARGIN_MILLI_CPU))
         agent.user.wait("pod/filler", "condition=Ready", namespace=space)
+        # Far more than the node's other pods request, of which one may end meanwhile. Those of other tests request it
+        # too, so the filler is there before.
+        filled.enter_context(configured(agent, podResources={"cpuRequest": f"{free // 2}m"}))
         item = back_up(writer, "scratch")
         full = wait_until(
             agent,

@@ -17,7 +17,7 @@ import pytest
 from tests.cluster.conftest import new_namespace
 from tests.cluster.installation import Installation, installed
 from tests.cluster.scenes import UPLOADS, Volume
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.cluster.workloads import BACKUPS, Workload, wait_until
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.user import PODS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
 _SECONDS = 120
@@ -69,12 +69,15 @@ def _switch(bed: Bed, space: str, recording: str, move: Callable[[Installation, 
 
         move(velero, space)
         _, since = bed.api.snapshot(PODS)
-        velero.undo()
-        after = velero.pods()
+        with ThreadPoolExecutor() as pool:
+            # The API server keeps past changes for little more than a minute.
+            ended = pool.submit(_check_ended, bed, since, ours)
+            velero.undo()
+            after = velero.pods()
+            ended.result()
         assert velero.spec == former
         assert set(after) == set(before)
         assert {_image(pod) for pod in after.values()} == {VELERO_IMAGE}
-        _check_ended(bed, since, ours)
         lease = bed.api.get(_LEASES, velero.space, "node-agent-dispatcher") or {}
         assert not lease["spec"].get("holderIdentity")
 

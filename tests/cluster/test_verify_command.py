@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume
-from tests.cluster.sharing import Shared, relies_on
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT
 from tests.testbed.layout import ROOT
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
 
 _FILES = """\
 import os, pathlib

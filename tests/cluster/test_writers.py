@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(200)]
 
 _FIRST, _OTHER = "bed-1", "bed-2"
-_SECONDS = 90
+_SECONDS = 240
 _APPEND = """
 import time
 open("/data/file", "a").write("x")

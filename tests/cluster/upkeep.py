@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tests.cluster.apart import OTHER_NODE, ApartAgent, installed_apart
+from tests.cluster.apart import CALM_NODE, OTHER_NODE, ApartAgent, installed_apart
 from tests.cluster.handkopia import open_kopia
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import build_namespace
@@ -58,11 +58,19 @@ class Upkeep:
         data = {"global": json.dumps(common)}
         self.own.bed.user.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": data})
 
-    def start(self, *, annotations: dict[str, str] | None = None, arguments: Sequence[str] = ()) -> None:
-        """Run the agent with these arguments more, which does not wait for an hour, and create the repository."""
-        self.configure(keepLatestMaintenanceJobs=10)
+    def start(
+        self,
+        *,
+        annotations: dict[str, str] | None = None,
+        arguments: Sequence[str] = (),
+        change: Callable[[Json], None] = lambda _: None,
+    ) -> None:
+        """Run the agent, which does not wait for an hour, as `ApartAgent.run`, and create the repository."""
+        # Tests of other lanes taint the other node, which would end the pod of a Job.
+        calm = {"nodeSelector": {"matchLabels": {"kubernetes.io/hostname": CALM_NODE}}}
+        self.configure(keepLatestMaintenanceJobs=10, loadAffinity=[calm])
         own = ("--repo-maintenance=on", f"--repo-maintenance-job-configmap={_CONFIG_MAP}")
-        self.own.run(arguments=[*own, *arguments])
+        self.own.run(change, arguments=[*own, *arguments])
         self.own.ready_log()
         spec = {
             "backupStorageLocation": "default",

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 
-from tests.datamover.support.servers import free_port
 from tests.support.monitoring import divide_durations, read_rules
+from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL, METRICS_PORT

@@ -1,6 +1,7 @@
 """Files that another party may exchange: what is read, and what is not."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ def test_a_link_and_a_directory_are_not_read(tmp_path: Path) -> None:
             read_start(each, 10)
 
 
-def test_a_pipe_without_a_writer_does_not_block(tmp_path: Path) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_a_pipe_is_not_read_and_does_not_block(tmp_path: Path, written: bool) -> None:
     os.mkfifo(tmp_path / "pipe")
-    assert read_start(tmp_path / "pipe", 10) == b""
+    writer = (tmp_path / "pipe").open("rb+", buffering=0) if written else nullcontext()
+    with writer, pytest.raises(OSError, match="Not a regular file"):
+        read_start(tmp_path / "pipe", 10)
+
+
+def test_what_is_not_read_stays_not_open(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="Not a regular file"):
+        read_start(tmp_path, 10)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -20,8 +20,9 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from tests.datamover.support.servers import free_port, run_server
+from tests.datamover.support.servers import run_server
 from tests.image.container import Container, unpacked
+from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.layout import ROOT
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(600)]
 
 MOVER_RSS_LIMIT_KIB = 45 * 1024
 AGENT_RSS_LIMIT_KIB = 60 * 1024
@@ -103,7 +103,7 @@ def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, securi
             ],
         },
     }
-    bed.user.run_pod(pod, seconds=90)
+    bed.user.run_pod(pod, seconds=240)
 
 
 @pytest.mark.parametrize("module", ["nodeagent.app", "nodeagent.__main__", "datamover.__main__"])

@@ -102,7 +102,8 @@ async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, na
             assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
             stop_one = next(task for task in asyncio.all_tasks() if task.get_name() == "one")
             stop_one.cancel()
-            await until(lambda: two.may_write, seconds=2)
+            # The Lease, of 4 s, cannot have expired by then.
+            await until(lambda: two.may_write, seconds=3.8)
     lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
     assert not lease["spec"].get("holderIdentity")
     assert lease["spec"]["leaseTransitions"] == 1

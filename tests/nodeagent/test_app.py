@@ -87,7 +87,6 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
 
 
 @pytest.mark.looptime
-@pytest.mark.looptime
 async def test_an_agent_with_an_invalid_edit_stays_ready() -> None:
     """It accepts transfers with the configuration that was valid before."""
     kube = FakeKube()
@@ -98,6 +97,7 @@ async def test_an_agent_with_an_invalid_edit_stays_ready() -> None:
         assert agent.node.not_ready() == []
 
 
+@pytest.mark.looptime
 @pytest.mark.parametrize(
     ("error", "shown"),
     [(None, "Landlock ABI 3"), (OSError(38, "Function not implemented"), "a chroot jail, no Landlock (Function not")],

@@ -1,10 +1,24 @@
-"""The TCP connections of this process, as the kernel has them: opened by any part of it, through any library."""
+"""Ports for servers of tests, and the TCP connections of this process as the kernel has them."""
 
 import os
 import socket
 from pathlib import Path
 
-__all__ = ["connections_to"]
+__all__ = ["connections_to", "free_port"]
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that only what is told to takes, until this process ends.
+
+    It is bound, but nothing listens: connections are refused, the kernel gives it to nobody who asks for any port, and
+    a server that sets SO_REUSEADDR, as most do, can listen on it.
+    """
+    probe = socket.socket()
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port: int = probe.getsockname()[1]
+    probe.detach()
+    return port
 
 
 def connections_to(port: int) -> list[socket.socket]:

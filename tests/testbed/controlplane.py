@@ -179,6 +179,7 @@ class ControlPlane:
             "allow-privileged": "true",
             "audit-policy-file": policy,
             "audit-log-path": self.audit_log,
+            "audit-log-maxsize": 4096,
         }
 
     def _run(self, name: str, binary: Path, flags: list[str]) -> None:

@@ -20,7 +20,7 @@ __all__ = ["AGENT_LABEL", "METRICS_PORT", "install_agent"]
 
 AGENT_LABEL = "role=node-agent"
 METRICS_PORT = 8085
-_ROLLOUT_SECONDS = 60
+_ROLLOUT_SECONDS = 240
 
 
 def install_agent(user: User, env: Mapping[str, str], *, variables: Iterable[str] = ()) -> None:

@@ -329,7 +329,7 @@ async def test_the_configuration_of_a_role_equals_kopias(internet: Internet, s3:
 
 async def test_a_missing_bucket_of_a_role_is_reported(pod: MoverPod, internet: Internet, s3: S3Server) -> None:
     _assume_role(pod, internet, s3, "by-role-missing")
-    shutil.rmtree(s3.folder / "by-role-missing")
+    s3.remove_bucket("by-role-missing")
     assert await pod.init() == 12
     assert "the bucket does not exist" in pod.message
 

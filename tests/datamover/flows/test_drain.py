@@ -117,7 +117,7 @@ def bed(s3: S3Server, new_bucket: Path, tmp_path: Path, volume: Path, kopia_prog
         pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
         (tmp_path / "termination-log").touch()
         yield _Bed(pod, proxy, volume, kopia)
-    shutil.rmtree(s3.folder / "drain")
+    s3.remove_bucket("drain")
 
 
 @pytest.mark.parametrize("percent", DRAINS)

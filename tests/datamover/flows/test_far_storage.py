@@ -14,7 +14,7 @@ from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 _SECONDS = 0.05
 """Far more than what changes the number; a busy machine only adds to it."""

@@ -136,7 +136,7 @@ async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Clus
         before = cluster.written_bytes
         cluster.server.silence()
         assert await mover.wait() == _FENCED
-        assert not _runs(kopia)
+        await cluster.pod.wait_for(lambda: not _runs(kopia))
         assert cluster.written_bytes > before
     assert cluster.pod.message == f"no answer from the API server for {_TIMEOUT}: another attempt may begin"
 
@@ -153,7 +153,7 @@ async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _
         for pid in (kopia, mover.pid):
             os.kill(pid, signal.SIGCONT)
         assert await mover.wait() == _FENCED
-        assert not _runs(kopia)
+        await cluster.pod.wait_for(lambda: not _runs(kopia))
         after = cluster.written_bytes
     print(f"\nwritten after it went on: {after - before} bytes")  # noqa: T201 - the result
     assert after - before <= 50 * _PIECE_BYTES

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkdtemp
 
 import pytest
 
@@ -56,9 +55,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _remove_bucket(server: S3Server) -> None:
-    """Remove the bucket at once: files that the server adds meanwhile go with it."""
-    with suppress(FileNotFoundError):
-        (server.folder / "backups").rename(mkdtemp(dir=server.folder.parent))
+    server.remove_bucket("backups")
 
 
 def _kill_server(server: S3Server) -> None:

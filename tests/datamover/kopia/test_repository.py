@@ -23,7 +23,7 @@ from datamover.storage.s3 import S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.repositories import configurations, opened, s3_storage
 from tests.datamover.support.s3server import S3Server
-from tests.datamover.support.servers import free_port
+from tests.support.sockets import free_port
 
 pytestmark = pytest.mark.processes
 

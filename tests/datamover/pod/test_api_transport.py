@@ -12,7 +12,7 @@ from core.kube.errors import ForbiddenError, GoneError, UnreachableError
 from core.kube.transport import MERGE_PATCH, Request
 from datamover.pod.api_transport import PodTransport, pod_transport
 from datamover.pod.http import HostPort
-from tests.datamover.support.servers import free_port
+from tests.support.sockets import free_port
 from tests.testbed.pki import Authority
 
 pytestmark = pytest.mark.processes

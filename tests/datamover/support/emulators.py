@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from tests.datamover.support.servers import free_port, run_server
+from tests.datamover.support.servers import run_server
+from tests.support.sockets import free_port
 from tests.support.tools import azurite_folder, tool
 from tests.testbed.pki import KeyPair
 

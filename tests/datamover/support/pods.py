@@ -202,7 +202,7 @@ class MoverPod:
 
     async def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition is true."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(150):
             while not condition():
                 await asyncio.sleep(_POLL_SECONDS)
 

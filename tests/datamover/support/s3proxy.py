@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from core.clock import Clock
 from tests.datamover.support.s3server import S3Server
-from tests.datamover.support.servers import free_port
+from tests.support.sockets import free_port
 
 __all__ = ["Answer", "Fault", "S3Proxy", "run_s3_proxy"]
 

@@ -2,11 +2,13 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import mkdtemp
 
-from tests.datamover.support.servers import free_port, run_server
+from tests.datamover.support.servers import run_server
+from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.pki import KeyPair
 
@@ -24,6 +26,11 @@ class S3Server:
         shutil.rmtree(self.folder / name, ignore_errors=True)
         (self.folder / name).mkdir()
         return name
+
+    def remove_bucket(self, name: str) -> None:
+        """Remove a bucket at once: files that the server adds meanwhile go with it, where rmtree fails."""
+        with suppress(FileNotFoundError):
+            (self.folder / name).rename(mkdtemp(dir=self.folder.parent))
 
     def put(self, bucket: str, name: str, content: bytes) -> None:
         path = self.folder / bucket / name

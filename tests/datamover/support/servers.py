@@ -5,10 +5,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["ServerError", "free_port", "run_server"]
+__all__ = ["ServerError", "run_server"]
 
 _START_SECONDS = 30.0
 """Node.js loads Azurite in two seconds, on a machine with nothing else to do."""
@@ -18,13 +18,6 @@ _SHOWN_CHARACTERS = 4000
 
 class ServerError(Exception):
     """The server exited too early."""
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from nodeagent.cli.main import main
 from nodeagent.cli.user_commands import _root
 from nodeagent.runtime import connection
 from tests.nodeagent.support.schedule_scene import ScheduleScene
+from tests.support.sockets import free_port
 from tests.support.terminal import open_terminal
 
 _WORDS: Final = {
@@ -120,19 +121,11 @@ def _write_kubeconfig(folder: Path, port: int) -> str:
     return str(path)
 
 
-@contextmanager
-def _listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(60)
-        yield listener
-
-
 @_every_command
 def test_without_a_cluster_one_line_says_so(
     command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _listener() as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     monkeypatch.chdir(tmp_path)
     kubeconfig = _write_kubeconfig(tmp_path, port)
     assert main([*command.split(), *_WORDS[command], f"--kubeconfig={kubeconfig}"]) == 2
@@ -222,7 +215,8 @@ def test_a_wrong_name_has_a_hint(command: str, scene: ScheduleScene, capsys: pyt
 @pytest.mark.processes
 @_every_command
 def test_ctrl_c_ends_it_at_once_and_without_a_traceback(command: str, tmp_path: Path) -> None:
-    with _listener() as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(60)
         kubeconfig = _write_kubeconfig(tmp_path, listener.getsockname()[1])
         with open_terminal([*command.split(), *_WORDS[command], f"--kubeconfig={kubeconfig}"]) as terminal:
             answered, _ = listener.accept()

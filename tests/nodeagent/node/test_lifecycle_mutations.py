@@ -32,6 +32,7 @@ def passes(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], 
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(300)
 def test_every_change_to_the_life_cycle_is_detected() -> None:
     cases = [((view,), action_of(view)) for view in every_view()]
     assert passes(decide, cases)

@@ -13,6 +13,7 @@ from aiohttp import web
 from core.kube.errors import ForbiddenError, KubeError, UnreachableError
 from nodeagent.runtime.http import HttpTransport
 from nodeagent.runtime.pod_exec import ERRORS, OUTPUT, ExecError, ExecProcess, PodExec
+from tests.support.sockets import free_port
 
 _PROCESS = ExecProcess("velero", "pod-x", "main", ("python", "-m", "a b"))
 _SUCCESS = b'\x03{"status":"Success"}'
@@ -124,9 +125,7 @@ async def test_another_rejection_is_an_error() -> None:
 
 
 async def test_a_server_that_does_not_answer_is_unreachable() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    transport = HttpTransport(_Endpoint(f"http://127.0.0.1:{port}"))
+    transport = HttpTransport(_Endpoint(f"http://127.0.0.1:{free_port()}"))
     with pytest.raises(UnreachableError):
         await anext(PodExec(transport).run(_PROCESS))
     await transport.close()

@@ -103,7 +103,7 @@ class StatusScene:
     def go_away(self) -> None:
         """Let the API server answer nothing, and end all watches, until `kube.fulfill`."""
         for method in ("GET", "WATCH"):
-            self.kube.fail_next(method, "/", "lost", times=10_000)
+            self.kube.fail_next(method, "/", "lost", times=10**9)
         self.kube.watches.cut()
 
     def hush(self) -> None:

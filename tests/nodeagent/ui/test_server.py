@@ -267,7 +267,7 @@ async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_it
         assert (await site.get("/transfers/du/unknown"))[0] == 503
         scene.kube.fulfill()
         scene.kube.put(transfer("DataUpload", "later"))
-        assert "does not answer" not in await site.until("/transfers", "du/later")
+        await site.until("/transfers", r"(?s)\A(?!.*does not answer).*du/later")
 
 
 async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) -> None:
