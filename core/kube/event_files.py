@@ -17,7 +17,10 @@ from core.models.base import JsonDict
 __all__ = ["EventFiles", "write_event"]
 
 _LIMIT_BYTES: Final = 16_384
-"""Many times what an Event takes, whose message has at most 1,024 bytes."""
+"""Many times what an Event takes."""
+
+_MESSAGE_LIMIT_BYTES: Final = 1024
+"""What Event messages are truncated to. Source: `core.kube.events`."""
 
 
 def write_event(directory: Path, event: JsonDict) -> None:
@@ -40,6 +43,14 @@ class EventFiles:
         self.directory: Final = directory
         self._read: dict[str, tuple[int, int]] = {}
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was written yet."""
+        try:
+            return next(self.directory.iterdir(), None) is None
+        except OSError:
+            return True
+
     def read_new(self, reasons: Iterable[str]) -> list[JsonDict]:
         """Return the Events with these reasons that were written since the last call, the oldest first.
 
@@ -53,10 +64,10 @@ class EventFiles:
                 version = (now.st_mtime_ns, now.st_ino)
                 if self._read.get(reason) == version or not stat.S_ISREG(now.st_mode):
                     continue
-                self._read[reason] = version
                 event = _parse(read_start(file, _LIMIT_BYTES))
             except OSError:
                 continue
+            self._read[reason] = version
             if event is not None and event["reason"] == reason:
                 found.append((now.st_mtime_ns, event))
         return [event for _, event in sorted(found, key=lambda each: each[0])]
@@ -68,4 +79,6 @@ def _parse(content: bytes) -> JsonDict | None:
     except (ValueError, RecursionError):
         return None
     texts = ("reason", "message", "lastTimestamp")
-    return event if isinstance(event, dict) and all(isinstance(event.get(key), str) for key in texts) else None
+    if not isinstance(event, dict) or not all(isinstance(event.get(key), str) for key in texts):
+        return None
+    return event if len(event["message"].encode(errors="replace")) <= _MESSAGE_LIMIT_BYTES else None

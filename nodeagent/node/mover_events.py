@@ -1,7 +1,9 @@
 """The Events of a data mover: its progress, and what it is pending for."""
 
 import logging
+from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from core.contract import DataPathReason, ProgressMessage, parse_progress
 from core.errors import ContractError
@@ -11,16 +13,19 @@ __all__ = ["MoverPending", "read_progress"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_TEXTS: Final = 100
+"""A mover may be hostile."""
+
 
 @dataclass
 class MoverPending:
     """What the mover of one transfer is pending for; `text` is empty while it is not.
 
-    `reported` has all earlier texts: only they are removed from a status, never another message.
+    `reported` has the last texts: only they are removed from a status, never another message.
     """
 
     text: str = ""
-    reported: set[str] = field(default_factory=set)
+    reported: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_TEXTS))
     at: str = ""
 
     def observe_event(self, event: JsonDict) -> None:
@@ -34,8 +39,8 @@ class MoverPending:
             return
         self.at = at
         self.text = str(event.get("message", "")) if reason == DataPathReason.WAITING else ""
-        if self.text:
-            self.reported.add(self.text)
+        if self.text and self.text not in self.reported:
+            self.reported.append(self.text)
 
     def observe_progress(self, message: ProgressMessage) -> None:
         """Take in the progress of the mover: while data moves, it is not pending."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -56,6 +57,9 @@ _LOOK_SECONDS: Final = (0.1, 1.0)
 _LOOK_FRACTION: Final = 0.02
 """Of the time that a mover was followed: a transfer ends at most so much later, and a long one costs few looks."""
 
+_SILENT_SECONDS: Final = 60.0
+"""A mover that has written no file by then is heard by a watch; it reports within seconds what it waits for."""
+
 _WRITERS: Final = 8
 """Transfers whose status is written at the same time: a slow write delays no other transfer."""
 
@@ -85,6 +89,7 @@ class _Reading:
     and `done_bytes` what this one has. `heard` counts the Events. `completed`: a mover recorded that it
     has moved all data; after a restart of the agent, that of an earlier attempt may have. `source` is where the Events
     of the attempt come from, None before it is known to run here. `again`: it has run here, and may do so again.
+    `unwritten` is the directory of a mover that writes no files there.
     """
 
     uid: str
@@ -103,6 +108,7 @@ class _Reading:
     completed: bool = False
     source: EventFiles | Selection | None = None
     again: bool = False
+    unwritten: Path | None = None
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     ended: bool = False
 
@@ -188,9 +194,15 @@ class ProgressFollower:
         reading = self._readings.get(uid)
         return reading is not None and reading.completed
 
-    def leave(self, kind_name: str, uid: str, *, again: bool) -> None:
-        """Stop following that transfer; if it may run `again`, its mover is still heard, and its progress is kept."""
+    def leave(self, kind_name: str, uid: str, *, again: bool, pod: JsonDict | None = None) -> None:
+        """Stop following that transfer; if it may run `again`, its mover is still heard, and its progress is kept.
+
+        `pod` is the mover's that may still run although the transfer was interrupted, maybe before this process began.
+        """
         reading = self._readings.get(uid)
+        if reading is None and again and pod is not None:
+            reading = self._readings[uid] = _Reading(uid)
+            self._choose_source(reading, pod)
         if reading is None:
             return
         if reading.followed is not None:
@@ -208,6 +220,9 @@ class ProgressFollower:
         """
         reading = self._readings.get(uid)
         if reading is not None:
+            if isinstance(reading.source, EventFiles):
+                # Written since the last look: it is counted, and the outcome has it.
+                self._take_written(uid, reading.source)
             reading.ended = True
             async with reading.writing:
                 pass
@@ -224,7 +239,10 @@ class ProgressFollower:
         source: EventFiles | Selection = self._labeled
         if not is_own(pod):
             source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
-        elif (directory := find_mover_events(self._site.host_pods, pod["metadata"]["uid"])) is not None:
+        elif (directory := find_mover_events(self._site.host_pods, pod["metadata"]["uid"])) not in {
+            None,
+            reading.unwritten,
+        }:
             if isinstance(reading.source, EventFiles) and reading.source.directory == directory:
                 return
             source = EventFiles(directory)
@@ -252,12 +270,19 @@ class ProgressFollower:
         """Take in the Events that the mover of one transfer writes to files, until canceled."""
         least, most = _LOOK_SECONDS
         start = self._clock.monotonic()
-        while True:
-            for event in files.read_new(_READ_REASONS):
-                if self._take(uid, event):
-                    self._enqueue({uid})
+        while (reading := self._readings.get(uid)) is not None:
+            self._take_written(uid, files)
             followed_seconds = self._clock.monotonic() - start
+            if followed_seconds >= _SILENT_SECONDS and reading.source == files and files.empty:
+                # An image of an earlier version, or a full disk.
+                reading.source, reading.unwritten = self._labeled, files.directory
+                self._changed.set()
             await self._clock.sleep(min(max(least, _LOOK_FRACTION * followed_seconds), most))
+
+    def _take_written(self, uid: str, files: EventFiles) -> None:
+        for event in files.read_new(_READ_REASONS):
+            if self._take(uid, event):
+                self._enqueue({uid})
 
     async def _watch(self, selection: Selection) -> None:
         """Take in the selected Events until canceled; only the last Event of a list is current."""

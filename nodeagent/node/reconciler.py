@@ -282,7 +282,8 @@ class Reconciler:
             runs = pod is not None and is_current(pod, cr) and not has_ended(pod)
             self._tools.progress.follow(cr, followed, pod if runs else None)
         else:
-            self._tools.progress.leave(key[0], cr.uid, again=not cr.phase.final)
+            left = pod if owned and cr.interrupted and pod is not None and not has_ended(pod) else None
+            self._tools.progress.leave(key[0], cr.uid, again=not cr.phase.final, pod=left)
 
     def _observe_slot(self, cr: Transfer, pod: JsonDict | None) -> None:
         """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""

@@ -12,17 +12,17 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.clock import Clock
+from core.clock import Clock, Deadline
 from core.contract import InitResult, parse_result
 from core.errors import AgentError, ExposeError, RepositoryError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
     InvalidError,
     KubeError,
 )
-from core.kube.resources import BACKUP_REPOSITORIES, PODS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.velero_server import has_velero_server
 from core.logs import fields
 from core.models.base import JsonDict, format_time
@@ -34,9 +34,11 @@ from core.models.names import (
 from core.models.storage import (
     REPOSITORY_TYPE,
     BackupRepository,
+    BackupStorageLocation,
     RepositoryKey,
     RepositoryPhase,
     build_backup_repository,
+    repository_labels,
     repository_name,
 )
 from core.models.units import format_duration
@@ -75,6 +77,9 @@ _DEFAULT_FREQUENCY: Final = timedelta(hours=1)
 Source: tests/recordings/velero-1.18.2/backuprepository.json.
 """
 _NO_FREQUENCY: Final = frozenset({"", "0", "0s"})
+
+_EARLY: Final = timedelta(minutes=10)
+"""After a repository was created for a transfer that was just accepted: as long as its mover would wait."""
 
 _WORKING_SECONDS: Final = 10.0
 _SERVER_SECONDS: Final = 60.0
@@ -115,6 +120,7 @@ class RepositoryController:
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
         self._absent: dict[str, RepositoryKey] = {}
+        self._early: dict[str, Deadline] = {}
         self._inputs = LocationInputs(tools.client, tools.clock, namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
@@ -132,6 +138,8 @@ class RepositoryController:
         tools = self._tools
         # Nothing of an earlier term counts: another leader may have checked since.
         self._inputs = LocationInputs(tools.client, tools.clock, self._namespace, self._enqueue_all_of)
+        self._absent.clear()
+        self._early.clear()
         queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
         self._queue = queue
         self._repositories = Informer(
@@ -178,6 +186,7 @@ class RepositoryController:
 
     def _forget(self, name: str) -> None:
         """Drop what is remembered about the deleted repository `name`."""
+        self._early.pop(name, None)
         self._pod_ages.forget(name)
         self._tools.metrics.remove_repository(name)
 
@@ -223,10 +232,21 @@ class RepositoryController:
         return None
 
     async def _create(self, wanted: RepositoryKey) -> None:
-        """Create a repository, unless only movers may: then the transfer's does."""
+        """Create a repository, unless there is one of another name, or its mover would not create it.
+
+        Where only movers may create it, or its name is invalid, the transfer's mover does, or reports that.
+        """
+        client, repository = self._tools.client, build_backup_repository(self._namespace, wanted)
+        raw = await client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, wanted.location)
+        if raw is None or BackupStorageLocation.parse(raw).read_only:
+            return
+        labels = select_labels(repository_labels(wanted.volume_namespace, wanted.location))
+        if await client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=labels)):
+            return
         self._tools.check_leading()
-        with suppress(AlreadyExistsError, ForbiddenError):
-            await self._tools.client.create(BACKUP_REPOSITORIES, build_backup_repository(self._namespace, wanted))
+        with suppress(AlreadyExistsError, ForbiddenError, InvalidError):
+            await client.create(BACKUP_REPOSITORIES, repository)
+            self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""
@@ -245,7 +265,7 @@ class RepositoryController:
             return await self._check_again(repository)
         await ensure_repository_password(self._tools.client, self._namespace)
         inputs = await self._read_inputs(repository)
-        if repository.phase is RepositoryPhase.NOT_READY and not self._retries.is_due(repository.uid, inputs):
+        if not self._retries.is_due(repository.uid, inputs):
             return Requeue(self._retries.pause_seconds)
         return await self._attempt(repository, inputs)
 
@@ -321,6 +341,8 @@ class RepositoryController:
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.SUCCEEDED:
             await self._succeed(repository, parse_result(InitResult, report.message))
+        elif self._is_early(repository) and not report.by_mover:
+            await self._fail_early(repository, report.message)
         else:
             await self._fail(repository, report.message, by_mover=report.by_mover)
         meta = pod["metadata"]
@@ -376,6 +398,23 @@ class RepositoryController:
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
+
+    def _is_early(self, repository: BackupRepository) -> bool:
+        """Whether a transfer that was just accepted needs the repository, and its mover may not run for minutes."""
+        deadline = self._early.get(repository.name)
+        return deadline is not None and not deadline.expired
+
+    async def _fail_early(self, repository: BackupRepository, message: str) -> None:
+        """Report a failure that is not the storage's, and attempt again soon.
+
+        A mover that starts meanwhile would fail with a NotReady repository. What kept the init pod from running, such
+        as a full cluster, may be over by then.
+        """
+        message = redact(message)
+        if repository.status.message != message:
+            repository = await self._patch(repository, {"status": {"message": message}})
+        self._retries.fail(repository.uid, await self._read_inputs(repository))
+        self._retries.request(repository.uid)
 
     async def _in_charge(self) -> bool:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
