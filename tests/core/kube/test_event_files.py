@@ -1,8 +1,10 @@
 """Events as files: what a mover has written, and what a tenant may have put there instead."""
 
+import errno
 import json
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -48,8 +50,9 @@ def test_events_come_in_the_order_in_which_they_were_written(first: str, tmp_pat
         json.dumps(build("Waiting") | {"message": 1}),
         json.dumps({"reason": "Waiting"}),
         json.dumps(build("Waiting", "x" * 20_000)),
+        json.dumps(build("Waiting", "x" * 1025)),
     ],
-    ids=["nothing", "half", "a list", "deep", "another reason", "a number", "fields missing", "long"],
+    ids=["nothing", "half", "a list", "deep", "another reason", "a number", "fields missing", "long", "long message"],
 )
 def test_what_is_no_event_is_left_out(content: str, tmp_path: Path) -> None:
     (tmp_path / "Waiting").write_text(content)
@@ -64,3 +67,21 @@ def test_links_directories_and_pipes_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "Stopped").mkdir()
     os.mkfifo(tmp_path / "Started")
     assert EventFiles(tmp_path).read_new(("Waiting", "Stopped", "Started", "Ready")) == [build("Ready")]
+
+
+def test_a_file_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_event(tmp_path, build("Ready"))
+    files = EventFiles(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert files.read_new(_REASONS) == []
+    assert files.read_new(_REASONS) == [build("Ready")]
+
+
+def test_a_directory_is_empty_until_an_event_was_written(tmp_path: Path) -> None:
+    files = EventFiles(tmp_path / "events")
+    assert files.empty
+    files.directory.mkdir()
+    assert files.empty
+    write_event(files.directory, build("Started"))
+    assert not files.empty

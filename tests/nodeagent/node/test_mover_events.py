@@ -35,3 +35,12 @@ def test_an_event_that_was_written_late_changes_nothing() -> None:
     pending.observe_event(event(data_upload(), "Waiting", "a", number=1))
     pending.observe_progress(ProgressMessage())
     assert pending.correct("") is None
+
+
+def test_a_mover_that_says_ever_more_takes_no_more_memory() -> None:
+    pending = MoverPending()
+    for number in range(1000):
+        pending.observe_event(event(data_upload(), "Waiting", f"cause {number}", number=number % 10))
+        pending.at = ""
+    assert len(pending.reported) == 100
+    assert pending.correct("cause 998") == "cause 999"

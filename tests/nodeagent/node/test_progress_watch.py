@@ -11,18 +11,19 @@ from pathlib import Path
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.event_files import EventFiles
+from core.kube.event_files import EventFiles, write_event
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
+from exposer.host_pods import EVENTS_VOLUME
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.progress import Followed, ProgressFollower
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.node.test_progress import NOT_READY, event, message_of
 from tests.nodeagent.support.harness import accepted, build_agent, open_world
-from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.simulation import Mover, _events_directory
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -46,21 +47,30 @@ def unlabeled(transfer: JsonDict, message: str) -> JsonDict:
 
 
 @asynccontextmanager
-async def _following(kube: FakeKube, *transfers: JsonDict) -> AsyncIterator[ProgressFollower]:
-    """Follow transfers that run, whose movers have no files."""
+async def _following(
+    kube: FakeKube, *transfers: JsonDict, host_pods: Path | None = None
+) -> AsyncIterator[ProgressFollower]:
+    """Follow transfers that run, whose movers have files only with `host_pods`."""
     clock = LoopClock()
     client, kind = KubeClient(kube, Retry(clock)), build_agent(kube)._kinds["DataUpload"]
     status = StatusWriter(client, clock)
-    follower = ProgressFollower(client, clock, Site(NODE, NAMESPACE), status=status, metrics=Metrics(NODE))
+    site = Site(NODE, NAMESPACE, host_pods=str(host_pods or ""))
+    follower = ProgressFollower(client, clock, site, status=status, metrics=Metrics(NODE))
     task = asyncio.create_task(follower.run(), name="progress")
     for transfer in transfers:
         cr = kind.parse(kube.put(transfer))
-        pod = {"metadata": {"uid": f"pod-of-{cr.uid}", "labels": {OWNER_UID_LABEL: cr.uid}}}
-        follower.follow(cr, Followed(kind, partial(copy, cr)), pod)
+        follower.follow(cr, Followed(kind, partial(copy, cr)), _mover_pod(cr.uid, host_pods))
     await asyncio.sleep(1)
     yield follower
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def _mover_pod(uid: str, host_pods: Path | None) -> JsonDict:
+    meta: JsonDict = {"uid": f"pod-of-{uid}", "labels": {OWNER_UID_LABEL: uid}}
+    pod: JsonDict = {"metadata": meta, "spec": {"volumes": [{"name": EVENTS_VOLUME}]}}
+    Mover(host_pods=host_pods).mount(pod)
+    return pod
 
 
 def _running(name: str) -> JsonDict:
@@ -171,6 +181,53 @@ async def test_the_files_of_a_long_transfer_are_looked_at_less_often(
     assert max(pauses) == pytest.approx(1.0)
     assert all(pause <= max(0.1, 0.02 * (at - looks[0])) + 0.01 for at, pause in zip(looks, pauses, strict=False))
     assert len(looks) < 500
+
+
+async def test_a_mover_that_writes_no_file_is_heard_by_a_watch_after_a_minute(tmp_path: Path) -> None:
+    """Its image is of an earlier version, or its disk is full."""
+    transfer = accepted(data_upload())
+    mover = Mover(stubborn=True, host_pods=tmp_path)
+    async with open_world(transfer, mover=mover) as world, world.agent(host_pods=tmp_path):
+        await world.until(lambda: world.phase() == "InProgress")
+        (pod,) = world.kube.objects(PODS)
+        mover.host_pods = None
+        for file in _events_directory(tmp_path, pod).iterdir():
+            file.unlink()
+        await asyncio.sleep(50)
+        assert watches_of_events(world.kube) == []
+        world.kube.put(event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":700}'))
+        await world.until(lambda: watches_of_events(world.kube) == [f"{NODE_LABEL}={NODE}"], seconds=20)
+        shown = {"totalBytes": 1000, "bytesDone": 700}
+        await world.until(lambda: world.transfer()["status"].get("progress") == shown, seconds=10)
+        world.kube.put(pod | {"metadata": pod["metadata"] | {"annotations": {"changed": "1"}}})
+        await asyncio.sleep(10)
+        assert len(watches_of_events(world.kube)) == 1
+
+
+async def test_what_was_written_after_the_last_look_is_counted(tmp_path: Path) -> None:
+    """The kubelet may report the end of a long transfer's mover a second before the next look."""
+    kube, transfer = FakeKube(), _running("du-1")
+    async with _following(kube, transfer, host_pods=tmp_path) as follower:
+        uid = transfer["metadata"]["uid"]
+        (directory,) = tmp_path.rglob(EVENTS_VOLUME)
+        write_event(directory, event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":1}', number=1))
+        await asyncio.sleep(120)
+        write_event(directory, event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":1000}', number=2))
+        await follower.end_writing(uid)
+        assert follower._readings[uid].message.done_bytes == 1000
+
+
+async def test_the_mover_of_a_transfer_that_was_interrupted_before_a_restart_is_heard(tmp_path: Path) -> None:
+    """A restore is not written again as long as it says something."""
+    transfer = _running("du-1")
+    uid = transfer["metadata"]["uid"]
+    async with _following(FakeKube(), host_pods=tmp_path) as follower:
+        pod = _mover_pod(uid, tmp_path)
+        for again in (True, False):
+            follower.leave("DataUpload", uid, again=again, pod=pod)
+            write(tmp_path, pod, event(transfer, "Progress", "{}", number=again))
+            await asyncio.sleep(2)
+            assert follower.heard(uid) == again
 
 
 async def test_the_watch_ends_with_the_last_mover_without_files(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_REPOSITORIES
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
+from core.models.storage import RepositoryKey, build_backup_repository
 from tests.nodeagent.support.repository_scene import GOOD, RECORDED, Scene, open_scene
 from tests.support.clock import LoopClock
 
@@ -69,3 +70,95 @@ async def test_a_repository_that_the_leader_may_not_create_is_left_to_the_mover(
         await asyncio.sleep(60)
         assert _named(scene, "other-default-kopia") == []
     assert caplog.messages == []
+
+
+def _of(scene: Scene, volume_namespace: str) -> list[JsonDict]:
+    found = scene.kube.objects(BACKUP_REPOSITORIES)
+    return [each for each in found if each["spec"]["volumeNamespace"] == volume_namespace]
+
+
+async def test_no_second_repository_is_created_while_those_that_exist_were_not_listed() -> None:
+    """Velero gave repositories names of other forms, and refuses to work with two for one namespace and location."""
+    scene = open_scene()
+    found = build_backup_repository("velero", RepositoryKey("other", "default"))
+    scene.kube.put(found | {"metadata": found["metadata"] | {"name": "other-default-kopia-x9zkq"}})
+    scene.kube.fail_next("GET", "/backuprepositories", "lost", times=20)
+    async with scene.running():
+        await asyncio.sleep(1)
+        scene.controller.request("other", "default")
+        await asyncio.sleep(300)
+    assert [one["metadata"]["name"] for one in _of(scene, "other")] == ["other-default-kopia-x9zkq"]
+
+
+async def test_no_repository_is_created_in_a_location_that_is_only_read() -> None:
+    """A backup into it fails before its mover would create one."""
+    scene = open_scene()
+    (location,) = scene.kube.objects(BACKUP_STORAGE_LOCATIONS)
+    scene.kube.put(location | {"spec": location["spec"] | {"accessMode": "ReadOnly"}})
+    async with scene.running():
+        await asyncio.sleep(1)
+        scene.controller.request("other", "default")
+        await asyncio.sleep(60)
+    assert _of(scene, "other") == []
+
+
+async def test_a_name_that_the_api_server_rejects_is_not_tried_again() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await asyncio.sleep(1)
+        scene.kube.fail_next("POST", "/backuprepositories", 422, times=100)
+        scene.controller.request("other", "default")
+        await asyncio.sleep(300)
+    tried = [one for one in scene.kube.requests if one.method == "POST" and one.path.endswith("/backuprepositories")]
+    assert len(tried) == 1
+
+
+async def _until_new(scene: Scene) -> None:
+    """Wait for the first repository's pod, and make it Ready; then request one that does not exist."""
+    await scene.until_pod()
+    scene.end_pod(0, GOOD)
+    await scene.until_phase("Ready")
+    await asyncio.sleep(1)
+    scene.controller.request("other", "default")
+    await scene.until_pod(seconds=1)
+
+
+async def test_an_early_failure_that_is_not_the_storages_fails_no_transfer() -> None:
+    """The transfer's mover, which a NotReady repository would fail, waits for the same node for up to half an hour."""
+    scene = open_scene()
+    async with scene.running():
+        await _until_new(scene)
+        for _ in range(3):
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes"}
+            scene.set_pod(phase="Pending", conditions=[condition])
+            await asyncio.sleep(92)
+            (repository,) = _of(scene, "other")
+            assert repository["status"].get("phase", "") in {"", "New"}
+            assert "cannot be scheduled: 0/1 nodes" in repository["status"]["message"]
+            assert scene.pod is None
+            await scene.until_pod(seconds=20)
+        scene.end_pod(0, GOOD)
+        await asyncio.sleep(5)
+        (repository,) = _of(scene, "other")
+        assert (repository["status"]["phase"], repository["status"].get("message")) == ("Ready", None)
+
+
+async def test_after_ten_minutes_such_a_failure_is_final() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await _until_new(scene)
+        async with asyncio.timeout(900):
+            while _of(scene, "other")[0].get("status", {}).get("phase") != "NotReady":
+                if scene.pod is not None:
+                    scene.end_pod(137, "")
+                await asyncio.sleep(1)
+        assert asyncio.get_running_loop().time() > 600
+
+
+async def test_what_the_storage_reports_is_final_at_once() -> None:
+    scene = open_scene()
+    async with scene.running():
+        await _until_new(scene)
+        scene.end_pod(12, "the bucket does not exist")
+        await asyncio.sleep(2)
+        assert _of(scene, "other")[0]["status"]["phase"] == "NotReady"
