@@ -237,12 +237,10 @@ class ProgressFollower:
     def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
         """Decide where the Events of the mover in `pod` come from."""
         source: EventFiles | Selection = self._labeled
+        directory = find_mover_events(self._site.host_pods, pod["metadata"]["uid"])
         if not is_own(pod):
             source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
-        elif (directory := find_mover_events(self._site.host_pods, pod["metadata"]["uid"])) not in {
-            None,
-            reading.unwritten,
-        }:
+        elif directory is not None and directory != reading.unwritten:
             if isinstance(reading.source, EventFiles) and reading.source.directory == directory:
                 return
             source = EventFiles(directory)
