@@ -5,6 +5,7 @@ controllers, each call does what is missing: all objects of a transfer have its 
 """
 
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -176,14 +177,20 @@ class Rules:
         if (transfer.get("status") or {}).get("phase") != "InProgress":
             return None
         uid, now = pod["metadata"]["uid"], self.clock.monotonic()
-        began, reported = self._started.setdefault(uid, (now, 0))
+        if uid not in self._started:
+            self._started[uid] = (now, 0)
+            text = f"Data path for {transfer['metadata']['name']} started"
+            await self._record(transfer, pod, DataPathReason.STARTED, text)
+        began, reported = self._started[uid]
         every = self.shape.seconds / (self.shape.reports + 1)
         due = began + every * (reported + 1)
         if now < due:
             return Requeue(due - now)
         if reported < self.shape.reports:
             self._started[uid] = (began, reported + 1)
-            await self._report(transfer, pod, reported + 1)
+            done = _TOTAL_BYTES * (reported + 1) // (self.shape.reports + 1)
+            progress = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
+            await self._record(transfer, pod, DataPathReason.PROGRESS, progress.to_json())
             return Requeue(max(0.0, due + every - self.clock.monotonic()))
         await self._succeed(pod, BACKUP_DONE if transfer["kind"] in _BACKUPS else RESTORE_DONE)
         return None
@@ -194,11 +201,10 @@ class Rules:
         status = {"phase": "Succeeded", "containerStatuses": [ended | {"state": terminated}]}
         await set_status(self.client, PODS, pod, status)
 
-    async def _report(self, transfer: JsonDict, pod: JsonDict, number: int) -> None:
-        done = _TOTAL_BYTES * number // (self.shape.reports + 1)
-        message = ProgressMessage(total_bytes=_TOTAL_BYTES, done_bytes=done, sent_bytes=done // 2)
+    async def _record(self, transfer: JsonDict, pod: JsonDict, reason: DataPathReason, message: str) -> None:
+        """Record an Event, also in a file for the agent of the node."""
         meta, now = transfer["metadata"], format_time(self.clock.now())
-        name = f"{meta['name']}.{pod['metadata']['uid']}.{number}"
+        name = f"{meta['name']}.{time.time_ns():x}"
         labels = {NODE_LABEL: meta["labels"][NODE_LABEL]}
         about = {"namespace": meta["namespace"], "name": meta["name"], "uid": meta["uid"]}
         event = {
@@ -207,8 +213,8 @@ class Rules:
             "metadata": {"name": name, "namespace": meta["namespace"], "labels": labels},
             "involvedObject": about | {"apiVersion": transfer["apiVersion"], "kind": transfer["kind"]},
             "type": "Normal",
-            "reason": str(DataPathReason.PROGRESS),
-            "message": message.to_json(),
+            "reason": str(reason),
+            "message": message,
             "firstTimestamp": now,
             "lastTimestamp": now,
         }
