@@ -8,10 +8,10 @@ __all__ = ["connections_to", "free_port"]
 
 
 def free_port() -> int:
-    """Return a port of the loopback interface that only what is told to takes, until this process ends.
+    """Return a port of the loopback interface that is reserved until this process ends.
 
-    It is bound, but nothing listens: connections are refused, the kernel gives it to nobody who asks for any port, and
-    a server that sets SO_REUSEADDR, as most do, can listen on it.
+    It is bound, but nothing listens: connections are refused, the kernel gives it to no process that asks for any port,
+    and a server that sets SO_REUSEADDR, as most do, can listen on it.
     """
     probe = socket.socket()
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

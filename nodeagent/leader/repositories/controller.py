@@ -265,7 +265,8 @@ class RepositoryController:
             return await self._check_again(repository)
         await ensure_repository_password(self._tools.client, self._namespace)
         inputs = await self._read_inputs(repository)
-        if not self._retries.is_due(repository.uid, inputs):
+        failed = repository.phase is RepositoryPhase.NOT_READY or self._is_early(repository)
+        if failed and not self._retries.is_due(repository.uid, inputs):
             return Requeue(self._retries.pause_seconds)
         return await self._attempt(repository, inputs)
 
