@@ -27,6 +27,7 @@ from tests.testbed.storage.objects import DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future, ThreadPoolExecutor
 
     from tests.cluster.conftest import Bed
     from tests.cluster.gate import Gate
@@ -42,11 +43,13 @@ __all__ = [
     "is_final",
     "open_gated_place",
     "wait_released",
+    "watch_ends",
 ]
 
 UPLOADS = Resource("/apis/velero.io/v2alpha1", "datauploads")
 DOWNLOADS = Resource("/apis/velero.io/v2alpha1", "datadownloads")
 
+_END_SECONDS = 300
 _READY = "jsonpath={.status.readyToUse}=true"
 
 
@@ -184,6 +187,25 @@ def wait_released(bed: Bed, resource: Resource, names: Iterable[str], *, seconds
     """
     for _ in _versions(bed.api.watch(resource, "", seconds=seconds), names, _is_released):
         pass
+
+
+def watch_ends(pool: ThreadPoolExecutor, bed: Bed, resource: Resource, names: Iterable[str]) -> Future[dict[str, Json]]:
+    """Begin to watch for the ends of some objects in the agents' namespace; the result has each as it was deleted.
+
+    At once, and not when they have ended: the API server keeps past changes for little more than a minute.
+    """
+    return pool.submit(_last_versions, bed, resource, frozenset(names), since=bed.api.snapshot(resource)[1])
+
+
+def _last_versions(bed: Bed, resource: Resource, names: frozenset[str], *, since: str) -> dict[str, Json]:
+    deleted: dict[str, Json] = {}
+    for event in bed.api.watch(resource, since, seconds=_END_SECONDS):
+        meta = event["object"]["metadata"]
+        if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
+            deleted[meta["name"]] = event["object"]
+            if deleted.keys() == names:
+                return deleted
+    raise BedError(f"of {sorted(names)} only {sorted(deleted)} were deleted")
 
 
 def is_final(transfer: Json) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
@@ -71,9 +71,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     own = {"repositoryVolumes": [{"mountPath": _MOUNT, "persistentVolumeClaim": shared}]}
     changes = {"nodeagent.io": own, "restorePVC": {"ignoreDelayBinding": True}}
     with ThreadPoolExecutor() as pool, has_alone(agent, Shared.GROUND), configured(agent, **changes):
-        since = agent.api.snapshot(PODS)[1]
-        # The API server keeps past changes for little more than a minute.
-        mounts = pool.submit(_shared_mounts, agent, {name, restore, f"{name}-validation"}, since=since)
+        pods = watch_ends(pool, agent, PODS, {name, restore, f"{name}-validation"})
         agent.user.apply(_build_location(name))
         agent.user.wait(f"backupstoragelocation/{name}", _AVAILABLE, namespace=NAMESPACE)
         location = agent.api.get(_LOCATIONS, NAMESPACE, name) or {}
@@ -88,7 +86,7 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     yield Moved(
         location,
         (upload, download),
-        mounts=mounts.result(),
+        mounts={each: _shared_mount(pod) for each, pod in pods.result().items()},
         shared=_directory(agent, NAMESPACE, shared),
         files=(
             (_directory(agent, module_space, "data") / "random").read_bytes(),
@@ -112,17 +110,11 @@ def _directory(bed: Bed, space: str, claim: str) -> Path:
     return bed.folder / "volumes" / str(found["spec"].get("volumeName", "none"))
 
 
-def _shared_mounts(bed: Bed, names: set[str], *, since: str) -> dict[str, Json]:
-    """The mount of the shared volume in some pods of the agent's namespace; return once all of them are deleted."""
-    mounts: dict[str, Json] = {}
-    for event in bed.api.watch(PODS, since, seconds=300):
-        meta, spec = event["object"]["metadata"], event["object"]["spec"]
-        if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
-            (mount,) = [each for each in spec["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]
-            mounts[meta["name"]] = mount
-            if mounts.keys() == names:
-                break
-    return mounts
+def _shared_mount(pod: Json) -> Json:
+    """The mount of the shared volume in a mover pod."""
+    mount: Json
+    (mount,) = [each for each in pod["spec"]["containers"][0]["volumeMounts"] if each["name"] == "mover-repository"]
+    return mount
 
 
 def test_the_location_is_validated_by_a_pod_that_can_only_read_the_volume(moved: Moved) -> None:

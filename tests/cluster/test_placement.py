@@ -14,19 +14,17 @@ import pytest
 
 from tests.cluster.breakage import build_target
 from tests.cluster.configuration import configured
-from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, build_class, follow, wait_released, watch_ends
 from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
-from tests.testbed.processes import BedError
 from tests.testbed.storage.objects import CLAIMS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
 
     from tests.cluster.conftest import Bed
-    from tests.testbed.api import Json, Resource
+    from tests.testbed.api import Json
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
@@ -74,8 +72,8 @@ def moved(agent: Bed, module_space: str) -> Iterator[Moved]:
     agent.user.apply(*place.build())
     changes = _build_configuration(fast, waiting)
     with ThreadPoolExecutor() as pool, has_alone(agent, Shared.GROUND), configured(agent, **changes):
-        pods = _watch_ends(pool, agent, PODS, {backup, restore})
-        claims = _watch_ends(pool, agent, CLAIMS, {backup, restore, f"{restore}-cache"})
+        pods = watch_ends(pool, agent, PODS, {backup, restore})
+        claims = watch_ends(pool, agent, CLAIMS, {backup, restore, f"{restore}-cache"})
         transfer = volume.upload(backup, snapshot=backup, location=place.name)
         transfer["spec"]["csiSnapshot"]["storageClass"] = fast
         agent.user.apply(transfer)
@@ -112,23 +110,6 @@ def _build_configuration(fast: str, waiting: str) -> dict[str, Any]:
         "podResources": {"cpuRequest": "10m", "memoryRequest": "64Mi", "memoryLimit": "1Gi"},
         "podLabels": {"example.com/team": "storage"},
     }
-
-
-def _watch_ends(pool: ThreadPoolExecutor, bed: Bed, resource: Resource, names: set[str]) -> Future[dict[str, Json]]:
-    """Begin to watch: the API server keeps past changes for little more than a minute."""
-    return pool.submit(_last_versions, bed, resource, names, since=bed.api.snapshot(resource)[1])
-
-
-def _last_versions(bed: Bed, resource: Resource, names: set[str], *, since: str) -> dict[str, Json]:
-    """Some objects of the agent's namespace as they were when they were deleted; return once all are."""
-    deleted: dict[str, Json] = {}
-    for event in bed.api.watch(resource, since, seconds=300):
-        meta = event["object"]["metadata"]
-        if event["type"] == "DELETED" and meta["namespace"] == NAMESPACE and meta["name"] in names:
-            deleted[meta["name"]] = event["object"]
-            if deleted.keys() == names:
-                return deleted
-    raise BedError(f"of {names} only {deleted.keys()} were deleted")
 
 
 def _files(bed: Bed, space: str, claim: str) -> dict[str, bytes]:
