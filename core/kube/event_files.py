@@ -14,13 +14,13 @@ from typing import Final
 from core.files import read_start
 from core.models.base import JsonDict
 
-__all__ = ["EventFiles", "write_event"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "EventFiles", "write_event"]
 
 _LIMIT_BYTES: Final = 16_384
 """Many times what an Event takes."""
 
-_MESSAGE_LIMIT_BYTES: Final = 1024
-"""What Event messages are truncated to. Source: `core.kube.events`."""
+MESSAGE_LIMIT_BYTES: Final = 1024
+"""What the message of an Event may have. Source: Kubernetes, validation of an Event's note."""
 
 
 def write_event(directory: Path, event: JsonDict) -> None:
@@ -47,7 +47,7 @@ class EventFiles:
     def empty(self) -> bool:
         """Whether nothing was written yet."""
         try:
-            return next(self.directory.iterdir(), None) is None
+            return not self._read and next(self.directory.iterdir(), None) is None
         except OSError:
             return True
 
@@ -81,4 +81,4 @@ def _parse(content: bytes) -> JsonDict | None:
     texts = ("reason", "message", "lastTimestamp")
     if not isinstance(event, dict) or not all(isinstance(event.get(key), str) for key in texts):
         return None
-    return event if len(event["message"].encode(errors="replace")) <= _MESSAGE_LIMIT_BYTES else None
+    return event if len(event["message"].encode(errors="replace")) <= MESSAGE_LIMIT_BYTES else None

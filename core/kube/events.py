@@ -14,7 +14,7 @@ from typing import Final, Self
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
-from core.kube.event_files import write_event
+from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
 from core.kube.resources import EVENTS
 from core.models.base import CustomResource, JsonDict, format_time
 from core.redact import redact
@@ -22,9 +22,6 @@ from core.redact import redact
 __all__ = ["EventRecorder", "ObjectRef"]
 
 _log = logging.getLogger(__name__)
-
-_MESSAGE_LIMIT_BYTES: Final = 1024
-"""Source: Kubernetes, validation of an Event's note."""
 
 _NAME_LIMIT: Final = 253
 """Source: Kubernetes, maximum length of an object's name."""
@@ -130,6 +127,6 @@ class EventRecorder:
 
 def _truncate(message: str) -> str:
     raw = message.encode(errors="replace")
-    if len(raw) <= _MESSAGE_LIMIT_BYTES:
+    if len(raw) <= MESSAGE_LIMIT_BYTES:
         return message
-    return raw[: _MESSAGE_LIMIT_BYTES - 3].decode(errors="ignore") + "…"
+    return raw[: MESSAGE_LIMIT_BYTES - 3].decode(errors="ignore") + "…"
