@@ -16,7 +16,7 @@ _PATH = re.compile(
     r"/(?P<resource>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?(?:(?<=/proxy)/.*)?"
 )
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
-_EVERYBODY = {"selfsubjectaccessreviews"}
+_EVERYBODY = {"selfsubjectaccessreviews", "selfsubjectrulesreviews"}
 """Source: Kubernetes, ClusterRole system:basic-user."""
 
 

@@ -141,7 +141,7 @@ def _without(path: str, missing: Response, *, allowed: bool = True) -> Callable[
     """Return an API server that has all but what is at `path`."""
 
     def script(request: Request) -> Response:
-        if request.path.endswith("/selfsubjectaccessreviews"):
+        if "/selfsubject" in request.path:
             return answer({"status": {"allowed": allowed}}, 201)
         return missing if path in request.path else rejection(404, "not found", "NotFound")
 

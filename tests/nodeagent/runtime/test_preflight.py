@@ -21,7 +21,7 @@ from core.kube.resources import (
 )
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
-from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
+from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from tests.support.clock import LoopClock
 from tests.support.scripted import answer, rejection, scripted_client, stored
@@ -40,16 +40,22 @@ AGENT = agent_permissions("agent-config")
 
 
 class _Cluster:
-    """Allows and serves everything that a test does not remove."""
+    """Allows and serves everything that a test does not remove; `rules` are those that its authorizer lists."""
 
     def __init__(self) -> None:
         self.denied: set[tuple[str, str, str]] = set()
         self.absent: set[str] = set()
+        self.rules: dict[str, list[JsonDict]] = {}
+        self.asked: list[tuple[str, str, str]] = []
 
     def __call__(self, request: Request) -> Response:
+        if request.path.endswith("/selfsubjectrulesreviews"):
+            namespace = json.loads(request.body or b"")["spec"]["namespace"]
+            return answer({"status": {"resourceRules": self.rules.get(namespace), "incomplete": True}}, 201)
         if request.path.endswith("/selfsubjectaccessreviews"):
             asked = json.loads(request.body or b"")["spec"]["resourceAttributes"]
             key = (asked["verb"], asked["resource"], asked["namespace"])
+            self.asked.append(key)
             return answer({"status": {"allowed": key not in self.denied}}, 201)
         if not request.path.endswith("/preflight"):
             return self._discover(request.path)
@@ -86,6 +92,45 @@ async def test_missing_permissions_are_named_with_verb_resource_and_scope() -> N
     assert "patch persistentvolumes in the cluster" in message
     assert "patch persistentvolumeclaims in every namespace" in message
     assert "\n" not in message
+
+
+_EVERYTHING = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
+
+
+async def test_what_the_rules_of_the_account_show_is_not_asked() -> None:
+    cluster = _Cluster()
+    cluster.rules = {"velero": [_EVERYTHING], "no.namespace": [_EVERYTHING]}
+    await check_cluster(scripted_client(cluster), "velero", AGENT)
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "shown"),
+    [
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods", "pods/log"]}, True),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["*/log"]}, True),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods/log"], "resourceNames": ["a", "b"]}, True),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods/log"], "resourceNames": ["b"]}, False),
+        ({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"]}, False),
+        ({"verbs": ["list"], "apiGroups": [""], "resources": ["pods/log"]}, False),
+        ({"verbs": ["get"], "apiGroups": ["apps"], "resources": ["pods/log"]}, False),
+    ],
+    ids=["exact", "subresource", "named", "another name", "another resource", "another verb", "another group"],
+)
+async def test_a_rule_shows_what_it_allows(rule: JsonDict, *, shown: bool) -> None:
+    cluster = _Cluster()
+    cluster.rules = {"no.namespace": [rule]}
+    log = Permission(Scope.CLUSTER, PODS, ("get",), "a log", subresource="log", names=("a",))
+    await check_permissions(scripted_client(cluster), "velero", [log])
+    assert cluster.asked == ([] if shown else [("get", "pods", "")])
+
+
+async def test_rules_of_one_namespace_are_none_of_every_namespace() -> None:
+    cluster = _Cluster()
+    cluster.rules = {"velero": [_EVERYTHING]}
+    cluster.denied = {("patch", "persistentvolumeclaims", "")}
+    with pytest.raises(ConfigError, match="patch persistentvolumeclaims in every namespace"):
+        await check_cluster(scripted_client(cluster), "velero", AGENT)
 
 
 async def test_the_line_stays_short_if_all_permissions_are_missing() -> None:
@@ -163,12 +208,16 @@ async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest
 
 
 @pytest.mark.parametrize(
-    "response",
-    [rejection(401, "Unauthorized"), rejection(403, "no reviews for you"), rejection(503, "not now")],
+    ("response", "review"),
+    [
+        (rejection(401, "Unauthorized"), "SelfSubjectRulesReview"),
+        (rejection(403, "no reviews for you"), "SelfSubjectAccessReview"),
+        (rejection(503, "not now"), "SelfSubjectRulesReview"),
+    ],
     ids=["unauthorized", "forbidden", "unavailable"],
 )
-async def test_a_rejected_check_is_an_error(response: Response) -> None:
-    with pytest.raises(ConfigError, match=r"cannot check the cluster: .*SelfSubjectAccessReview.*: (401|403|503)"):
+async def test_a_rejected_check_is_an_error(response: Response, review: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot check the cluster: .*{review}.*: (401|403|503)"):
         await check_cluster(scripted_client(lambda _: response), "velero", AGENT)
 
 

@@ -32,7 +32,7 @@ class FilesKube(FakeKube):
         self.opened: list[tuple[str, Sequence[tuple[str, str]]]] = []
 
     async def request(self, request: Request) -> Response:
-        if request.path.endswith("/selfsubjectaccessreviews"):
+        if "/selfsubject" in request.path:
             review = json.loads(request.body or b"{}") | {"status": {"allowed": self.allowed}}
             return Response(201, json.dumps(review).encode())
         response = await super().request(request)
