@@ -44,10 +44,10 @@ PASS_REQUESTS: Final = 4
 HISTORY_SECONDS: Final = 600.0
 """The API server compacts every five minutes what is older than five minutes."""
 
-SPREAD_SECONDS: Final = 1.2
+SPREAD_SECONDS: Final = 2.4
 SPREAD_POWER: Final = 4
-NOTICE_SECONDS: Final = 0.05
-"""From the success of a candidate for the Lease until the others have observed it."""
+NOTICE_SECONDS: Final = 0.04
+"""From the success of a candidate for the Lease until the others have observed it, after its write."""
 
 _BUSIEST: Final = 0.95
 _STEPS: Final = 2000
@@ -143,7 +143,7 @@ def predict(course: Course) -> Prediction:
         renewals_s=course.renewals_delivered_s,
         renewals_kib_s=renewals_kib_s,
         takeover_seconds=course.lease_seconds + SPREAD_SECONDS,
-        takeover_conflicts=_conflicts(course.nodes),
+        takeover_conflicts=_conflicts(course.nodes, NOTICE_SECONDS + course.write_seconds),
     )
 
 
@@ -167,7 +167,7 @@ def _passes_s(course: Course) -> float:
     return 1 / (cycle + math.exp(-course.per_s * cycle) / course.per_s)
 
 
-def _conflicts(candidates: int) -> float:
+def _conflicts(candidates: int, notice_seconds: float) -> float:
     """Return how many candidates for the Lease try before they observe the success of the first one.
 
     Each waits for SPREAD_SECONDS times the SPREAD_POWER-th root of a random number (`nodeagent.leader.election`).
@@ -178,7 +178,7 @@ def _conflicts(candidates: int) -> float:
         * (_share(at + step) - _share(at))
         * (1 - _share(at)) ** (candidates - 2)
         * (candidates - 1)
-        * (_share(at + NOTICE_SECONDS) - _share(at))
+        * (_share(at + notice_seconds) - _share(at))
         for at in (number * step for number in range(_STEPS))
     )
 
