@@ -244,9 +244,10 @@ class RepositoryController:
         if await client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=labels)):
             return
         self._tools.check_leading()
+        # Before it is created: the answer may be lost.
+        self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
         with suppress(AlreadyExistsError, ForbiddenError, InvalidError):
             await client.create(BACKUP_REPOSITORIES, repository)
-            self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""
@@ -399,6 +400,9 @@ class RepositoryController:
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
+        if self._is_early(repository):
+            # Its transfer needs it, and found no attempt to bring forward.
+            self._retries.request(repository.uid)
 
     def _is_early(self, repository: BackupRepository) -> bool:
         """Whether a transfer that was just accepted needs the repository, and its mover may not run for minutes."""
