@@ -160,7 +160,8 @@ class LeaderElection:
         """Wait until the Lease may be acquired; return False if it changed meanwhile."""
         spec = (lease or {}).get("spec") or {}
         wait_seconds, spread_seconds = 0.0, _SPREAD_SECONDS * _RELEASED_SHARE
-        if spec.get("holderIdentity"):
+        # Its own is that of an attempt or a release whose response was lost: nothing leads here.
+        if spec.get("holderIdentity") not in {None, "", self._identity}:
             # The holder's own duration counts, on this clock, from its last observed renewal.
             promised = float(spec.get("leaseDurationSeconds") or self._duration_seconds)
             wait_seconds = max(0.0, self._changed_at_seconds + promised - self._clock.monotonic())
@@ -251,15 +252,9 @@ class LeaderElection:
         least_seconds = self._duration_seconds / _RETRIES_PER_LEASE
         limit_seconds = min(self._duration_seconds / _RENEWALS_PER_LEASE, max(self._seconds_left, least_seconds))
         async with asyncio.timeout(limit_seconds):
-            try:
-                stored = await self._patch(self._held.uid, self._held.resource_version, spec)
-            except ConflictError:
-                # Possibly caused by our own renewal whose response was lost.
-                lease = await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE)
-                if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
-                    return False
-                meta = lease["metadata"]
-                stored = await self._patch(meta["uid"], meta["resourceVersion"], spec)
+            stored = await self._patch_own(self._held, spec)
+        if stored is None:
+            return False
         self._keep(stored, began)
         return True
 
@@ -271,11 +266,23 @@ class LeaderElection:
         spec = {"holderIdentity": "", "renewTime": _format_micro_time(self._clock.now())}
         deadline = Deadline.after(self._clock, timedelta(seconds=_RELEASE_SECONDS))
         try:
-            await run_shielded(
-                lambda: self._patch(held.uid, held.resource_version, spec), name="lease release", deadline=deadline
-            )
+            await run_shielded(lambda: self._patch_own(held, spec), name="lease release", deadline=deadline)
         except (KubeError, TimeoutError) as e:
             _log.warning("cannot release the leader Lease, it will expire: %s", str(e) or "timed out")
+
+    async def _patch_own(self, held: _Held, spec: JsonDict) -> JsonDict | None:
+        """Write a Lease that this process holds, and return it; None if it no longer does.
+
+        Its version may be older than that of its last renewal, of which no response arrived.
+        """
+        try:
+            return await self._patch(held.uid, held.resource_version, spec)
+        except ConflictError:
+            lease = await self._client.read(LEASES, self._namespace, DISPATCHER_LEASE)
+            if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
+                return None
+            meta = lease["metadata"]
+            return await self._patch(meta["uid"], meta["resourceVersion"], spec)
 
     async def _patch(self, uid: str, resource_version: str, spec: JsonDict) -> JsonDict:
         patch = {"metadata": {"uid": uid, "resourceVersion": resource_version}, "spec": spec}

@@ -225,7 +225,34 @@ async def test_acquiring_the_lease_survives_a_failure(method: str, what: str) ->
         assert lease(kube)["spec"]["holderIdentity"] == ""
     kube.fail_next(method, "leases", what)  # type: ignore[arg-type] # a table of faults
     async with candidate(kube).running() as first:
+        # Also if it was acquired, and only the response was lost.
+        await until_one_leads(first, seconds=10)
+    assert lease(kube)["spec"]["holderIdentity"] == ""
+
+
+@dataclass
+class _LateTransport(DeafTransport):
+    """A transport whose answers never arrive while `late`, although the requests are carried out."""
+
+    late: bool = False
+
+    async def request(self, request: Request) -> Response:
+        answer = await super().request(request)
+        if self.late:
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_a_leader_that_stops_during_a_renewal_releases_the_lease() -> None:
+    kube = FakeKube()
+    transport = _LateTransport(kube)
+    async with candidate(transport).running() as first:
         await until_one_leads(first)
+        before = lease(kube)["metadata"]["resourceVersion"]
+        transport.late = True
+        while lease(kube)["metadata"]["resourceVersion"] == before:
+            await asyncio.sleep(0.1)
+        transport.late = False
     assert lease(kube)["spec"]["holderIdentity"] == ""
 
 
