@@ -1,7 +1,8 @@
-"""Which permissions the caller lacks.
+"""Which permissions the caller lacks: the API server is asked about each verb (SelfSubjectAccessReview).
 
-The API server is asked for all rules of the caller (SelfSubjectRulesReview), and about each verb that they do not
-show (SelfSubjectAccessReview): not every authorizer can list its rules.
+Thousands of agents that start at the same time ask for all of their rules first (SelfSubjectRulesReview), and only
+about what these do not show: not every authorizer can list its rules. Nor do rules show what an authorizer before
+RBAC denies, so commands that must not stop halfway ask about each verb.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError
+from core.kube.errors import ForbiddenError, InvalidError, NotFoundError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import Permission, Scope
@@ -59,20 +60,19 @@ class _Rule:
 
 
 async def missing_permissions(
-    client: KubeClient, namespace: str, permissions: Iterable[Permission]
+    client: KubeClient, namespace: str, permissions: Iterable[Permission], *, by_rules: bool = False
 ) -> dict[Permission, str]:
-    """Return the missing ones of `permissions`, each as text.
+    """Return the missing ones of `permissions`, each as text; `by_rules`: what the caller's rules show is not asked.
 
     Raises:
         KubeError: the API server does not answer.
     """
-    wanted = list(permissions)
-    places = {Scope.OWN_NAMESPACE: namespace, Scope.CLUSTER: _NO_NAMESPACE}
-    rules = {scope: await _read_rules(client, places[scope]) for scope in {each.scope: None for each in wanted}}
+    places = {Scope.OWN_NAMESPACE: namespace, Scope.CLUSTER: _NO_NAMESPACE} if by_rules else {}
+    rules = {scope: await _read_rules(client, place) for scope, place in places.items()}
     gate = asyncio.Semaphore(_AT_A_TIME)
 
     async def lacks(permission: Permission, verb: str, name: str) -> str:
-        if any(rule.allows(permission, verb, name) for rule in rules[permission.scope]):
+        if any(rule.allows(permission, verb, name) for rule in rules.get(permission.scope, ())):
             return ""
         async with gate:
             return "" if await _allowed(client, namespace, permission, verb=verb, name=name) else verb
@@ -80,7 +80,7 @@ async def missing_permissions(
     reviews: dict[Permission, list[asyncio.Task[str]]] = {}
     try:
         async with asyncio.TaskGroup() as group:
-            for permission in wanted:
+            for permission in permissions:
                 reviews[permission] = [
                     group.create_task(lacks(permission, verb, name), name=f"review {verb} {permission.path}")
                     for verb in permission.verbs
@@ -100,7 +100,7 @@ async def _read_rules(client: KubeClient, namespace: str) -> Sequence[_Rule]:
     """Return the caller's rules in `namespace` as far as the API server lists them."""
     try:
         answer = await client.create(_RULES_REVIEWS, _build_review(_RULES_REVIEWS, {"namespace": namespace}))
-    except ForbiddenError:
+    except (ForbiddenError, InvalidError, NotFoundError):
         return ()
     return [_Rule.parse(raw) for raw in answer["status"].get("resourceRules") or []]
 

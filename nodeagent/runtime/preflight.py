@@ -97,7 +97,7 @@ async def check_permissions(client: KubeClient, namespace: str, permissions: Ite
             message names all that is missing.
     """
     try:
-        missing = await missing_permissions(client, namespace, permissions)
+        missing = await missing_permissions(client, namespace, permissions, by_rules=True)
     except KubeError as e:
         raise ConfigError(f"cannot check the cluster: {e}") from e
     required = [text for permission, text in missing.items() if not permission.without]

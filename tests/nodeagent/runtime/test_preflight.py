@@ -21,6 +21,7 @@ from core.kube.resources import (
 )
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
+from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, Permission, Scope, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from tests.support.clock import LoopClock
@@ -123,6 +124,16 @@ async def test_a_rule_shows_what_it_allows(rule: JsonDict, *, shown: bool) -> No
     log = Permission(Scope.CLUSTER, PODS, ("get",), "a log", subresource="log", names=("a",))
     await check_permissions(scripted_client(cluster), "velero", [log])
     assert cluster.asked == ([] if shown else [("get", "pods", "")])
+
+
+async def test_who_must_not_be_denied_halfway_asks_about_each_verb() -> None:
+    """An authorizer before RBAC may deny what the rules show."""
+    cluster = _Cluster()
+    cluster.rules = {"velero": [_EVERYTHING], "no.namespace": [_EVERYTHING]}
+    needed = Permission(Scope.OWN_NAMESPACE, PODS, ("get", "delete"), "remove them")
+    cluster.denied = {("delete", "pods", "velero")}
+    found = await missing_permissions(scripted_client(cluster), "velero", [needed])
+    assert found == {needed: "delete pods in its namespace"}
 
 
 async def test_rules_of_one_namespace_are_none_of_every_namespace() -> None:
