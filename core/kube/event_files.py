@@ -6,8 +6,10 @@ have written them. Does not know where the directory is (`exposer.host_pods`), n
 """
 
 import json
+import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -31,9 +33,14 @@ def write_event(directory: Path, event: JsonDict) -> None:
     """
     reason = str(event["reason"])
     new = directory / f".{reason}"
-    new.write_text(json.dumps(event))
-    new.chmod(0o644)
-    new.replace(directory / reason)
+    try:
+        new.write_text(json.dumps(event))
+        new.chmod(0o644)
+        new.replace(directory / reason)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
 
 
 class EventFiles:
@@ -43,13 +50,9 @@ class EventFiles:
         self.directory: Final = directory
         self._read: dict[str, tuple[int, int]] = {}
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing was written yet."""
-        try:
-            return not self._read and next(self.directory.iterdir(), None) is None
-        except OSError:
-            return True
+    def has_any(self, reasons: Iterable[str]) -> bool:
+        """Return whether an Event with one of these reasons was written. A tenant may have filled the directory."""
+        return bool(self._read) or any(os.path.lexists(self.directory / reason) for reason in reasons)
 
     def read_new(self, reasons: Iterable[str]) -> list[JsonDict]:
         """Return the Events with these reasons that were written since the last call, the oldest first.

@@ -237,7 +237,10 @@ class ProgressFollower:
     def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
         """Decide where the Events of the mover in `pod` come from."""
         source: EventFiles | Selection = self._labeled
-        directory = find_mover_events(self._site.host_pods, pod["metadata"]["uid"])
+        directory = find_mover_events(self._site.host_pods, uid := pod["metadata"]["uid"])
+        if directory is None and isinstance(reading.source, EventFiles) and uid in reading.source.directory.parts:
+            # The kubelet has removed it: the mover has ended, as the watch is about to show.
+            return
         if not is_own(pod):
             source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
         elif directory is not None and directory != reading.unwritten:
@@ -271,7 +274,8 @@ class ProgressFollower:
         while (reading := self._readings.get(uid)) is not None:
             self._take_written(uid, files)
             followed_seconds = self._clock.monotonic() - start
-            if followed_seconds >= _SILENT_SECONDS and reading.source == files and files.empty:
+            silent = followed_seconds >= _SILENT_SECONDS and not files.has_any(DataPathReason)
+            if silent and reading.source == files:
                 # An image of an earlier version, or a full disk.
                 reading.source, reading.unwritten = self._labeled, files.directory
                 self._changed.set()

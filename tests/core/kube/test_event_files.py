@@ -78,10 +78,19 @@ def test_a_file_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch
     assert files.read_new(_REASONS) == [build("Ready")]
 
 
-def test_a_directory_is_empty_until_an_event_was_written(tmp_path: Path) -> None:
+def test_a_directory_has_no_event_until_one_was_written(tmp_path: Path) -> None:
     files = EventFiles(tmp_path / "events")
-    assert files.empty
+    assert not files.has_any(_REASONS)
     files.directory.mkdir()
-    assert files.empty
-    write_event(files.directory, build("Started"))
-    assert not files.empty
+    (files.directory / "junk").touch()
+    assert not files.has_any(_REASONS)
+    write_event(files.directory, build("Ready"))
+    assert files.has_any(_REASONS)
+
+
+def test_an_event_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that finds no file listens in another way."""
+    monkeypatch.setattr(Path, "chmod", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OSError, match="No space left"):
+        write_event(tmp_path, build("Ready"))
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """The Events of running transfers come from files of their movers, else from one watch for all of a node."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from copy import copy
@@ -228,6 +229,19 @@ async def test_the_mover_of_a_transfer_that_was_interrupted_before_a_restart_is_
             write(tmp_path, pod, event(transfer, "Progress", "{}", number=again))
             await asyncio.sleep(2)
             assert follower.heard(uid) == again
+
+
+async def test_files_that_the_kubelet_has_removed_are_not_replaced_by_a_watch(tmp_path: Path) -> None:
+    """The mover has ended, and the agent's cache does not show it yet."""
+    kube, transfer = FakeKube(), _running("du-1")
+    async with _following(kube, transfer, host_pods=tmp_path) as follower:
+        kind = build_agent(kube)._kinds["DataUpload"]
+        cr = kind.parse(transfer)
+        pod = _mover_pod(cr.uid, tmp_path)
+        shutil.rmtree(tmp_path / pod["metadata"]["uid"])
+        follower.follow(cr, Followed(kind, partial(copy, cr)), pod)
+        await asyncio.sleep(2)
+    assert watches_of_events(kube) == []
 
 
 async def test_the_watch_ends_with_the_last_mover_without_files(tmp_path: Path) -> None:
