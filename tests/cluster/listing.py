@@ -26,8 +26,9 @@ _PASSING = {"events", "leases", "componentstatuses"}
 _LASTING = {DELETIONS_CONFIGMAP}
 """What the first deletion of a backup creates, and what stays: another test may be that one at any time."""
 
-_NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|nodeagent-preflight)\b")
-"""Names of tests: namespaces of their own, the names of `examples/`, the demonstration's, and those of preflight."""
+_NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|first|nodeagent-(?:preflight|verify))\b")
+"""Names of tests: namespaces of their own, the names of `examples/` and README.md, the demonstration's, and those of
+preflight and verification."""
 
 
 def everything(bed: Bed, *own: str) -> set[str]:

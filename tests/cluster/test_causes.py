@@ -351,8 +351,9 @@ def test_a_location_that_is_unavailable_delays_nothing(agent: Bed, space: str) -
     validated = {"lastValidationTime": "2026-01-01T00:00:00Z"}
     location["status"] = {"phase": "Unavailable", "message": "the bucket was deleted"} | validated
     agent.user.apply(secret, location)
-    agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
-    *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
+    with relies_on(agent, Shared.AGENTS):
+        agent.user.apply(volume.upload(name, snapshot=name, location=place.name))
+        *_, last = follow(agent, UPLOADS, [name], seconds=_HEAL_SECONDS)
     assert last["status"]["phase"] == "Completed"
     events = [event for event in agent.api.objects(EVENTS, NAMESPACE) if event["involvedObject"]["name"] == name]
     (event,) = [event for event in events if event["reason"] == "LocationUnavailable"]

@@ -24,15 +24,22 @@ _LEFT = ("configmap/node-agent-admissions", "secret/velero-repo-credentials")
 """What agents create for themselves, as docs/install.md lists it."""
 
 _PART_OF = "app.kubernetes.io/part-of=node-agent"
-_VERSIONS = '{range .items[*]}{.kind} {.metadata.name} {.metadata.resourceVersion}{"\\n"}{end}'
+_VERSIONS = "custom-columns=K:.kind,N:.metadata.name,V:.metadata.resourceVersion"
+_GENERATIONS = "custom-columns=K:.kind,N:.metadata.name,G:.metadata.generation"
 
 
 def _versions(bed: Bed, space: str) -> list[str]:
-    """The resource versions of what a release consists of; the leader writes that of its location each minute."""
-    kinds = "serviceaccount,secret,role,rolebinding,daemonset,clusterrole,clusterrolebinding"
-    found = bed.user.kubectl("get", kinds, "-n", space, "-l", _PART_OF, "-o", f"jsonpath={_VERSIONS}").splitlines()
-    # Other tests install releases at the same time, which have cluster roles too.
-    return [line for line in found if not line.startswith("ClusterRole") or space in line]
+    """The versions of what a release consists of; of a DaemonSet, whose status changes, the generation.
+
+    Without the location, whose status the leader writes each minute.
+    """
+
+    def get(kinds: str, columns: str) -> list[str]:
+        return bed.user.kubectl("get", kinds, "-n", space, "-l", _PART_OF, "--no-headers", "-o", columns).splitlines()
+
+    own = get("serviceaccount,secret,role,rolebinding", _VERSIONS) + get("daemonset", _GENERATIONS)
+    # Other tests install releases at the same time.
+    return own + [line for line in get("clusterrole,clusterrolebinding", _VERSIONS) if space in line]
 
 
 def test_two_installations_work_side_by_side_and_one_without_the_other(agent: Bed, space: str, tmp_path: Path) -> None:

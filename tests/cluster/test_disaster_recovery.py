@@ -41,7 +41,8 @@ def lost(agent: Bed) -> Iterator[str]:
 def test_the_page_restores_three_volumes_by_at_most_five_commands(agent: Bed, lost: str, tmp_path: Path) -> None:
     space = f"test-{secrets.token_hex(4)}"
     try:
-        Recovery(agent, tmp_path, {"velero": space, "my-prefix": lost, "night-1": lost}).follow(lost)
+        with relies_on(agent, Shared.AGENTS):
+            Recovery(agent, tmp_path, {"velero": space, "my-prefix": lost, "night-1": lost}).follow(lost)
     finally:
         agent.user.kubectl("delete", "namespace", space, "--ignore-not-found", "--wait=false")
         clean = [

@@ -50,7 +50,8 @@ def uploaded(agent: Bed) -> Iterator[Json]:
     agent.user.wait("pod/writer", "condition=Ready", namespace=_APP, seconds=120)
     _apply(agent, "snapshot.yaml")
     agent.user.wait("volumesnapshot/data", "jsonpath={.status.readyToUse}=true", namespace=_APP, seconds=120)
-    with relies_on(agent, Shared.AGENTS):
+    # Others give movers more to request, and their downloads cache volumes.
+    with relies_on(agent, Shared.AGENTS), relies_on(agent, Shared.GROUND):
         _apply(agent, "dataupload.yaml")
         *_, last = follow(agent, UPLOADS, ["example"], seconds=120)
         wait_released(agent, UPLOADS, ["example"])

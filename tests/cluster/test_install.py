@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _KINDS = "daemonsets,pods,serviceaccounts,roles,rolebindings,networkpolicies,configmaps,secrets,leases,jobs"
 _CLUSTER_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
@@ -76,7 +77,9 @@ class _Shell:
 @pytest.fixture
 def shell(agent: Bed, tmp_path: Path) -> Iterator[_Shell]:
     shell = _Shell(agent, tmp_path)
-    yield shell
+    # Others taint a node, whose agent is not waited for then.
+    with relies_on(agent, Shared.AGENTS):
+        yield shell
     agent.user.kubectl("delete", "namespace", shell.space, "--ignore-not-found", "--wait=false")
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+_EVENTS = Resource("/api/v1", "events")
 _AVAILABLE = "jsonpath={.status.phase}=Available"
 _UNAVAILABLE = "jsonpath={.status.phase}=Unavailable"
 _MOUNT = "/backups"
@@ -139,7 +140,7 @@ def test_the_data_is_restored_from_the_repository_in_the_shared_volume(moved: Mo
 
 def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: str) -> None:
     place = Place(agent, f"{module_space}-keys")
-    target, since = f"backupstoragelocation/{place.name}", agent.api.snapshot(PODS)[1]
+    target = f"backupstoragelocation/{place.name}"
     agent.user.apply(*place.build(bucket="missing"))
     try:
         agent.user.wait(target, _UNAVAILABLE, namespace=NAMESPACE)
@@ -150,7 +151,7 @@ def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: st
         agent.user.apply(*place.build())
         agent.user.wait(target, _AVAILABLE, namespace=NAMESPACE)
         assert "message" not in (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
-        names = {event["object"]["metadata"]["name"] for event in agent.api.watch(PODS, since, seconds=1)}
-        assert f"{place.name}-validation" not in names
+        about = {event["involvedObject"]["name"] for event in agent.api.objects(_EVENTS, NAMESPACE)}
+        assert f"{place.name}-validation" not in about
     finally:
         agent.user.kubectl("delete", target, f"secret/{place.name}-keys", "-n", NAMESPACE, "--wait=false")

@@ -81,8 +81,8 @@ async def test_each_page_shows_the_cluster_while_data_moves(monitored: Monitored
     space, done, held = monitored.upkeep.own.space, monitored.backup["metadata"]["name"], monitored.held
     (repository,) = monitored.upkeep.own.kubectl("get", "backuprepositories", "-o", "name").split()
     pending = {
-        "/transfers/du/pending": ("LocationMissing", "fix the cause"),
-        "/queue": ("du/pending", "LocationMissing", f"pvb/{held}"),
+        "/transfers/du/later": ("LocationMissing", "fix the cause"),
+        "/queue": ("du/later", "LocationMissing", f"pvb/{held}"),
     }
     facts = {
         "/": (f"pvb/{done}", "passed", CALM_NODE, "ready"),
@@ -95,6 +95,7 @@ async def test_each_page_shows_the_cluster_while_data_moves(monitored: Monitored
         f"/repositories/{repository.rpartition('/')[2]}": ("Succeeded", "of new data in 1 backup", "Next maintenance"),
     }
     # A location that does not exist fails its transfer after two minutes, so what is pending comes first, and once.
+    monitored.leave_pending("later")
     for script, shown in ((True, pending | facts), (False, facts)):
         async with running_ui("--namespace", space) as (_, url), visit(url, script=script) as tab:
             await tab.page.get_by_text("The cluster is").wait_for()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LEASES = Resource("/apis/coordination.k8s.io/v1", "leases")
-_SECONDS = 120
+_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
