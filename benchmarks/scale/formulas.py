@@ -20,11 +20,13 @@ KEPT_KIB_A_TRANSFER: Final = 9.0
 EVENTS_A_TRANSFER: Final = 6.0
 ENCODED_KIB_A_TRANSFER: Final = 82.0
 CPU_MS_A_TRANSFER: Final = 80.0
+"""With as many requests as above; the checks of its volume while it waits are more."""
+
 KIB_A_PENDING_TRANSFER: Final = 1.4
 LEDGER_BYTES_AN_ENTRY: Final = 37.0
 VOLUME_CHECK_SECONDS: Final = 8.0
 WATCHES_AN_AGENT: Final = 7.0
-KIB_A_WATCH: Final = 170.0
+KIB_A_WATCH: Final = 190.0
 WATCH_SECONDS: Final = 360.0
 """An agent renews each watch after 300 to 420 seconds."""
 
@@ -132,7 +134,8 @@ def predict(course: Course) -> Prediction:
         events_per_transfer=STORED_OBJECTS_A_TRANSFER * course.servers
         + (EVENTS_A_TRANSFER * course.nodes if course.watch_events else 0),
         etcd_mib=_etcd_kib(course, passes_s * ledger_kib) / _KIB,
-        cpu_ms_per_transfer=CPU_MS_A_TRANSFER + course.nodes * IDLE_CPU_PERCENT / 100 * each_s * 1000,
+        cpu_ms_per_transfer=CPU_MS_A_TRANSFER * (1 + checks_s * each_s / REQUESTS_A_TRANSFER)
+        + (course.nodes * IDLE_CPU_PERCENT / 100 + leader_seconds_s) * each_s * 1000,
         passes_s=passes_s,
         leader_cpu_percent=leader_seconds_s * 100,
         ledger_kib=ledger_kib,

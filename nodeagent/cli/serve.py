@@ -224,7 +224,8 @@ def _add_timeouts(group: argparse._ArgumentGroup) -> None:
         metavar="DURATION",
         type=_duration,
         default=Settings.node_gone_after,
-        help="duration for which a node may be not Ready before its transfers are set to Failed "
+        help="duration for which a node may be not Ready before it counts as lost: its transfers then continue "
+        "on another node where they can, or fail "
         f"(default: {_shown(Settings.node_gone_after)})",
     )
 
