@@ -400,9 +400,6 @@ class RepositoryController:
             self._tools.metrics.repository(repository.name, ok=False)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
-        if self._is_early(repository):
-            # Its transfer needs it, and found no attempt to bring forward.
-            self._retries.request(repository.uid)
 
     def _is_early(self, repository: BackupRepository) -> bool:
         """Whether a transfer that was just accepted needs the repository, and its mover may not run for minutes."""

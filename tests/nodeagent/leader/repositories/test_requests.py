@@ -155,15 +155,13 @@ async def test_after_ten_minutes_such_a_failure_is_final() -> None:
         assert asyncio.get_running_loop().time() > 600
 
 
-async def test_what_the_storage_reports_counts_at_once_and_is_tried_again_soon() -> None:
-    """A new account may be denied for some seconds; the transfer's mover does not run for minutes."""
+async def test_what_the_storage_reports_is_final_at_once() -> None:
     scene = open_scene()
     async with scene.running():
         await _until_new(scene)
         scene.end_pod(12, "the bucket does not exist")
         await asyncio.sleep(2)
         assert _of(scene, "other")[0]["status"]["phase"] == "NotReady"
-        await scene.until_pod(seconds=20)
 
 
 _STOPPED = {"terminated": {"exitCode": 14, "message": "SIGTERM: data path is canceled", "reason": "Error"}}
