@@ -58,9 +58,14 @@ def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup | None]:
     group = _make_group(limit_mib)
     try:
         yield group
-    finally:
+    except BaseException:
+        # What was killed may not have ended yet; its error counts.
         if group is not None:
-            group.folder.rmdir()
+            with suppress(OSError):
+                group.folder.rmdir()
+        raise
+    if group is not None:
+        group.folder.rmdir()
 
 
 def may_limit() -> bool:

@@ -26,7 +26,7 @@ _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _BYTES_A_KIB: Final = 1024
 _KIB_A_MIB: Final = 1024
 _SHOWN_BYTES: Final = 4000
-_LIMIT_SECONDS: Final = 1800.0
+_LIMIT_SECONDS: Final = 3600.0
 """Far more than any command takes; kopia alone goes on for a quarter of an hour when its storage was removed."""
 
 
