@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from core.contract import InitResult, parse_result
-from core.errors import CanceledError, ExposeError, RepositoryError, ResultError
+from core.errors import ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.models.base import JsonDict
@@ -70,10 +70,7 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` is its result or the cause of its failure.
-
-    `by_mover`: the mover reported it, so the storage was asked. What the cluster does to a pod says nothing about that.
-    """
+    """The state of an init pod; `message` is its result or the cause of its failure, `by_mover`: from the mover."""
 
     state: InitState
     message: str = ""
@@ -109,7 +106,7 @@ def inspect_init_pod(
         return PodReport(InitState.FAILED, message)
     end = parse_pod_end(pod)
     if end is not None:
-        return _inspect_end(pod, end, parse)
+        return _inspect_end(name, end, parse)
     if meta.get("deletionTimestamp"):
         return PodReport(InitState.TERMINATING)
     try:
@@ -126,14 +123,11 @@ def inspect_init_pod(
     return PodReport(InitState.WORKING)
 
 
-def _inspect_end(pod: JsonDict, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
-    """Return the state of a pod that has ended."""
-    meta = pod["metadata"]
-    name = f"{meta['namespace']}/{meta['name']}"
+def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
+    """Return the state of a pod whose container has terminated."""
     if end.exit_code != 0:
         if end.message:
-            stopped = end.exit_code in {None, CanceledError.exit_code} or "deletionTimestamp" in meta
-            return PodReport(InitState.FAILED, end.message, by_mover=end.plain and not stopped)
+            return PodReport(InitState.FAILED, end.message, by_mover=True)
         return PodReport(InitState.FAILED, f"init pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
         parse(end.message)
