@@ -56,16 +56,17 @@ def memory_group(limit_mib: int | None = None) -> Iterator[MemoryGroup | None]:
     It is removed at the end, when all processes in it have ended.
     """
     group = _make_group(limit_mib)
+    if group is None:
+        yield None
+        return
     try:
         yield group
     except BaseException:
         # What was killed may not have ended yet; its error counts.
-        if group is not None:
-            with suppress(OSError):
-                group.folder.rmdir()
+        with suppress(OSError):
+            group.folder.rmdir()
         raise
-    if group is not None:
-        group.folder.rmdir()
+    group.folder.rmdir()
 
 
 def may_limit() -> bool:

@@ -237,16 +237,16 @@ class ProgressFollower:
     def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
         """Decide where the Events of the mover in `pod` come from."""
         source: EventFiles | Selection = self._labeled
-        directory = find_mover_events(self._site.host_pods, uid := pod["metadata"]["uid"])
-        if directory is None and isinstance(reading.source, EventFiles) and uid in reading.source.directory.parts:
-            # The kubelet has removed it: the mover has ended, as the watch is about to show.
-            return
+        uid = pod["metadata"]["uid"]
         if not is_own(pod):
             source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
-        elif directory is not None and directory != reading.unwritten:
-            if isinstance(reading.source, EventFiles) and reading.source.directory == directory:
-                return
-            source = EventFiles(directory)
+        elif isinstance(reading.source, EventFiles) and uid in reading.source.directory.parts:
+            # Also once the kubelet has removed them: the mover has ended, as the watch is about to show.
+            return
+        else:
+            directory = find_mover_events(self._site.host_pods, uid)
+            if directory is not None and directory != reading.unwritten:
+                source = EventFiles(directory)
         if reading.source != source:
             reading.source = source
             self._changed.set()
