@@ -43,8 +43,9 @@ def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
     figures = json.loads(done.stdout.splitlines()[-1])
     for name in ("upload_10", "download_5", "directory_10"):
         assert all(figures[f"{name}_{what}"] > 0 for what in ("mean", "most", "worst_second"))
-        # kopia writes whole blobs into a directory: a short window may have none.
-        assert figures[f"{name}_least"] >= 0
+    assert all(figures[f"{name}_least"] > 0 for name in ("upload_10", "download_5"))
+    # kopia writes whole blobs into a directory: a short window may have none.
+    assert figures["directory_10_least"] >= 0
     assert all(figures[f"unlimited_{what}_ratio"] > 0 for what in ("time", "cpu"))
     assert {"unlimited_mover_mib", "unlimited_all_mib", "edit_seconds"} <= figures.keys()
 

@@ -1,4 +1,4 @@
-"""A list of all objects, to find those that a transfer leaves behind.
+"""Lists of objects: of all, to find those that a transfer leaves behind, and of an installation with their versions.
 
 Leaves out what carries a name of other tests, which run at the same time. Does not know what
 a transfer may leave.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Api, Json
 
-__all__ = ["everything", "kinds"]
+__all__ = ["applied_versions", "everything", "kinds"]
 
 _PASSING = {"events", "leases", "componentstatuses"}
 
@@ -52,6 +52,23 @@ def everything(bed: Bed, *own: str) -> set[str]:
             elif meta["namespace"] in {NAMESPACE, *own}:
                 found.add(f"{meta['namespace']} {kind}/{meta['name']}")
     return found
+
+
+def applied_versions(bed: Bed, space: str) -> list[str]:
+    """The resource versions of what an installation in `space` consists of, but its location, whose status changes.
+
+    Of a DaemonSet, whose status changes too, it is the generation. Left out is what has no namespace and is of another
+    installation: other tests install at the same time.
+    """
+
+    def get(kinds: str, field: str) -> list[str]:
+        columns = f"custom-columns=K:.kind,N:.metadata.name,V:.metadata.{field}"
+        chosen = ("-l", "app.kubernetes.io/part-of=node-agent", "--no-headers", "-o", columns)
+        return bed.user.kubectl("get", kinds, "-n", space, *chosen).splitlines()
+
+    own = get("serviceaccounts,roles,rolebindings,secrets", "resourceVersion") + get("daemonsets", "generation")
+    common = get("clusterroles,clusterrolebindings,priorityclasses", "resourceVersion")
+    return own + [line for line in common if space in line]
 
 
 def _test_names(item: Json) -> set[str]:

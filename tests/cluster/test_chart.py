@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.cluster.charts import build_values, complete, create_upload, fill_volume
-from tests.cluster.listing import everything
+from tests.cluster.listing import applied_versions, everything
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.helm import CHART, Helm
 from tests.testbed.demonstration.manifests import NAMESPACE
@@ -23,24 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.
 _LEFT = ("configmap/node-agent-admissions", "secret/velero-repo-credentials")
 """What agents create for themselves, as docs/install.md lists it."""
 
-_PART_OF = "app.kubernetes.io/part-of=node-agent"
-_VERSIONS = "custom-columns=K:.kind,N:.metadata.name,V:.metadata.resourceVersion"
-_GENERATIONS = "custom-columns=K:.kind,N:.metadata.name,G:.metadata.generation"
-
-
-def _versions(bed: Bed, space: str) -> list[str]:
-    """The versions of what a release consists of; of a DaemonSet, whose status changes, the generation.
-
-    Without the location, whose status the leader writes each minute.
-    """
-
-    def get(kinds: str, columns: str) -> list[str]:
-        return bed.user.kubectl("get", kinds, "-n", space, "-l", _PART_OF, "--no-headers", "-o", columns).splitlines()
-
-    own = get("serviceaccount,secret,role,rolebinding", _VERSIONS) + get("daemonset", _GENERATIONS)
-    # Other tests install releases at the same time.
-    return own + [line for line in get("clusterrole,clusterrolebinding", _VERSIONS) if space in line]
-
 
 def test_two_installations_work_side_by_side_and_one_without_the_other(agent: Bed, space: str, tmp_path: Path) -> None:
     volume = fill_volume(agent, space, "own", "other", "later")
@@ -51,9 +33,9 @@ def test_two_installations_work_side_by_side_and_one_without_the_other(agent: Be
     helm.run("install", "beside", str(CHART), *wait, values=values)
     # Helm waits for all agents but those that may be unavailable.
     agent.user.kubectl("rollout", "status", "daemonset/node-agent", "-n", space, "--timeout=60s")
-    versions = _versions(agent, space)
+    versions = applied_versions(agent, space)
     helm.run("upgrade", "beside", str(CHART), *wait, values=values)
-    assert _versions(agent, space) == versions
+    assert applied_versions(agent, space) == versions
     with relies_on(agent, Shared.AGENTS):
         complete(agent, create_upload(volume, "own", space), create_upload(volume, "other", NAMESPACE))
     helm.run("uninstall", "beside", *wait)

@@ -13,12 +13,11 @@ from tests.cluster.configuration import ONE_SLOT, build_concurrency, configured
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Place, open_gated_place, wait_released
 from tests.cluster.workloads import BACKUPS, Workload, back_up, find_mover, wait_held, wait_until
-from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.install import AGENT_LABEL
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CONFIG_MAPS
+from tests.testbed.storage.objects import CONFIG_MAPS, EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(400)]
 
-_EVENTS = Resource("/api/v1", "events")
 _NAME, _KEY = "node-agent-config", "node-agent-config.json"
 _SECONDS = 60
 
@@ -98,7 +96,7 @@ def _edit_invalidly(bed: Bed) -> None:
 
 def _events_of_agents(bed: Bed) -> list[Json]:
     names = {pod["metadata"]["name"] for pod in bed.api.objects(PODS, NAMESPACE, selector=AGENT_LABEL)}
-    return [e for e in bed.api.objects(_EVENTS, NAMESPACE) if e["involvedObject"]["name"] in names]
+    return [e for e in bed.api.objects(EVENTS, NAMESPACE) if e["involvedObject"]["name"] in names]
 
 
 def test_a_running_transfer_is_left_alone(observed: Observed) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cluster.listing import applied_versions
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.testbed.layout import ROOT
 from tests.testbed.settings import AGENT_IMAGE
@@ -61,17 +62,12 @@ class _Shell:
         common = self.bed.user.names(_CLUSTER_KINDS.split(","))
         return {*own, *(name for name in common if f"/{self.space}-" in name)}
 
-    def versions(self) -> str:
-        """The resourceVersions of what was applied; of a DaemonSet, whose status changes, the generation."""
-        chosen = ("-l", "app.kubernetes.io/part-of=node-agent", "--no-headers", "-o")
-        columns = "custom-columns=K:.kind,N:.metadata.name,V:.metadata.resourceVersion"
-        kinds = "serviceaccounts,roles,rolebindings,secrets"
-        own = self.bed.user.kubectl("get", kinds, "-n", self.space, *chosen, columns)
-        generations = "custom-columns=N:.metadata.name,G:.metadata.generation"
-        agents = self.bed.user.kubectl("get", "daemonsets", "-n", self.space, *chosen, generations)
-        definitions = self.bed.user.kubectl("get", "crd", *chosen, columns)
-        common = self.bed.user.kubectl("get", _CLUSTER_KINDS, *chosen, columns).splitlines()
-        return "\n".join([own, agents, definitions, *(line for line in common if self.space in line)])
+    def versions(self) -> list[str]:
+        """The versions of what was applied, definitions included."""
+        columns = "custom-columns=N:.metadata.name,V:.metadata.resourceVersion"
+        chosen = ("-l", "app.kubernetes.io/part-of=node-agent", "--no-headers", "-o", columns)
+        definitions = self.bed.user.kubectl("get", "crd", *chosen).splitlines()
+        return [*applied_versions(self.bed, self.space), *definitions]
 
 
 @pytest.fixture

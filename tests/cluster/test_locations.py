@@ -18,7 +18,7 @@ from tests.cluster.sharing import WITH_LOCKS, Shared, has_alone
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE, build_claim
 from tests.testbed.demonstration.user import PODS
-from tests.testbed.storage.objects import CLAIMS
+from tests.testbed.storage.objects import CLAIMS, EVENTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
-_EVENTS = Resource("/api/v1", "events")
 _AVAILABLE = "jsonpath={.status.phase}=Available"
 _UNAVAILABLE = "jsonpath={.status.phase}=Unavailable"
 _MOUNT = "/backups"
@@ -151,7 +150,7 @@ def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: st
         agent.user.apply(*place.build())
         agent.user.wait(target, _AVAILABLE, namespace=NAMESPACE)
         assert "message" not in (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
-        about = {event["involvedObject"]["name"] for event in agent.api.objects(_EVENTS, NAMESPACE)}
+        about = {event["involvedObject"]["name"] for event in agent.api.objects(EVENTS, NAMESPACE)}
         assert f"{place.name}-validation" not in about
     finally:
         agent.user.kubectl("delete", target, f"secret/{place.name}-keys", "-n", NAMESPACE, "--wait=false")
