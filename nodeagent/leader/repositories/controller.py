@@ -244,9 +244,10 @@ class RepositoryController:
         if await client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=labels)):
             return
         self._tools.check_leading()
+        # Before it is created: the answer may be lost.
+        self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
         with suppress(AlreadyExistsError, ForbiddenError, InvalidError):
             await client.create(BACKUP_REPOSITORIES, repository)
-            self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
 
     async def _reconcile(self, repository: BackupRepository) -> Requeue | None:
         """Take one step for a repository."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from core.contract import InitResult, parse_result
-from core.errors import ExposeError, RepositoryError, ResultError
+from core.errors import CanceledError, ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.models.base import JsonDict
@@ -70,7 +70,10 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` is its result or the cause of its failure, `by_mover`: from the mover."""
+    """The state of an init pod; `message` is its result or the cause of its failure.
+
+    `by_mover`: the mover reported it, so the storage was asked. What the cluster does to a pod says nothing about that.
+    """
 
     state: InitState
     message: str = ""
@@ -124,10 +127,12 @@ def inspect_init_pod(
 
 
 def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodReport:
-    """Return the state of a pod whose container has terminated."""
+    """Return the state of a pod that has ended."""
     if end.exit_code != 0:
         if end.message:
-            return PodReport(InitState.FAILED, end.message, by_mover=True)
+            # Not by deletionTimestamp: its kubelet may keep it for a time after it was judged, and deleted.
+            stopped = end.exit_code in {None, CanceledError.exit_code}
+            return PodReport(InitState.FAILED, end.message, by_mover=end.plain and not stopped)
         return PodReport(InitState.FAILED, f"init pod {name} failed: {end.reason or f'exit code {end.exit_code}'}")
     try:
         parse(end.message)

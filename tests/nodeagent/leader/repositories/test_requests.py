@@ -6,7 +6,7 @@ import json
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey, build_backup_repository
@@ -156,9 +156,55 @@ async def test_after_ten_minutes_such_a_failure_is_final() -> None:
 
 
 async def test_what_the_storage_reports_is_final_at_once() -> None:
+    """Also while the kubelet keeps the pod, which is deleted then, for some more seconds."""
     scene = open_scene()
     async with scene.running():
         await _until_new(scene)
+        pod = await scene.until_pod()
+        scene.kube.put(pod | {"metadata": pod["metadata"] | {"finalizers": ["test/kubelet"]}})
         scene.end_pod(12, "the bucket does not exist")
         await asyncio.sleep(2)
         assert _of(scene, "other")[0]["status"]["phase"] == "NotReady"
+        pod = await scene.until_pod()
+        assert pod["metadata"]["deletionTimestamp"]
+        await asyncio.sleep(10)
+        await KubeClient(scene.kube, Retry(LoopClock())).patch(
+            PODS, pod["metadata"]["namespace"], pod["metadata"]["name"], {"metadata": {"finalizers": None}}
+        )
+        await asyncio.sleep(60)
+        assert scene.pod is None
+
+
+_STOPPED = {"terminated": {"exitCode": 14, "message": "SIGTERM: data path is canceled", "reason": "Error"}}
+_KILLED = {"terminated": {"exitCode": 137, "message": "killed while connecting", "reason": "Error"}}
+_PREEMPTED = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "message": "preempted"}
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"reason": "OutOfcpu", "message": "Pod was rejected: Node didn't have enough resource: cpu"},
+        {"reason": "Evicted", "message": "The node was low on resource: memory."},
+        {"containerStatuses": [{"name": "init", "state": _STOPPED}]},
+        {"containerStatuses": [{"name": "init", "state": _KILLED}], "conditions": [_PREEMPTED]},
+    ],
+    ids=["rejected", "evicted", "stopped", "preempted"],
+)
+async def test_what_the_cluster_does_to_the_init_pod_fails_no_transfer(status: JsonDict) -> None:
+    scene = open_scene()
+    async with scene.running():
+        await _until_new(scene)
+        scene.set_pod(phase="Failed", **status)
+        await asyncio.sleep(2)
+        assert _of(scene, "other")[0].get("status", {}).get("phase", "") in {"", "New"}
+        await scene.until_pod(seconds=20)
+
+
+async def test_a_repository_whose_creation_had_no_answer_is_early_too() -> None:
+    scene = open_scene()
+    scene.kube.fail_next("POST", "/backuprepositories", "lost-applied")
+    async with scene.running():
+        await _until_new(scene)
+        scene.end_pod(137, "")
+        await asyncio.sleep(2)
+        assert _of(scene, "other")[0].get("status", {}).get("phase", "") in {"", "New"}
