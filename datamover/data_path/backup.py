@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from msgspec import UNSET
 
@@ -44,8 +44,6 @@ from datamover.kopia.snapshots import (
 )
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.parallelism import backup_workers, most_backup_workers
-from datamover.runtime.resources import ResourceLimits
 
 __all__ = ["BackupParameters", "back_up"]
 
@@ -69,7 +67,6 @@ _WaitForNames = Callable[[], Awaitable[NameReport]]
 class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
-    That number grows with the time that a request to the storage takes, within `limits`; None: it is fixed.
     `compression` is the algorithm for what the repository does not have yet.
     `checkpoint_interval` is how often kopia saves an incomplete snapshot.
     `in_use`: a workload pod may change the volume meanwhile.
@@ -82,7 +79,6 @@ class BackupParameters:
     mode: VolumeMode
     source: str
     parallel: int
-    limits: ResourceLimits | None = None
     compression: Compression = Compression.NONE
     tags: Mapping[str, str] = field(default_factory=dict)
     checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
@@ -95,19 +91,6 @@ class BackupParameters:
     def target(self) -> str:
         """The source in kopia's format, with the identity that Velero uses."""
         return f"default@default:{self.source}"
-
-    @property
-    def most_parallel(self) -> int:
-        """The most files that are read in parallel, however long a request takes."""
-        return self.parallel if self.limits is None else most_backup_workers(self.limits)
-
-    def adapted(self, request_seconds: float) -> Self:
-        """Return a copy for a storage on which a request takes that long."""
-        if self.limits is None:
-            return self
-        parallel = backup_workers(self.limits, request_seconds)
-        _logger.info("a request to the storage takes %.3f s: reading %d files in parallel", request_seconds, parallel)
-        return replace(self, parallel=parallel)
 
 
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
@@ -134,7 +117,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            arguments = _create_arguments(parameters.adapted(repository.request_seconds), note)
+            arguments = _create_arguments(parameters, note)
             files = KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
                 partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
@@ -211,8 +194,8 @@ async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inherita
 
     Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks at.
     """
-    target, most = parameters.target, parameters.most_parallel
-    await ensure_policy(kopia, target, parallel=most, compression=parameters.compression)
+    target = parameters.target
+    await ensure_policy(kopia, target, parallel=parameters.parallel, compression=parameters.compression)
     return await inherit(kopia, target, parameters.attempt)
 
 

@@ -105,8 +105,7 @@ class LocalMover:
             volume,
             _mode(volume),
             name or str(volume),
-            parallel=self._limits.cpus,
-            limits=self._limits,
+            parallel=self._limits.backup_workers,
             compression=compression,
         )
         meter = Meter(self._clock, Direction.BACKUP)

@@ -1,4 +1,4 @@
-"""How many files are moved in parallel, by how long a request to the storage takes: as many as keep the CPUs busy.
+"""How many files a restore writes in parallel, by how long a request takes: as many as keep the CPUs busy.
 
 Pure: the storage, the memory limit and the CPUs are given. Where requests are fast, it is the number by CPUs and memory
 alone (`datamover.runtime.resources`).
@@ -9,7 +9,7 @@ from typing import Final
 
 from datamover.runtime.resources import ResourceLimits
 
-__all__ = ["backup_workers", "most_backup_workers", "restore_workers"]
+__all__ = ["restore_workers"]
 
 _MIB: Final = 1024 * 1024
 
@@ -30,14 +30,6 @@ _MORE_PER_FITTING: Final = 2
 """More workers do not raise the soft limit, so kopia collects earlier what they no longer use: with large files each
 needs 10 to 12 MiB then, not 25."""
 
-_MOST_BACKUP_WORKERS: Final = 8
-_BACKUP_WORKERS_PER_CPU: Final = 2
-"""Some wait until the storage has a pack of 20 MB. More gain nothing: with 20 ms, 16 and 32 take longer than 8."""
-
-_BACKUP_BASE_MIB: Final = 280
-_MORE_BACKUP_MIB: Final = 25
-"""Of each additional worker: it holds a pack that is being sent."""
-
 
 def restore_workers(limits: ResourceLimits, request_seconds: float, file_bytes: int) -> int:
     """Return how many files of `file_bytes` on average a restore writes in parallel."""
@@ -46,21 +38,5 @@ def restore_workers(limits: ResourceLimits, request_seconds: float, file_bytes: 
         return usual
     cpu_seconds = _FILE_SECONDS + min(file_bytes, _REQUEST_BYTES) * _BYTE_SECONDS
     wanted = min(math.ceil(limits.cpus * (1 + request_seconds / cpu_seconds)), _MOST_RESTORE_WORKERS)
-    return _grow(usual, wanted, _MORE_PER_FITTING * (limits.fitting_restore_workers - usual))
-
-
-def backup_workers(limits: ResourceLimits, request_seconds: float) -> int:
-    """Return how many files a backup reads in parallel."""
-    return limits.cpus if request_seconds < _FAST_SECONDS else most_backup_workers(limits)
-
-
-def most_backup_workers(limits: ResourceLimits) -> int:
-    """Return how many files a backup reads in parallel, however long requests take."""
-    wanted = min(_BACKUP_WORKERS_PER_CPU * limits.cpus, _MOST_BACKUP_WORKERS)
-    if limits.memory_bytes is None:
-        return max(limits.cpus, wanted)
-    return _grow(limits.cpus, wanted, (limits.memory_bytes // _MIB - _BACKUP_BASE_MIB) // _MORE_BACKUP_MIB)
-
-
-def _grow(usual: int, wanted: int, room: int) -> int:
+    room = _MORE_PER_FITTING * (limits.fitting_restore_workers - usual)
     return usual + max(0, min(wanted - usual, room))

@@ -78,7 +78,7 @@ async def test_settings_are_passed_to_kopia(
     # On a busy machine, requests may take as long as to a storage that is far away.
     monkeypatch.setattr(Repository, "request_seconds", 0.001)
     await way.go(pod, tree, {})
-    assert f"--parallel={_CPUS}" in _flags(record, "snapshot create")
+    assert f"--parallel={2 * _CPUS}" in _flags(record, "snapshot create")
     assert f"--parallel={2 * _CPUS}" in _flags(record, "restore")
     assert "--write-sparse-files" not in _flags(record, "restore")
     await way.go(pod, tree, {"ParallelFilesUpload": "5", "ParallelFilesDownload": "3", "WriteSparseFiles": "true"})
