@@ -35,13 +35,12 @@ _RESTORE_BASE_MIB: Final = 180
 _RESTORE_WORKER_MIB: Final = 25
 """A restore takes about 110 MiB in addition to this process, and 22 MiB per worker."""
 
-_BACKUP_WORKERS_PER_CPU: Final = 2
-"""Some wait until the storage has a pack of 20 MB, near or far. With 16 and 32 on two CPUs a backup takes longer."""
+_MORE_BACKUP_WORKERS: Final = 2
+"""Beside one for each CPU, and not more than those: some wait until the storage has a pack of 20 MB, near or far."""
 
-_MOST_BACKUP_WORKERS: Final = 8
 _BACKUP_BASE_MIB: Final = 280
 _BACKUP_WORKER_MIB: Final = 25
-"""Of each worker beyond one for each CPU: it holds a pack that is being sent."""
+"""Of each of the additional workers: it holds a pack that is being sent."""
 
 _LEAST_RESTORE_MIB: Final = 100
 _RESTORED_ENTRY_BYTES: Final = 400
@@ -73,7 +72,7 @@ class ResourceLimits:
     @property
     def backup_workers(self) -> int:
         """The default number of files that a backup reads in parallel."""
-        more = min(_BACKUP_WORKERS_PER_CPU * self.cpus, _MOST_BACKUP_WORKERS) - self.cpus
+        more = min(_MORE_BACKUP_WORKERS, self.cpus)
         if self.memory_bytes is not None:
             more = min(more, (self.memory_bytes // _MIB - _BACKUP_BASE_MIB) // _BACKUP_WORKER_MIB)
         return self.cpus + max(0, more)
