@@ -22,7 +22,7 @@ from datamover.bandwidth.relay import Relay, relay_all, run_both
 from datamover.bandwidth.requests import BadRequestError, HeadReader, RequestHead
 from datamover.bandwidth.routes import Routes
 
-__all__ = ["BandwidthProxy"]
+__all__ = ["MOST_PARALLEL", "BandwidthProxy"]
 
 _logger = logging.getLogger(__name__)
 
@@ -39,6 +39,10 @@ _RECEIVE_BYTES: Final = 2**18
 segments of 64 KiB it would be megabytes: kopia's library, which believes them sent, waits only a minute for an answer.
 Source: Linux, tcp_init_buffer_space; minio-go 7.2.0, ResponseHeaderTimeout in transport.go.
 """
+
+MOST_PARALLEL: Final = 6
+"""Files of a backup that kopia should read in parallel, so that it has no more connections: at 100 kB/s, the least
+limit, what these hold passes within half a minute."""
 
 
 class BandwidthProxy:

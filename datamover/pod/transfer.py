@@ -32,7 +32,7 @@ from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from datamover.arguments import PodOptions
-from datamover.bandwidth.proxy import BandwidthProxy
+from datamover.bandwidth.proxy import MOST_PARALLEL, BandwidthProxy
 from datamover.data_path.attempts import BackupAttempt
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import (
@@ -268,13 +268,16 @@ class PodTransfer:
             check=follower.check,
             starts=cr.attempts.starts,
         )
+        parallel = context.limits.backup_workers
+        if BandwidthLimits.of(cr.metadata.annotations) is not None:
+            parallel = min(parallel, MOST_PARALLEL)
         # What is new of a device is in few large contents.
         index_seconds = math.inf if self._options.mode is VolumeMode.BLOCK else context.limits.index_seconds
         return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
             source=plan.source,
-            parallel=settings.parallel_upload or context.limits.backup_workers,
+            parallel=settings.parallel_upload or parallel,
             compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment, index_seconds),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from core.models.bandwidth import BandwidthLimits
+from core.models.names import BANDWIDTH_ANNOTATION
 from datamover.kopia.repository import Repository
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.commandlines import record_kopia
@@ -84,6 +86,18 @@ async def test_settings_are_passed_to_kopia(
     await way.go(pod, tree, {"ParallelFilesUpload": "5", "ParallelFilesDownload": "3", "WriteSparseFiles": "true"})
     assert "--parallel=5" in _flags(record, "snapshot create")
     assert {"--parallel=3", "--write-sparse-files"} <= _flags(record, "restore")
+
+
+async def test_a_backup_behind_a_proxy_has_few_connections(pod: MoverPod, tree: Path, record: Path) -> None:
+    """Each holds some 500 KiB that kopia believes sent, and waits only a minute for the answer."""
+    pod.limits = ResourceLimits(16)
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    assert "--parallel=18" in _flags(record, "snapshot create")
+    pod.annotations = {BANDWIDTH_ANNOTATION: BandwidthLimits().to_json()}
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
+    assert "--parallel=6" in _flags(record, "snapshot create")
 
 
 async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Path) -> None:
