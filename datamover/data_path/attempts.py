@@ -17,6 +17,7 @@ from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
 from datamover.kopia.snapshots import (
     Checkpoint,
     Snapshot,
+    SourceSnapshots,
     delete_snapshots,
     find_tagged,
     list_source,
@@ -60,11 +61,13 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups.
+    `first`: the source has no snapshot at all, not even an incomplete one.
     """
 
     latest: Snapshot | None = None
     continued: bool = False
     warning: str = ""
+    first: bool = False
 
 
 def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[datetime]) -> set[str]:
@@ -87,9 +90,12 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
 
     Returns:
         What remains; its warning says so if they could not be deleted.
+
+    Raises:
+        KopiaError: they could not be listed.
     """
+    found = await list_source(kopia, target, attempt.earlier_uid if attempt else "")
     try:
-        found = await list_source(kopia, target, attempt.earlier_uid if attempt else "")
         own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
         if attempt and own and not await attempt.is_alone():
             _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
@@ -103,7 +109,8 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
         others = []
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others else ""
-    return Inheritance(found.latest, continued=bool(own) or found.repeated, warning=warning)
+    first = found == SourceSnapshots(latest=None)
+    return Inheritance(found.latest, bool(own) or found.repeated, warning, first=first)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:

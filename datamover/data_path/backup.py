@@ -190,13 +190,15 @@ async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str
 
 
 async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
-    """Ensure the policy, then sort out incomplete snapshots of earlier backups.
+    """Sort out incomplete snapshots of earlier backups, and ensure the policy.
 
     Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks at.
     """
-    target = parameters.target
-    await ensure_policy(kopia, target, parallel=parameters.parallel, compression=parameters.compression)
-    return await inherit(kopia, target, parameters.attempt)
+    target, found = parameters.target, await inherit(kopia, parameters.target, parameters.attempt)
+    await ensure_policy(
+        kopia, target, parallel=parameters.parallel, compression=parameters.compression, first=found.first
+    )
+    return found
 
 
 async def _remove_overtaken(repository: Repository, target: str, attempt: BackupAttempt, data_path: DataPath) -> None:

@@ -16,7 +16,9 @@ _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
 
 
-async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int, compression: Compression) -> None:
+async def ensure_policy(
+    kopia: KopiaCaller, target: str, *, parallel: int, compression: Compression, first: bool = False
+) -> None:
     """Set the policy that Velero sets, unless the source has it already.
 
     Different from Velero's: directories marked as caches are kept, or their content would be missing.
@@ -26,12 +28,14 @@ async def ensure_policy(kopia: KopiaCaller, target: str, *, parallel: int, compr
         target: the source in kopia's format: `user@host:path`.
         parallel: the most files that are read at a time; kopia ignores a `--parallel` above what the policy has.
         compression: the algorithm for what is stored from now on; Velero compresses nothing, and sets that again.
+        first: the source has no snapshot, so it hardly has a policy: it is set without being looked at.
     """
     attempted = f"policy of {target.partition(':')[2]}"
-    shown = await kopia.call(attempted, "policy", "show", "--json", target)
-    policy = shown.check().document()
-    if _policy_matches(policy, compression) and _allowed_reads(policy) >= parallel:
-        return
+    if not first:
+        shown = await kopia.call(attempted, "policy", "show", "--json", target)
+        policy = shown.check().document()
+        if _policy_matches(policy, compression) and _allowed_reads(policy) >= parallel:
+            return
     change = await kopia.call(
         attempted,
         "policy",

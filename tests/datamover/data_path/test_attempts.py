@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from core.errors import FencedError
+from core.errors import FencedError, KopiaError
 from datamover.data_path.attempts import BackupAttempt, choose_checkpoints, inherit, remove_overtaken
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Checkpoint
@@ -110,11 +110,24 @@ async def test_nobody_is_asked_about_other_transfers_where_there_is_no_own_check
     assert (kopia.deleted, found.continued) == ({"e"}, False)
 
 
-@pytest.mark.parametrize("failing", [("snapshot", "list"), _DELETE])
-async def test_a_failure_is_a_warning(failing: tuple[str, ...]) -> None:
-    found = await inherit(_Lister(_CHECKPOINTS, failing), _TARGET, _ATTEMPT)
+async def test_what_cannot_be_deleted_is_a_warning() -> None:
+    found = await inherit(_Lister(_CHECKPOINTS, _DELETE), _TARGET, _ATTEMPT)
     assert found.warning.startswith("could not remove incomplete snapshots of earlier backups: ")
     assert not found.continued
+
+
+async def test_a_failure_of_the_listing_fails_the_backup() -> None:
+    with pytest.raises(KopiaError, match="no access"):
+        await inherit(_Lister(_CHECKPOINTS, ("snapshot", "list")), _TARGET, _ATTEMPT)
+
+
+@pytest.mark.parametrize(("listed", "first"), [([], True), ([_COMPLETE], False), ([_CHECKPOINTS[0]], False)])
+async def test_a_source_without_any_snapshot_is_backed_up_for_the_first_time(
+    listed: list[dict[str, Any]], first: bool
+) -> None:
+    """A checkpoint may be of a backup of Velero's, which has set another policy."""
+    other = _listed("parent", 0, 0, source={**_SOURCE, "path": "some"})
+    assert (await inherit(_Lister([*listed, other]), _TARGET, None)).first is first
 
 
 def _complete(name: str, attempt: str | None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from tests.testbed.pki import Authority
 pytestmark = pytest.mark.processes
 
 _FLAGS = {"DataUpload": ("data-upload", {}), "DataDownload": ("data-download", {"snapshotID": "0" * 32})}
-_READS = {"DataUpload": "policy show", "DataDownload": "manifest show"}
+_READS = {"DataUpload": "snapshot list", "DataDownload": "manifest show"}
 _CLOUD = {"name": "cloud", "key": "key"}
 
 
