@@ -6,6 +6,7 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go.
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -33,10 +34,10 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
-    CHECKPOINT_INTERVAL,
     PIN,
     Snapshot,
     delete_snapshot,
+    fit_checkpoint_interval,
     list_source,
     parse_snapshot,
     read_snapshot,
@@ -44,6 +45,7 @@ from datamover.kopia.snapshots import (
 )
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
+from datamover.runtime.resources import ResourceLimits
 
 __all__ = ["BackupParameters", "back_up"]
 
@@ -68,7 +70,8 @@ class BackupParameters:
     """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
 
     `compression` is the algorithm for what the repository does not have yet.
-    `checkpoint_interval` is how often kopia saves an incomplete snapshot.
+    `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
+    `limits` are those of the mover and its kopia; None: there are none.
     `in_use`: a workload pod may change the volume meanwhile.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
@@ -81,7 +84,8 @@ class BackupParameters:
     parallel: int
     compression: Compression = Compression.NONE
     tags: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_interval: timedelta = CHECKPOINT_INTERVAL
+    checkpoint_interval: timedelta | None = None
+    limits: ResourceLimits | None = None
     in_use: bool = False
     parent: str = AUTO_PARENT
     stop: GracefulStop | None = None
@@ -106,8 +110,9 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
     kopia, meter = repository.kopia, data_path.meter
-    async with _open_volume(parameters, data_path) as (fd, device_bytes):
+    async with _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most):
         meter.total_bytes = device_bytes or 0
+        interval = _choose_interval(parameters, files_at_most)
         inheritance = await repository.open(partial(_prepare, repository, parameters))
         if inheritance.warning:
             await data_path.warn(inheritance.warning)
@@ -115,9 +120,10 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
             await data_path.warn(note)
         report = NameReport()
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
-        async with run_in_background(inspect, name="names") as names, _cleanup_on_error(kopia, parameters, data_path):
+        cleanup = _cleanup_on_error(kopia, parameters, data_path, interval)
+        async with run_in_background(inspect, name="names") as names, cleanup:
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            arguments = _create_arguments(parameters, note)
+            arguments = _create_arguments(parameters, interval, note)
             files = KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
                 partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
@@ -207,7 +213,9 @@ async def _remove_overtaken(repository: Repository, target: str, attempt: Backup
 
 
 @asynccontextmanager
-async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_path: DataPath) -> AsyncIterator[None]:
+async def _cleanup_on_error(
+    kopia: Kopia, parameters: BackupParameters, data_path: DataPath, interval: timedelta
+) -> AsyncIterator[None]:
     """Delete the incomplete snapshots of this backup if it fails or is canceled within the block.
 
     They stay where another attempt may continue from them.
@@ -217,7 +225,7 @@ async def _cleanup_on_error(kopia: Kopia, parameters: BackupParameters, data_pat
         yield
     except BaseException as e:
         start, lasted_seconds = data_path.meter.snapshot_started, data_path.clock.monotonic() - began
-        long = lasted_seconds >= parameters.checkpoint_interval.total_seconds()
+        long = lasted_seconds >= interval.total_seconds()
         if start is not None and long and not _is_interruption(e, parameters):
             within = _CANCELED_CLEANUP if isinstance(e, asyncio.CancelledError) else _FAILED_CLEANUP
             await remove_own_incomplete(kopia, parameters.target, start=start, within=within)
@@ -274,19 +282,39 @@ async def _delete_on_error(kopia: Kopia, snapshot: Snapshot) -> AsyncIterator[No
 @asynccontextmanager
 async def _open_volume(
     parameters: BackupParameters, data_path: DataPath
-) -> AsyncIterator[tuple[int, int] | tuple[None, None]]:
-    """Open the device, and yield its descriptor and size; for a directory, only check that it exists."""
+) -> AsyncIterator[tuple[int, int, float] | tuple[None, None, float]]:
+    """Open the device, and yield its descriptor and size; for a directory, only check that it exists.
+
+    The last value is how many files the volume may have; it is infinite if its file system does not count them.
+    """
     volume = parameters.volume
     if parameters.mode is VolumeMode.BLOCK:
         async with open_device(volume, os.O_RDONLY, data_path) as device:
-            yield device
+            yield *device, 1
         return
-    if not await data_path.run_in_thread(lambda _: volume.is_dir(), f"opening volume {volume}"):
+    files = await data_path.run_in_thread(lambda _: _count_inodes(volume), f"opening volume {volume}")
+    if files is None:
         raise DataPathError(f"volume {volume} does not exist or is not a directory")
-    yield None, None
+    yield None, None, files
 
 
-def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[str]:
+def _count_inodes(volume: Path) -> float | None:
+    """Return how many inodes the file system of a volume has in use; None: the volume is not a directory."""
+    if not volume.is_dir():
+        return None
+    try:
+        space = os.statvfs(volume)
+    except OSError:
+        return math.inf
+    return space.f_files - space.f_ffree if space.f_files else math.inf
+
+
+def _choose_interval(parameters: BackupParameters, files: float) -> timedelta:
+    index_seconds = math.inf if parameters.limits is None else parameters.limits.index_seconds(files)
+    return parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
+
+
+def _create_arguments(parameters: BackupParameters, interval: timedelta, parent_fault: str) -> list[str]:
     read_everything = parent_fault or parameters.parent == NO_PARENT
     device = parameters.mode is VolumeMode.BLOCK
     tags = {**parameters.tags, **(parameters.attempt.tags if parameters.attempt else {})}
@@ -300,7 +328,7 @@ def _create_arguments(parameters: BackupParameters, parent_fault: str) -> list[s
         *(f"--tags={key}:{value}" for key, value in tags.items()),
         f"--parallel={parameters.parallel}",
         *(["--force-hash=100"] if read_everything else []),
-        f"--checkpoint-interval={format_duration(parameters.checkpoint_interval)}",
+        f"--checkpoint-interval={format_duration(interval)}",
         "--fail-fast",
         "--no-send-snapshot-report",
         "--json",

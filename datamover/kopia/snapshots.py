@@ -34,6 +34,7 @@ __all__ = [
     "delete_snapshot",
     "delete_snapshots",
     "find_tagged",
+    "fit_checkpoint_interval",
     "list_snapshots",
     "list_source",
     "parse_snapshot",
@@ -57,7 +58,8 @@ _INTERVAL_VARIABLE: Final = "DATA_MOVER_CHECKPOINT_INTERVAL"
 _SHORTEST: Final = timedelta(seconds=10)
 """Each checkpoint leaves some blobs in the storage until maintenance compacts them."""
 
-_SHORTEST_DEFAULT: Final = timedelta(seconds=30)
+_SHORTEST_DEFAULT: Final = timedelta(seconds=5)
+"""Only millions of tiny files within a small memory limit need it."""
 
 _LONGEST: Final = timedelta(minutes=45)
 """kopia accepts no longer one. Source: kopia 0.23.1, snapshot/upload/upload.go (DefaultCheckpointInterval)."""
@@ -271,19 +273,24 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, w
         _logger.warning("could not remove incomplete snapshots of this backup, the next backup will: %s", e)
 
 
-def read_checkpoint_interval(environment: Mapping[str, str], index_seconds: float = math.inf) -> timedelta:
-    """Return how often kopia saves a checkpoint, from `DATA_MOVER_CHECKPOINT_INTERVAL`, such as 5m.
+def fit_checkpoint_interval(index_seconds: float) -> timedelta:
+    """Return how often kopia saves a checkpoint if the memory suffices for an index that long: a checkpoint writes it.
 
-    Args:
-        environment: the variable's.
-        index_seconds: how long the memory suffices for an index that is not written: a checkpoint writes it.
+    An infinite time is that of no limit.
+    """
+    least, most = (each.total_seconds() for each in (_SHORTEST_DEFAULT, CHECKPOINT_INTERVAL))
+    return timedelta(seconds=math.floor(min(most, max(least, index_seconds))))
+
+
+def read_checkpoint_interval(environment: Mapping[str, str]) -> timedelta | None:
+    """Return how often kopia saves a checkpoint, from `DATA_MOVER_CHECKPOINT_INTERVAL`, such as 5m; None: it is unset.
 
     Raises:
         ConfigError: its value is not a duration, or kopia does not accept it.
     """
-    least, most = (each.total_seconds() for each in (_SHORTEST_DEFAULT, CHECKPOINT_INTERVAL))
-    default = timedelta(seconds=round(min(most, max(least, index_seconds))))
-    interval = read_duration(environment, _INTERVAL_VARIABLE, default)
+    if not environment.get(_INTERVAL_VARIABLE):
+        return None
+    interval = read_duration(environment, _INTERVAL_VARIABLE, CHECKPOINT_INTERVAL)
     if not _SHORTEST <= interval <= _LONGEST:
         limits = f"must be from {format_duration(_SHORTEST)} to {format_duration(_LONGEST)}"
         raise ConfigError(f'{_INTERVAL_VARIABLE}: {limits}: "{environment[_INTERVAL_VARIABLE]}"')

@@ -107,6 +107,7 @@ class LocalMover:
             name or str(volume),
             parallel=self._limits.backup_workers,
             compression=compression,
+            limits=self._limits,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 

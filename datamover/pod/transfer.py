@@ -6,7 +6,6 @@ are known to the modules that it combines.
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
@@ -271,8 +270,6 @@ class PodTransfer:
         parallel = context.limits.backup_workers
         if BandwidthLimits.of(cr.metadata.annotations) is not None:
             parallel = min(parallel, MOST_PARALLEL)
-        # What is new of a device is in few large contents.
-        index_seconds = math.inf if self._options.mode is VolumeMode.BLOCK else context.limits.index_seconds
         return BackupParameters(
             volume=self._options.volume,
             mode=self._options.mode,
@@ -280,7 +277,8 @@ class PodTransfer:
             parallel=settings.parallel_upload or parallel,
             compression=settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
-            checkpoint_interval=read_checkpoint_interval(context.environment, index_seconds),
+            checkpoint_interval=read_checkpoint_interval(context.environment),
+            limits=context.limits,
             parent=plan.parent,
             in_use=kind.in_use,
             stop=self._stop,

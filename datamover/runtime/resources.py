@@ -49,14 +49,17 @@ _RESTORED_ENTRY_BYTES: Final = 400
 _RESTORE_SOFT_BASE_MIB: Final = 100
 """With 25 MiB per worker, 8 of them peak at 330 MiB and lose no time; without a limit at 400-490 MiB."""
 
-_BACKUP_MIB: Final = 240
-"""What a backup takes without its index: this process, and what the soft limit bounds."""
+_BACKUP_MIB: Final = 290
+"""What a backup takes without its index: this process, what the soft limit bounds, and two more workers."""
 
-_CONTENT_BYTES: Final = 450
-"""What kopia takes for each new content until its index is written, and while it writes it."""
+_INDEX_PERCENT: Final = 25
+"""Of the memory limit, what is there for the index at least: a small limit lowers the soft limit too."""
 
-_CONTENTS_A_SECOND: Final = 8000
-"""The most that one CPU makes, of tiny files."""
+_CONTENT_BYTES: Final = 800
+"""What kopia takes for each new content until its index is written: 450, and almost as much while it writes it."""
+
+_CONTENTS_A_SECOND: Final = 18_000
+"""The most that one CPU was seen to make, of files of 16 bytes."""
 
 _MAINTENANCE_PERCENT: Final = 70
 """Of the memory limit: a full run over 500,000 contents then peaks at 198 instead of 363 MiB."""
@@ -96,13 +99,16 @@ class ResourceLimits:
             return None
         return max(0, self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES
 
-    @property
-    def index_seconds(self) -> float:
-        """How long a backup can be without writing its index, so that the memory limit suffices for tiny files."""
+    def index_seconds(self, files: float) -> float:
+        """Return how long a backup of so many files can be without writing its index within the memory limit.
+
+        Infinite if the limit suffices for all of them; otherwise what tiny files take at most.
+        """
         if self.memory_bytes is None:
             return math.inf
-        room_bytes = max(0, self.memory_bytes - _BACKUP_MIB * _MIB)
-        return room_bytes / (_CONTENT_BYTES * _CONTENTS_A_SECOND * self.cpus)
+        room_bytes = max(self.memory_bytes - _BACKUP_MIB * _MIB, self.memory_bytes * _INDEX_PERCENT // 100)
+        fitting = room_bytes / _CONTENT_BYTES
+        return math.inf if files <= fitting else fitting / (_CONTENTS_A_SECOND * self.cpus)
 
     def go_settings(self, environment: Mapping[str, str], *, restore_workers: int = 0) -> dict[str, str]:
         """Return the settings of Go's garbage collector that `environment` does not contain.

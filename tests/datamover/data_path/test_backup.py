@@ -1,11 +1,13 @@
-"""The check of names beside a backup: one that hangs, and placeholders of kopia."""
+"""The check of names beside a backup: one that hangs, and placeholders of kopia; how often a checkpoint is saved."""
 
 import json
 import os
 import re
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,9 @@ from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from datamover.kopia.stalls import StallLimits
 from datamover.local.command import LocalMover
-from tests.datamover.support.data_paths import build_data_path
+from datamover.runtime.resources import ResourceLimits
+from tests.datamover.support.commandlines import record_kopia
+from tests.datamover.support.data_paths import backup_data_path, build_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 
 pytestmark = pytest.mark.processes
@@ -75,3 +79,32 @@ async def test_a_placeholder_of_what_is_not_in_the_repository_fails_the_backup_a
     ):
         await local_mover.back_up(volume, "", None)
     assert kopia.snapshots() == []
+
+
+_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "no limit": ({}, "10m0s"),
+    "enough memory": ({"limits": ResourceLimits(2, 1 << 40)}, "10m0s"),
+    "little memory": ({"limits": ResourceLimits(2, 4096)}, "5s"),
+    "set": ({"limits": ResourceLimits(2, 4096), "checkpoint_interval": timedelta(minutes=3)}, "3m0s"),
+    "device": ({"limits": ResourceLimits(2, 4096), "mode": VolumeMode.BLOCK}, "10m0s"),
+}
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return record_kopia(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("settings", _SETTINGS)
+async def test_checkpoints_are_frequent_if_the_memory_limit_does_not_suffice_for_the_files_of_a_volume(
+    settings: str, record: Path, mover_repository: Repository, tmp_path: Path
+) -> None:
+    more, interval = _SETTINGS[settings]
+    (tmp_path / "volume").mkdir()
+    device = tmp_path / "volume" / "device"
+    device.write_bytes(bytes(4096))
+    request = replace(BackupParameters(device.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2), **more)
+    if request.mode is VolumeMode.BLOCK:
+        request = replace(request, volume=device)
+    await back_up(mover_repository, request, backup_data_path())
+    assert f" --checkpoint-interval={interval} " in record.read_text()

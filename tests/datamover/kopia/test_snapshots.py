@@ -1,4 +1,5 @@
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from unittest.mock import AsyncMock
 
@@ -6,7 +7,7 @@ import pytest
 
 from core.errors import ConfigError
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.snapshots import read_checkpoint_interval, remove_own_incomplete
+from datamover.kopia.snapshots import fit_checkpoint_interval, read_checkpoint_interval, remove_own_incomplete
 
 _VARIABLE = "DATA_MOVER_CHECKPOINT_INTERVAL"
 
@@ -14,23 +15,22 @@ _VARIABLE = "DATA_MOVER_CHECKPOINT_INTERVAL"
 @pytest.mark.parametrize(
     ("text", "interval"),
     [
-        ("", timedelta(minutes=10)),
+        ("", None),
         ("10s", timedelta(seconds=10)),
         ("5m", timedelta(minutes=5)),
         ("45m", timedelta(minutes=45)),
     ],
 )
-def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelta) -> None:
+def test_the_interval_of_checkpoints_is_a_duration(text: str, interval: timedelta | None) -> None:
     assert read_checkpoint_interval({_VARIABLE: text}) == interval
 
 
 @pytest.mark.parametrize(
     ("index_seconds", "interval"),
-    [(3.0, timedelta(seconds=30)), (79.2, timedelta(seconds=79)), (900.0, timedelta(minutes=10))],
+    [(3.0, timedelta(seconds=5)), (79.9, timedelta(seconds=79)), (math.inf, timedelta(minutes=10))],
 )
 def test_a_checkpoint_writes_the_index_before_the_memory_is_full(index_seconds: float, interval: timedelta) -> None:
-    assert read_checkpoint_interval({}, index_seconds) == interval
-    assert read_checkpoint_interval({_VARIABLE: "5m"}, index_seconds) == timedelta(minutes=5)
+    assert fit_checkpoint_interval(index_seconds) == interval
 
 
 @pytest.mark.parametrize("text", ["0", "9s", "46m", "-1m", "often"])

@@ -82,14 +82,22 @@ def test_the_memory_of_a_restore_is_bounded_by_its_workers(limit_mib: int | None
 
 
 @pytest.mark.parametrize(
-    ("cpus", "limit_mib", "seconds"),
-    [(2, None, math.inf), (2, 128, 0), (2, 512, 40), (4, 512, 20), (2, 4096, 561)],
+    ("cpus", "limit_mib", "files", "seconds"),
+    [
+        (2, None, math.inf, math.inf),
+        (2, 256, 83_000, math.inf),
+        (2, 256, 84_000, 2.3),
+        (2, 512, 290_000, math.inf),
+        (2, 512, 291_000, 8.1),
+        (4, 512, math.inf, 4.0),
+        (2, 4096, math.inf, 138.6),
+    ],
 )
 def test_an_index_is_written_before_tiny_files_take_the_memory(
-    cpus: int, limit_mib: int | None, seconds: float
+    cpus: int, limit_mib: int | None, files: float, seconds: float
 ) -> None:
     limits = ResourceLimits(cpus, limit_mib * _MIB if limit_mib else None)
-    assert limits.index_seconds == pytest.approx(seconds, abs=1)
+    assert limits.index_seconds(files) == pytest.approx(seconds, abs=0.1)
 
 
 @pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 0), (256, 408_944), (512, 1_080_033)])
