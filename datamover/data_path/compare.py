@@ -25,6 +25,7 @@ from datamover.data_path.links import show_path
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
+from datamover.kopia.snapshot_files import convert_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
@@ -36,10 +37,6 @@ __all__ = ["compare_volume"]
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
 
-_MODE_BITS: Final = ((1 << 23, stat.S_ISUID), (1 << 22, stat.S_ISGID), (1 << 20, stat.S_ISVTX))
-"""Bits of Go's fs.FileMode, and of the mode of a file. Source: Go 1.26, io/fs/fs.go."""
-
-_PERMISSIONS: Final = 0o777
 _UNSAFE: Final = frozenset({b"", b".", b".."})
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -229,7 +226,7 @@ def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str:
         return "it is of another type"
     if (owner := (status.st_uid, status.st_gid)) != (entry.uid, entry.gid):
         return f"its owner is {owner[0]}:{owner[1]} instead of {entry.uid}:{entry.gid}"
-    mode = (entry.mode & _PERMISSIONS) | sum(bit for go, bit in _MODE_BITS if entry.mode & go)
+    mode = convert_mode(entry.mode)
     if not entry.issym() and stat.S_IMODE(status.st_mode) != mode:
         return f"its mode is {stat.S_IMODE(status.st_mode):o} instead of {mode:o}"
     if entry.isreg() and status.st_size != entry.size:

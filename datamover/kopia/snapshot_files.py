@@ -6,21 +6,27 @@ document).
 """
 
 import difflib
+import re
+import stat
 from collections.abc import Callable, Sequence
 from typing import IO, Final
 
 import msgspec
 
 from core.errors import DataPathError
-from core.file_contract import FileEntry, FileType, check_mode
+from core.file_contract import FileEntry, FileType
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.tree import escape_controls
 
-__all__ = ["StoredEntry", "find_entry", "find_only_file", "read_directory", "split_path"]
+__all__ = ["StoredEntry", "convert_mode", "find_entry", "find_only_file", "parse_mode", "read_directory", "split_path"]
 
 _TYPES: Final = {"f": FileType.FILE, "d": FileType.DIRECTORY, "s": FileType.LINK}
+
+_OCTAL: Final = re.compile("[0-7]{1,11}")
+_GO_BITS: Final = ((1 << 23, stat.S_ISUID), (1 << 22, stat.S_ISGID), (1 << 20, stat.S_ISVTX))
+"""Bits of Go's fs.FileMode, and of the mode of a file. Source: Go 1.26, io/fs/fs.go."""
 
 
 class _Summary(msgspec.Struct):
@@ -42,8 +48,9 @@ class StoredEntry(msgspec.Struct, rename={"object_id": "obj", "kind": "type", "s
     summary: _Summary = msgspec.field(default_factory=_Summary)
 
     def __post_init__(self) -> None:
-        """Read a mode that is none as empty."""
-        self.mode = check_mode(self.mode)
+        """Read the mode as the permissions of a file, and one that is none as empty."""
+        mode = parse_mode(self.mode)
+        self.mode = "" if mode is None else f"{mode:04o}"
 
     @property
     def type(self) -> FileType:
@@ -67,6 +74,16 @@ class StoredEntry(msgspec.Struct, rename={"object_id": "obj", "kind": "type", "s
 
 class _Directory(msgspec.Struct):
     entries: list[StoredEntry] = []
+
+
+def convert_mode(mode: int) -> int:
+    """Return the permissions of a file that Go's fs.FileMode is of, which kopia keeps."""
+    return stat.S_IMODE(mode & 0o777 | sum(bit for go, bit in _GO_BITS if mode & go))
+
+
+def parse_mode(text: str) -> int | None:
+    """Return the permissions of an entry as kopia writes its mode, an octal number; None: it is none."""
+    return convert_mode(int(text, 8)) if _OCTAL.fullmatch(text) else None
 
 
 def split_path(path: str) -> list[str]:

@@ -62,6 +62,7 @@ async def test_the_volume_is_listed_with_attributes_in_the_order_of_names(lister
     assert file.modified[:4] == "2026" or file.modified.endswith("Z")
     assert (lister.printed["sub"].type, lister.printed["sub"].size_bytes) == (FileType.DIRECTORY, 7)
     assert lister.printed["sub"].files == 2
+    assert lister.printed["empty"].mode == "2770"
 
 
 async def test_a_path_with_odd_names_leads_to_the_file(lister: Lister) -> None:

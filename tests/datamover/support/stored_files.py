@@ -46,6 +46,7 @@ def make_volume(volume: Path) -> Path:
     """Create a volume with odd names, links, an empty directory and a file with a hole."""
     (volume / "sub" / "deep").mkdir(parents=True)
     (volume / "empty").mkdir()
+    (volume / "empty").chmod(0o2770)
     (volume / "a").write_bytes(b"one")
     (volume / "a").chmod(0o640)
     (volume / "new\nline\x1b[31m").write_bytes(b"two")
