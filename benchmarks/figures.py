@@ -154,7 +154,6 @@ class ManyFigures:
     own_disks: bool = True
     contents: int = 0
     runs: dict[str, Measured] = field(default_factory=dict)
-    unlimited: dict[str, Measured] = field(default_factory=dict)
     same: bool = False
 
     def summary(self) -> dict[str, float | bool | None]:
@@ -165,12 +164,11 @@ class ManyFigures:
             "many_contents": self.contents,
             f"many_files_{self.limit_mib}mib_ok": self.same,
             "many_files_most_mib": round(max(limited), 1),
-            "many_files_restore_resident_mib": round(max(run.together_mib for run in self.unlimited.values()), 1),
         }
 
     def lines(self) -> Iterator[str]:
         """Yield the table."""
-        yield from table({name: [run] for name, run in (self.runs | self.unlimited).items()})
+        yield from table({name: [run] for name, run in self.runs.items()})
 
     def last_line(self) -> str:
         """Return the summary as one line of JSON."""

@@ -20,6 +20,7 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
+from datamover.data_path.parts import find_parts
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -118,7 +119,11 @@ async def _restore_files(
     repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
 ) -> None:
     target, fitting = parameters.target, parameters.fitting_entries
-    if fitting is not None and snapshot.entries > fitting:
+    # Between the parts, a tenant could replace a directory that was split.
+    parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
+    if len(parts.parts) > 1:
+        _logger.info("restoring %d parts one after the other, each within the memory limit", len(parts.parts))
+    elif fitting is not None and snapshot.entries > fitting:
         await data_path.warn(
             f"the snapshot has {snapshot.entries} entries, all of which kopia keeps in memory: the limit suffices for "
             f"about {fitting}"
@@ -128,23 +133,28 @@ async def _restore_files(
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
-    run = partial(
-        data_path.run,
-        repository.kopia,
-        f"restore snapshot {snapshot.snapshot_id} to {target}",
-        "restore",
-        snapshot.snapshot_id,
-        str(target),
+    await data_path.run_in_thread(partial(parts.make_directories, target), f"making directories in {target}")
+    flags = [
         # Without it, kopia writes an archive if the target is named like one.
         "--mode=local",
         f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
         *(["--write-sparse-files"] if parameters.sparse else []),
         *(resumable.flags if resumable else []),
-        files=KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use)),
-    )
-    run_kopia = partial(repository.run, run)
-    answer = await (resumable.record_during(run_kopia) if resumable else run_kopia())
-    answer.check()
+    ]
+    files = KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use))
+
+    async def run_kopia() -> None:
+        for part in parts.parts:
+            name = f"{show_path(part.path.encode())} of " if part.path else ""
+            attempted = f"restore {name}snapshot {snapshot.snapshot_id} to {target}"
+            paths = ["/".join(filter(None, (snapshot.snapshot_id, part.path))), str(target / part.path)]
+            run = partial(data_path.run, repository.kopia, attempted, "restore", *paths, *flags, files=files)
+            answer = await repository.run(run)
+            answer.check()
+            data_path.meter.finish_part(part.size_bytes)
+
+    await (resumable.record_during(run_kopia) if resumable else run_kopia())
+    await data_path.run_in_thread(partial(parts.set_attributes, target), f"setting attributes in {target}")
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
     if resumable:
         await resumable.end()

@@ -112,6 +112,7 @@ class Meter:
         self.hashed_bytes = 0
         self.cached_bytes = 0
         self._done_bytes = 0
+        self._parts_bytes = 0
         self._estimated_bytes: int | None = None
         self._snapshot_started: datetime | None = None
         self._snapshot_known = asyncio.Event()
@@ -190,7 +191,7 @@ class Meter:
     async def read(self) -> ProgressMessage:
         """Return the progress, and the rate since the previous reading."""
         await self.refresh()
-        done = min(self._last.processed + self.cached_bytes, self._most_bytes())
+        done = min(self._last.processed + max(self.cached_bytes, self._parts_bytes), self._most_bytes())
         self._done_bytes = max(self._done_bytes, int(done))
         return self._message()
 
@@ -202,6 +203,11 @@ class Meter:
         except (OSError, TimeoutError):
             # kopia serves none before it has started and while it exits: the last ones remain valid.
             pass
+
+    def finish_part(self, part_bytes: int) -> None:
+        """Count a part as done: another kopia, whose counters begin at 0, restores the next one."""
+        self._parts_bytes += part_bytes
+        self._last = _Readings()
 
     def finish(self, total_bytes: int) -> ProgressMessage:
         """Return the last reading: all of `total_bytes`, which is exact at the end."""

@@ -9,7 +9,7 @@ snapshot/policy/retention_policy.go.
 import logging
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -83,7 +83,7 @@ class SnapshotMissingError(KopiaError):
 class Snapshot:
     """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
 
-    `links` is the number of its symbolic links, which count as entries.
+    `links` is the number of its symbolic links, which count as entries. `root_entry` is kopia's entry of its root.
     """
 
     snapshot_id: str
@@ -94,6 +94,7 @@ class Snapshot:
     entries: int
     links: int = 0
     fault: str = ""
+    root_entry: JsonDict = field(default_factory=dict)
 
 
 def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
@@ -116,6 +117,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             entries=int(summary.get("files", 0)) + links + int(summary.get("dirs", 1)) - 1,
             links=links,
             fault=_fault(document, summary),
+            root_entry=root,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise KopiaError(f"snapshot {document.get('id') or snapshot_id}: invalid manifest") from e

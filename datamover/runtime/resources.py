@@ -42,9 +42,12 @@ _BACKUP_BASE_MIB: Final = 280
 _BACKUP_WORKER_MIB: Final = 25
 """Of each of the additional workers: it holds a pack that is being sent."""
 
-_LEAST_RESTORE_MIB: Final = 100
-_RESTORED_ENTRY_BYTES: Final = 400
-"""A restore of 200,000 files takes 176 MiB within a limit of 256: kopia keeps all entries of the snapshot."""
+_LEAST_RESTORE_MIB: Final = 130
+_RESTORED_ENTRY_BYTES: Final = 450
+"""kopia keeps all entries of what it restores: 200,000 took 176 MiB within 256, 2 million 762 MiB without a limit."""
+
+_LEAST_ENTRIES: Final = 50_000
+"""A restore of so many has to fit: one that is split into parts for no reason takes far longer."""
 
 _RESTORE_SOFT_BASE_MIB: Final = 100
 """With 25 MiB per worker, 8 of them peak at 330 MiB and lose no time; without a limit at 400-490 MiB."""
@@ -94,10 +97,10 @@ class ResourceLimits:
 
     @property
     def fitting_entries(self) -> int | None:
-        """The number of entries of a snapshot whose restore the memory limit suffices for, about; None: no limit."""
+        """The number of entries that the memory limit suffices for in a restore, about; None: no limit."""
         if self.memory_bytes is None:
             return None
-        return max(0, self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES
+        return max(_LEAST_ENTRIES, (self.memory_bytes - _LEAST_RESTORE_MIB * _MIB) // _RESTORED_ENTRY_BYTES)
 
     def index_seconds(self, files: float) -> float:
         """Return how long a backup of so many files can be without writing its index within the memory limit.

@@ -98,8 +98,8 @@ def test_many_files_are_moved_within_a_memory_limit(tmp_path: Path) -> None:
     assert figures["many_contents"] > 1000
     assert figures["many_files_512mib_ok"] is True
     assert 50 < figures["many_files_most_mib"] < 512
-    assert figures["many_files_restore_resident_mib"] > 50
-    assert "| upload of 1,000 files, within 512 MiB | " in output
+    for run in ("upload", "restore"):
+        assert f"| {run} of 1,000 files, within 512 MiB | " in output
 
 
 @pytest.mark.cluster

@@ -100,7 +100,7 @@ def test_an_index_is_written_before_tiny_files_take_the_memory(
     assert limits.index_seconds(files) == pytest.approx(seconds, abs=0.1)
 
 
-@pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 0), (256, 408_944), (512, 1_080_033)])
+@pytest.mark.parametrize(("limit_mib", "entries"), [(None, None), (64, 50_000), (256, 293_601), (512, 890_124)])
 def test_kopia_keeps_the_entries_of_a_restore(limit_mib: int | None, entries: int | None) -> None:
     assert ResourceLimits(4, limit_mib * _MIB if limit_mib else None).fitting_entries == entries
 

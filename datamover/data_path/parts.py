@@ -1,0 +1,143 @@
+"""Parts of a large snapshot, which kopia restores one after the other, each within the memory limit.
+
+kopia keeps all entries of what it restores in memory. So a directory that has more of them than fit is split: what is
+in it are parts, for a kopia each. The mover makes the directory itself, and sets its attributes once all is restored.
+Source: kopia 0.23.1, snapshot/restore/restore.go (copyDirectoryContent), local_fs_output.go (setAttributes);
+snapshot/manifest.go (DirEntry).
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from core.errors import DataPathError
+from core.models.base import JsonDict, parse_time
+from datamover.data_path.links import DirectoryReader, show_path
+from datamover.kopia.long_lists import open_output, read_directories
+from datamover.kopia.snapshot_files import parse_mode
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.cancellation import ShouldStop
+from datamover.runtime.tree import open_below
+
+__all__ = ["Part", "Parts", "find_parts"]
+
+_MOST_PARTS: Final = 5000
+"""Each takes a third of a second until kopia has opened the repository: half an hour in all."""
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A directory, file or link: its path in the snapshot, empty for all of it, and the size of its files."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class _SplitDirectory:
+    path: str
+    entry: JsonDict
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is restored one after the other, and the directories that were split, outer ones first."""
+
+    parts: Sequence[Part]
+    split: Sequence[_SplitDirectory] = ()
+
+    def make_directories(self, target: Path, _: ShouldStop) -> None:
+        """Make the directories that were split, unless they exist.
+
+        Raises:
+            DataPathError: one of them cannot be made.
+        """
+        for one in self.split:
+            with _named(one.path):
+                (target / one.path).mkdir(mode=0o700, exist_ok=True)
+
+    def set_attributes(self, target: Path, _: ShouldStop) -> None:
+        """Set owner, mode and time of the directories that were split, as far as kopia would: as permissions allow.
+
+        Raises:
+            DataPathError: the target failed.
+        """
+        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for one in reversed(self.split):
+                with _named(one.path), open_below(root, one.path.encode()) as fd:
+                    for change in _attributes(one.entry):
+                        with suppress(PermissionError):
+                            change(fd)
+        finally:
+            os.close(root)
+
+
+async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:
+    """Return the parts of a snapshot with at most `fitting` entries each; None: as many as there are.
+
+    A directory with more that has no other directories is one part all the same. So is the whole snapshot, if there
+    would be thousands of parts.
+
+    Raises:
+        KopiaError: the snapshot cannot be read.
+    """
+    whole = Parts([Part("", snapshot.size_bytes)])
+    if fitting is None or snapshot.entries <= fitting:
+        return whole
+    parts: list[Part] = []
+    split: list[_SplitDirectory] = []
+    left = [_SplitDirectory("", snapshot.root_entry)]
+    while left:
+        split.append(directory := left.pop())
+        for entry in await _read_entries(kopia, snapshot, directory.entry["obj"], _MOST_PARTS - len(parts)):
+            path = f"{directory.path}/{entry['name']}" if directory.path else entry["name"]
+            if _count_entries(entry) > fitting:
+                left.append(_SplitDirectory(path, entry))
+            else:
+                parts.append(Part(path, int(entry.get("summ", entry).get("size", 0))))
+        if len(parts) + len(split) + len(left) > _MOST_PARTS:
+            return whole
+    return Parts(parts, split)
+
+
+async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
+    """Return the entries of a directory, or one more than `most` of them: it may have millions."""
+    with open_output(kopia.work_dir) as file:
+        answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", object_id, output_fd=file.fileno())
+        entries = next(read_directories(answer, file), None)
+        if entries is None:
+            raise answer.error("kopia's output is not a directory")
+        return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
+
+
+def _count_entries(entry: JsonDict) -> int:
+    summary = entry.get("summ") or {}
+    return sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
+
+
+def _attributes(entry: JsonDict) -> Iterator[Callable[[int], None]]:
+    """Yield what gives a directory, by its descriptor, the attributes of an entry; kopia leaves out what is 0."""
+    owner, group = int(entry.get("uid", 0)), int(entry.get("gid", 0))
+    yield lambda fd: os.fchown(fd, owner, group)
+    mode = parse_mode(entry.get("mode", "0")) or 0
+    yield lambda fd: os.fchmod(fd, mode)
+    if modified := entry.get("mtime"):
+        # A directory's time is the latest one below it; that is known to a microsecond.
+        time_ns = (parse_time(modified) - _EPOCH) // timedelta(microseconds=1) * 1000
+        yield lambda fd: os.utime(fd, ns=(time_ns, time_ns))
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name the directory in an error of the system."""
+    try:
+        yield
+    except OSError as e:
+        raise DataPathError(f"cannot restore directory {show_path(path.encode()) or '/'}: {e.strerror}") from e
