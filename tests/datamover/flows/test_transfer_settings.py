@@ -66,14 +66,12 @@ class _Way:
         assert await pod.run(_FLAGS[self.back], pod.folder / "out") == 0
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        _Way("DataUpload", "DataDownload", "dataMoverConfig"),
-        _Way("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings"),
-    ],
-    ids=["snapshot data", "pod volumes"],
-)
+_SNAPSHOT_DATA = _Way("DataUpload", "DataDownload", "dataMoverConfig")
+_POD_VOLUMES = _Way("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings")
+_NAMES = ["snapshot data", "pod volumes"]
+
+
+@pytest.mark.parametrize("way", [_SNAPSHOT_DATA, _POD_VOLUMES], ids=_NAMES)
 async def test_settings_are_passed_to_kopia(
     pod: MoverPod, tree: Path, record: Path, way: _Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,12 +106,17 @@ async def test_unknown_settings_are_reported_and_ignored(pod: MoverPod, tree: Pa
     assert ("Data-Path-Warning", reported) in pod.events()
 
 
-async def test_a_snapshot_with_more_entries_than_the_memory_suffices_for_is_reported(pod: MoverPod, tree: Path) -> None:
-    way = _Way("DataUpload", "DataDownload", "dataMoverConfig")
+@pytest.mark.parametrize("way", [_SNAPSHOT_DATA, _POD_VOLUMES], ids=_NAMES)
+async def test_a_snapshot_with_more_entries_than_the_memory_suffices_for_is_restored_in_parts_or_reported(
+    pod: MoverPod, tree: Path, record: Path, monkeypatch: pytest.MonkeyPatch, way: _Way
+) -> None:
     await way.go(pod, tree, {})
-    assert not [text for _, text in pod.events() if "keeps in memory" in text]
-    pod.limits = ResourceLimits(_CPUS, (100 << 20) + 400)
+    monkeypatch.setattr("datamover.runtime.resources._LEAST_ENTRIES", 23)
+    pod.limits = ResourceLimits(_CPUS, 100 << 20)
+    record.write_text("")
     await way.go(pod, tree, {})
+    parts = way is _SNAPSHOT_DATA
+    assert (record.read_text().count(" --mode=local ") > 1) is parts
     entries = len([*tree.rglob("*")])
-    text = f"the snapshot has {entries} entries, all of which kopia keeps in memory: the limit suffices for about 1"
-    assert ("Data-Path-Warning", text) in pod.events()
+    text = f"the snapshot has {entries} entries, all of which kopia keeps in memory: the limit suffices for about 23"
+    assert (("Data-Path-Warning", text) in pod.events()) is not parts
