@@ -26,17 +26,27 @@ from datamover.runtime.tree import open_below
 __all__ = ["Part", "Parts", "find_parts"]
 
 _MOST_PARTS: Final = 5000
-"""Each takes a third of a second until kopia has opened the repository: half an hour in all."""
+"""Each takes a third of a second until kopia has opened the repository: half an hour in all. A directory with so many
+entries of its own is not split."""
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A directory, file or link: its path in the snapshot, empty for all of it, and the size of its files."""
+    """A directory, file or link: its path in the snapshot, empty for all of it, its entries, and the size of its files.
+
+    A directory is an entry of itself, but for the root.
+    """
 
     path: str
+    entries: int
     size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """What it is, for messages."""
+        return f"{show_path(self.path.encode())} of the snapshot" if self.path else "the snapshot"
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,11 @@ class Parts:
 
     parts: Sequence[Part]
     split: Sequence[_SplitDirectory] = ()
+
+    @property
+    def largest(self) -> Part:
+        """The one with the most entries."""
+        return max(self.parts, key=lambda part: part.entries)
 
     def make_directories(self, target: Path, _: ShouldStop) -> None:
         """Make the directories that were split, unless they exist.
@@ -80,31 +95,41 @@ class Parts:
 
 
 async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:
-    """Return the parts of a snapshot with at most `fitting` entries each; None: as many as there are.
-
-    A directory with more that has no other directories is one part all the same. So is the whole snapshot, if there
-    would be thousands of parts.
+    """Return the parts of a snapshot with at most `fitting` entries each, if it can be split so far; None: all fit.
 
     Raises:
         KopiaError: the snapshot cannot be read.
     """
-    whole = Parts([Part("", snapshot.size_bytes)])
+    whole = Part("", snapshot.entries, snapshot.size_bytes)
     if fitting is None or snapshot.entries <= fitting:
-        return whole
+        return Parts([whole])
     parts: list[Part] = []
     split: list[_SplitDirectory] = []
-    left = [_SplitDirectory("", snapshot.root_entry)]
+    left = [(whole, snapshot.root_entry)]
     while left:
-        split.append(directory := left.pop())
-        for entry in await _read_entries(kopia, snapshot, directory.entry["obj"], _MOST_PARTS - len(parts)):
-            path = f"{directory.path}/{entry['name']}" if directory.path else entry["name"]
-            if _count_entries(entry) > fitting:
-                left.append(_SplitDirectory(path, entry))
+        part, entry = left.pop()
+        most = _MOST_PARTS - len(parts) - len(split) - len(left)
+        below = await _read_entries(kopia, snapshot, entry["obj"], most)
+        if len(below) > most:
+            parts.append(part)
+            continue
+        split.append(_SplitDirectory(part.path, entry))
+        for one in below:
+            found = _describe(part.path, one)
+            if found.entries > fitting:
+                left.append((found, one))
             else:
-                parts.append(Part(path, int(entry.get("summ", entry).get("size", 0))))
-        if len(parts) + len(split) + len(left) > _MOST_PARTS:
-            return whole
+                parts.append(found)
     return Parts(parts, split)
+
+
+def _describe(directory: str, entry: JsonDict) -> Part:
+    path = f"{directory}/{entry['name']}" if directory else entry["name"]
+    summary = entry.get("summ")
+    if not summary:
+        return Part(path, 1, int(entry.get("size", 0)))
+    entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
+    return Part(path, entries, int(summary.get("size", 0)))
 
 
 async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
@@ -115,11 +140,6 @@ async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: s
         if entries is None:
             raise answer.error("kopia's output is not a directory")
         return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
-
-
-def _count_entries(entry: JsonDict) -> int:
-    summary = entry.get("summ") or {}
-    return sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
 
 
 def _attributes(entry: JsonDict) -> Iterator[Callable[[int], None]]:

@@ -121,11 +121,11 @@ async def _restore_files(
     target, fitting = parameters.target, parameters.fitting_entries
     # Between the parts, a tenant could replace a directory that was split.
     parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
-    if len(parts.parts) > 1:
-        _logger.info("restoring %d parts one after the other, each within the memory limit", len(parts.parts))
-    elif fitting is not None and snapshot.entries > fitting:
+    if parts.split:
+        _logger.info("restoring %d parts one after the other, for lack of memory", len(parts.parts))
+    if fitting is not None and (largest := parts.largest).entries > fitting:
         await data_path.warn(
-            f"the snapshot has {snapshot.entries} entries, all of which kopia keeps in memory: the limit suffices for "
+            f"{largest.name} has {largest.entries} entries, all of which kopia keeps in memory: the limit suffices for "
             f"about {fitting}"
         )
     await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")

@@ -59,7 +59,7 @@ def _snapshot(entries: int = 14) -> Snapshot:
 @pytest.mark.parametrize("fitting", [None, 14])
 async def test_a_snapshot_that_fits_is_one_part(tmp_path: Path, fitting: int | None) -> None:
     reader = _Reader(tmp_path)
-    assert await find_parts(reader, _snapshot(), fitting) == Parts([Part("", 130)])
+    assert await find_parts(reader, _snapshot(), fitting) == Parts([Part("", 14, 130)])
     assert reader.shown == []
 
 
@@ -84,10 +84,16 @@ async def test_a_directory_that_does_not_fit_is_split(
     assert [one.path for one in found.split] == split
 
 
-async def test_a_snapshot_of_too_many_parts_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "_MOST_PARTS", 6)
-    assert len((await find_parts(_Reader(tmp_path), _snapshot(), 9)).parts) == 4
-    assert await find_parts(_Reader(tmp_path), _snapshot(), 4) == Parts([Part("", 130)])
+async def test_a_directory_of_too_many_parts_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "_MOST_PARTS", 7)
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 4)
+    assert (len(found.parts), found.largest, found.largest.name) == (
+        5,
+        Part("many/right", 5, 50),
+        "many/right of the snapshot",
+    )
+    monkeypatch.setattr(parts_module, "_MOST_PARTS", 3)
+    assert (await find_parts(_Reader(tmp_path), _snapshot(), 4)).parts == [Part("", 14, 130)]
 
 
 async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tmp_path: Path) -> None:
