@@ -29,7 +29,6 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
-from datamover.runtime import parallelism
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
@@ -69,7 +68,7 @@ class RestoreParameters:
         if self.limits is None:
             return self.workers
         file_bytes = snapshot.size_bytes // max(1, snapshot.entries)
-        workers = parallelism.restore_workers(self.limits, request_seconds, file_bytes)
+        workers = self.limits.adapted_restore_workers(request_seconds, file_bytes)
         _logger.info("a request to the storage takes %.3f s: writing %d files in parallel", request_seconds, workers)
         return workers
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from datamover.runtime.parallelism import restore_workers
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
@@ -66,7 +65,7 @@ async def _go(pod: MoverPod, tree: Path, record: Path, settings: dict[str, str])
 async def test_more_files_are_moved_in_parallel_unless_settings_say_how_many(
     pod: MoverPod, tree: Path, record: Path
 ) -> None:
-    most = restore_workers(_LIMITS, _SECONDS, 0)
+    most = _LIMITS.adapted_restore_workers(_SECONDS, 0)
     assert await _go(pod, tree, record, {}) == ["4", str(most)]
     # There is no policy to look at before the first backup of a volume.
     assert "--max-parallel-file-reads=4" in record.read_text()

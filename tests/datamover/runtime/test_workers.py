@@ -1,6 +1,5 @@
 import pytest
 
-from datamover.runtime.parallelism import restore_workers
 from datamover.runtime.resources import ResourceLimits
 
 _MIB = 1024 * 1024
@@ -15,7 +14,7 @@ def _limits(cpus: int, limit_mib: int | None) -> ResourceLimits:
 @pytest.mark.parametrize("cpus", [1, 2, 4, 16])
 def test_a_storage_that_is_near_changes_nothing(cpus: int, limit_mib: int | None, seconds: float) -> None:
     limits = _limits(cpus, limit_mib)
-    assert restore_workers(limits, seconds, 10_000) == limits.restore_workers
+    assert limits.adapted_restore_workers(seconds, 10_000) == limits.restore_workers
 
 
 @pytest.mark.parametrize(
@@ -36,14 +35,14 @@ def test_a_storage_that_is_near_changes_nothing(cpus: int, limit_mib: int | None
 def test_a_restore_has_as_many_workers_as_keep_the_cpus_busy(
     cpus: int, seconds: float, file_bytes: int, workers: int
 ) -> None:
-    assert restore_workers(_limits(cpus, None), seconds, file_bytes) == workers
+    assert _limits(cpus, None).adapted_restore_workers(seconds, file_bytes) == workers
 
 
 @pytest.mark.parametrize(
     ("limit_mib", "workers"), [(128, 1), (256, 3), (280, 4), (305, 6), (512, 22), (1024, 62), (2048, 64), (None, 64)]
 )
 def test_a_memory_limit_bounds_the_workers_of_a_restore(limit_mib: int | None, workers: int) -> None:
-    assert restore_workers(_limits(2, limit_mib), 0.042, 10_000) == workers
+    assert _limits(2, limit_mib).adapted_restore_workers(0.042, 10_000) == workers
 
 
 @pytest.mark.parametrize(
