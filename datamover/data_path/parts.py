@@ -1,15 +1,19 @@
 """Parts of a large snapshot, which kopia restores one after the other, each within the memory limit.
 
 kopia keeps all entries of what it restores in memory. So a directory that has more of them than fit is split: what is
-in it are parts, for a kopia each. The mover makes the directory itself, and sets its attributes once all is restored.
-Source: kopia 0.23.1, snapshot/restore/restore.go (copyDirectoryContent), local_fs_output.go (setAttributes);
-snapshot/manifest.go (DirEntry).
+in it are parts. The mover makes the directory itself, and sets its attributes once all is restored.
+
+One kopia restores many directories, if there is a placeholder file beside each: it has the entry of the directory, and
+kopia removes it once it has restored what it stands for. Anything else needs a kopia of its own.
+Source: kopia 0.23.1, cli/command_restore.go (constructTargetPairs), snapshot/restore/restore.go (copyDirectoryContent),
+local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go, snapshot/manifest.go (DirEntry).
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -21,13 +25,22 @@ from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.snapshot_files import parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import open_below
+from datamover.runtime.tree import join, open_below, walk_tree
 
-__all__ = ["Part", "Parts", "find_parts"]
+__all__ = ["Part", "Parts", "find_parts", "make_placeholders", "remove_left_placeholders", "remove_placeholders"]
 
-_MOST_PARTS: Final = 5000
-"""Each takes a third of a second until kopia has opened the repository: half an hour in all. A directory with so many
-entries of its own is not split."""
+_MOST_ALONE: Final = 2000
+"""Parts with a kopia of their own: each takes a third of a second until it has opened the repository."""
+
+_MOST_PARTS: Final = 100_000
+"""In all; each takes 1 KiB of memory. A directory with more entries of its own is not split."""
+
+_PATHS_BYTES: Final = 512 * 1024
+"""Of the arguments of one kopia; Linux permits 2 MiB with the environment."""
+
+_PLACEHOLDER: Final = ".kopia-entry"
+_NAME_BYTES: Final = 255
+"""The limit of file systems: NAME_MAX."""
 
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
@@ -42,6 +55,14 @@ class Part:
     path: str
     entries: int
     size_bytes: int
+    entry: JsonDict = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def placeholder(self) -> str:
+        """The path of its placeholder; empty if it has none: one kopia restores it alone."""
+        path = f"{self.path}{_PLACEHOLDER}"
+        fits = len(Path(path).name.encode()) <= _NAME_BYTES
+        return path if fits and self.path and self.entry.get("type") == "d" else ""
 
     @property
     def name(self) -> str:
@@ -50,17 +71,27 @@ class Part:
 
 
 @dataclass(frozen=True)
-class _SplitDirectory:
-    path: str
-    entry: JsonDict
-
-
-@dataclass(frozen=True)
 class Parts:
     """What is restored one after the other, and the directories that were split, outer ones first."""
 
     parts: Sequence[Part]
-    split: Sequence[_SplitDirectory] = ()
+    split: Sequence[Part] = ()
+
+    def runs(self) -> Iterator[Sequence[Part]]:
+        """Yield the parts that are restored by one kopia: such with a placeholder, or a single one."""
+        run: list[Part] = []
+        paths_bytes = 0
+        for part in self.parts:
+            if not (path := part.placeholder):
+                yield [part]
+                continue
+            paths_bytes += len(path.encode())
+            run.append(part)
+            if paths_bytes > _PATHS_BYTES:
+                yield run
+                run, paths_bytes = [], 0
+        if run:
+            yield run
 
     @property
     def largest(self) -> Part:
@@ -94,32 +125,62 @@ class Parts:
             os.close(root)
 
 
+def make_placeholders(target: Path, run: Sequence[Part], _: ShouldStop) -> None:
+    """Make the placeholders of what one kopia restores, beside the directories, in a target that nobody else has.
+
+    Raises:
+        DataPathError: one cannot be made.
+    """
+    for part in run:
+        with _named(part.path):
+            (target / part.placeholder).write_text(json.dumps(part.entry))
+
+
+def remove_placeholders(target: Path, run: Sequence[Part]) -> None:
+    """Remove those placeholders that a kopia which did not succeed has left."""
+    for part in run:
+        with suppress(OSError):
+            if part.placeholder:
+                (target / part.placeholder).unlink(missing_ok=True)
+
+
+def remove_left_placeholders(target: Path, stop: ShouldStop) -> None:
+    """Remove what an earlier attempt that was killed has left: no snapshot has a file of such a name.
+
+    Raises:
+        DataPathError: the target cannot be read or changed.
+    """
+    with _named(""):
+        for directory, entries in walk_tree(target, stop):
+            for entry in entries:
+                if entry.name.endswith(_PLACEHOLDER) and entry.is_file(follow_symlinks=False):
+                    (target / os.fsdecode(join(directory, entry.name))).unlink(missing_ok=True)
+
+
 async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:
     """Return the parts of a snapshot with at most `fitting` entries each, if it can be split so far; None: all fit.
 
     Raises:
         KopiaError: the snapshot cannot be read.
     """
-    whole = Part("", snapshot.entries, snapshot.size_bytes)
+    whole = Part("", snapshot.entries, snapshot.size_bytes, snapshot.root_entry)
     if fitting is None or snapshot.entries <= fitting:
         return Parts([whole])
     parts: list[Part] = []
-    split: list[_SplitDirectory] = []
-    left = [(whole, snapshot.root_entry)]
+    split: list[Part] = []
+    left, alone = [whole], 0
     while left:
-        part, entry = left.pop()
+        part = left.pop()
         most = _MOST_PARTS - len(parts) - len(split) - len(left)
-        below = await _read_entries(kopia, snapshot, entry["obj"], most)
-        if len(below) > most:
+        below = [_describe(part.path, one) for one in await _read_entries(kopia, snapshot, part.entry["obj"], most)]
+        own = sum(not one.placeholder for one in below)
+        if len(below) > most or alone + own > _MOST_ALONE:
             parts.append(part)
             continue
-        split.append(_SplitDirectory(part.path, entry))
+        alone += own
+        split.append(part)
         for one in below:
-            found = _describe(part.path, one)
-            if found.entries > fitting:
-                left.append((found, one))
-            else:
-                parts.append(found)
+            (left if one.entries > fitting else parts).append(one)
     return Parts(parts, split)
 
 
@@ -127,9 +188,9 @@ def _describe(directory: str, entry: JsonDict) -> Part:
     path = f"{directory}/{entry['name']}" if directory else entry["name"]
     summary = entry.get("summ")
     if not summary:
-        return Part(path, 1, int(entry.get("size", 0)))
+        return Part(path, 1, int(entry.get("size", 0)), entry)
     entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
-    return Part(path, entries, int(summary.get("size", 0)))
+    return Part(path, entries, int(summary.get("size", 0)), entry)
 
 
 async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:

@@ -20,7 +20,14 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
-from datamover.data_path.parts import find_parts
+from datamover.data_path.parts import (
+    Part,
+    Parts,
+    find_parts,
+    make_placeholders,
+    remove_left_placeholders,
+    remove_placeholders,
+)
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -39,6 +46,9 @@ __all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "
 _logger = logging.getLogger(__name__)
 
 _DONE_DIRECTORY: Final = ".velero"
+
+_ALL_LEVELS: Final = 2**31 - 2
+"""kopia takes one more for the default, which is 0 with placeholders. Source: kopia 0.23.1, cli/command_restore.go."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,10 @@ async def _restore_files(
     resumable = None
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
+    if parameters.again and not parameters.in_use and not (resumable and resumable.resumed):
+        await data_path.run_in_thread(
+            partial(remove_left_placeholders, target), f"looking for placeholders in {target}"
+        )
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     await data_path.run_in_thread(partial(parts.make_directories, target), f"making directories in {target}")
     flags = [
@@ -138,25 +152,55 @@ async def _restore_files(
         "--mode=local",
         f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
         *(["--write-sparse-files"] if parameters.sparse else []),
-        *(resumable.flags if resumable else []),
+        *(["--skip-existing"] if resumable and resumable.resumed else []),
     ]
     files = KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use))
-
-    async def run_kopia() -> None:
-        for part in parts.parts:
-            name = f"{show_path(part.path.encode())} of " if part.path else ""
-            attempted = f"restore {name}snapshot {snapshot.snapshot_id} to {target}"
-            paths = ["/".join(filter(None, (snapshot.snapshot_id, part.path))), str(target / part.path)]
-            run = partial(data_path.run, repository.kopia, attempted, "restore", *paths, *flags, files=files)
-            answer = await repository.run(run)
-            answer.check()
-            data_path.meter.finish_part(part.size_bytes)
-
+    run_kopia = partial(_PartRestorer(repository, snapshot, target, flags, files, data_path).restore, parts)
     await (resumable.record_during(run_kopia) if resumable else run_kopia())
     await data_path.run_in_thread(partial(parts.set_attributes, target), f"setting attributes in {target}")
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
     if resumable:
         await resumable.end()
+
+
+@dataclass(frozen=True)
+class _PartRestorer:
+    """Runs kopia for the parts of a snapshot; `flags` and `files` are those of each run."""
+
+    repository: Repository
+    snapshot: Snapshot
+    target: Path
+    flags: Sequence[str]
+    files: KopiaFiles
+    data_path: DataPath
+
+    async def restore(self, parts: Parts) -> None:
+        """Restore them one after the other; no placeholder stays, unless this process is killed.
+
+        Raises:
+            DataPathError: one of them could not be restored.
+        """
+        for run in parts.runs():
+            try:
+                await self._restore(run)
+            except BaseException:
+                remove_placeholders(self.target, run)
+                raise
+
+    async def _restore(self, run: Sequence[Part]) -> None:
+        target, snapshot_id = self.target, self.snapshot.snapshot_id
+        if len(run) == 1:
+            paths = [f"{snapshot_id}/{run[0].path}".rstrip("/"), str(target / run[0].path)]
+        else:
+            make = partial(make_placeholders, target, run)
+            await self.data_path.run_in_thread(make, f"making placeholders in {target}")
+            paths = [*(str(target / part.placeholder) for part in run), f"--shallow={_ALL_LEVELS}"]
+        first = f"{show_path(run[0].path.encode())} of " if run[0].path else ""
+        attempted = f"restore {first}snapshot {snapshot_id} to {target}"
+        arguments = ["restore", *paths, *self.flags]
+        kopia = partial(self.data_path.run, self.repository.kopia, attempted, *arguments, files=self.files)
+        (await self.repository.run(kopia)).check()
+        self.data_path.meter.finish_part(sum(part.size_bytes for part in run))
 
 
 def _make_target(target: Path, _: ShouldStop) -> None:

@@ -91,9 +91,9 @@ class ResumableRestore:
         self._failure: DataPathError | None = None
 
     @property
-    def flags(self) -> list[str]:
-        """kopia's flags for the restore."""
-        return ["--skip-existing"] if self._finished.resumed else []
+    def resumed(self) -> bool:
+        """Whether it continues an earlier attempt: kopia skips what exists."""
+        return self._finished.resumed
 
     async def discard_unfinished(self) -> None:
         """Remove what an earlier attempt did not finish; what it finished counts as done.

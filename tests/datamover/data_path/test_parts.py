@@ -84,16 +84,35 @@ async def test_a_directory_that_does_not_fit_is_split(
     assert [one.path for one in found.split] == split
 
 
-async def test_a_directory_of_too_many_parts_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "_MOST_PARTS", 7)
+@pytest.mark.parametrize(("name", "most"), [("_MOST_PARTS", 7), ("_MOST_ALONE", 6)])
+async def test_a_directory_of_too_many_parts_stays_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int
+) -> None:
+    monkeypatch.setattr(parts_module, name, most)
     found = await find_parts(_Reader(tmp_path), _snapshot(), 4)
     assert (len(found.parts), found.largest, found.largest.name) == (
         5,
         Part("many/right", 5, 50),
         "many/right of the snapshot",
     )
-    monkeypatch.setattr(parts_module, "_MOST_PARTS", 3)
+    monkeypatch.setattr(parts_module, name, 1)
     assert (await find_parts(_Reader(tmp_path), _snapshot(), 4)).parts == [Part("", 14, 130)]
+
+
+async def test_directories_are_restored_together_and_anything_else_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
+    runs = [[part.path for part in run] for run in found.runs()]
+    assert sorted(runs) == [["few", "many/left", "many/right"], ["l"], ["z"]]
+    monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("few.kopia-entry"))
+    runs = [[part.path for part in run] for run in found.runs()]
+    assert sorted(runs) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
+
+
+@pytest.mark.parametrize(("name", "placeholder"), [("d" * 243, True), ("d" * 244, False), ("ü" * 122, False)])
+def test_a_name_that_is_too_long_for_a_placeholder_has_none(name: str, placeholder: bool) -> None:
+    assert bool(Part(f"a/{name}", 5, 5, _directory(name, 5)).placeholder) is placeholder
 
 
 async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from core.contract import VolumeMode
+from core.errors import KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import ResumeSettings
@@ -18,7 +19,9 @@ from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.data_paths import backup_data_path, build_data_path
 from tests.datamover.support.trees import describe_tree
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+_PLACEHOLDER = ".kopia-entry"
 
 
 @pytest.fixture
@@ -35,26 +38,35 @@ async def parameters(record: Path, mover_repository: Repository, tree: Path, tmp
     return RestoreParameters(result.snapshot_id, tmp_path / "target", VolumeMode.FILESYSTEM, workers=2)
 
 
-def _restored(record: Path, snapshot_id: str) -> Sequence[str]:
-    """Return the paths in the snapshot of the restores that kopia was run for."""
-    words = [line.split(" ") for line in record.read_text().splitlines()]
-    sources = [line[line.index("restore") + 1] for line in words if "restore" in line]
-    return [source.removeprefix(snapshot_id).lstrip("/") for source in sources]
+def _restored(record: Path, parameters: RestoreParameters) -> Sequence[list[str]]:
+    """Return the paths in the snapshot that each run of kopia restored, up to the first space in each."""
+    runs = []
+    for line in record.read_text().splitlines():
+        words = line.split(" ")
+        if "restore" in words:
+            paths = words[words.index("restore") + 1 :]
+            placeholders = [one for one in paths if one.endswith(_PLACEHOLDER)]
+            target = f"{parameters.target}/"
+            sources = [one.removeprefix(target).removesuffix(_PLACEHOLDER) for one in placeholders] or paths[:1]
+            runs.append([one.removeprefix(parameters.snapshot_id).lstrip("/") for one in sources])
+    return runs
 
 
-_PARTS_BELOW_A = {23: ["a"], 22: ["a/b"], 5: ["a/b/c/file"] * 20}
-"""By how many entries fit; kopia counts the directory itself, and the line shows a path up to its first space."""
+_BELOW_A = {23: [["a"]], 22: [["a/b"]], 5: [["a/b/c/file"]] * 20}
+"""What is restored of the directory by each run; kopia counts a directory itself."""
 
 
-@pytest.mark.parametrize("fitting", _PARTS_BELOW_A)
+@pytest.mark.parametrize("fitting", _BELOW_A)
 async def test_the_result_is_that_of_one_kopia(
     record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters, fitting: int
 ) -> None:
     data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
     result = await restore(mover_repository, replace(parameters, fitting_entries=fitting), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
-    paths = _restored(record, parameters.snapshot_id)
-    assert [path for path in paths if f"{path}/".startswith("a/")] == _PARTS_BELOW_A[fitting]
+    runs = _restored(record, parameters)
+    below = [[path for path in run if f"{path}/".startswith("a/")] for run in runs]
+    assert list(filter(None, below)) == _BELOW_A[fitting]
+    assert any({"sticky", "cache"} <= set(run) for run in runs)
     warn.assert_not_awaited()
     assert (await data_path.meter.read()).done_bytes == result.total_bytes
 
@@ -66,19 +78,35 @@ async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     data_path = build_data_path(Direction.RESTORE, warn := AsyncMock())
     await restore(mover_repository, replace(parameters, fitting_entries=5, in_use=True), data_path)
     assert describe_tree(parameters.target) == describe_tree(tree)
-    assert _restored(record, parameters.snapshot_id) == [""]
+    assert _restored(record, parameters) == [[""]]
     warn.assert_awaited_once()
     assert "the limit suffices for about 5" in warn.await_args_list[0].args[0]
 
 
+@pytest.mark.parametrize("listed", [True, False])
 async def test_an_interrupted_restore_in_parts_continues(
-    record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters
+    record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters, listed: bool
 ) -> None:
-    parameters = replace(parameters, fitting_entries=5, resume=ResumeSettings("uid", timedelta(seconds=5)))
+    interval = timedelta(seconds=5 if listed else 0)
+    parameters = replace(parameters, fitting_entries=22, resume=ResumeSettings("uid", interval))
     data_path = build_data_path(Direction.RESTORE, AsyncMock())
     data_path.meter.finish_part = Mock(side_effect=RuntimeError("interrupted"))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="interrupted"):
         await restore(mover_repository, parameters, data_path)
+    # As a mover that was killed leaves them.
+    (parameters.target / f"left{_PLACEHOLDER}").write_text("{}")
+    (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("{}")
     await restore(mover_repository, replace(parameters, again=True), build_data_path(Direction.RESTORE, AsyncMock()))
     assert describe_tree(parameters.target) == describe_tree(tree)
-    assert "--skip-existing" in record.read_text()
+    assert ("--skip-existing" in record.read_text()) is listed
+
+
+async def test_a_failed_restore_in_parts_leaves_no_placeholder(
+    mover_repository: Repository, parameters: RestoreParameters
+) -> None:
+    parameters.target.mkdir()
+    (parameters.target / "sticky").touch()
+    data_path = build_data_path(Direction.RESTORE, AsyncMock())
+    with pytest.raises(KopiaError, match="sticky"):
+        await restore(mover_repository, replace(parameters, fitting_entries=23), data_path)
+    assert not [*parameters.target.rglob(f"*{_PLACEHOLDER}")]
