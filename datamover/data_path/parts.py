@@ -32,7 +32,7 @@ __all__ = ["Part", "Parts", "find_parts", "make_placeholders", "remove_left_plac
 _MOST_ALONE: Final = 2000
 """Parts with a kopia of their own: each takes a third of a second until it has opened the repository."""
 
-_MOST_PARTS: Final = 100_000
+_MOST_PARTS: Final = 50_000
 """In all; each takes 1 KiB of memory. A directory with more entries of its own is not split."""
 
 _PATHS_BYTES: Final = 512 * 1024
@@ -136,7 +136,7 @@ def make_placeholders(target: Path, run: Sequence[Part], _: ShouldStop) -> None:
             (target / part.placeholder).write_text(json.dumps(part.entry))
 
 
-def remove_placeholders(target: Path, run: Sequence[Part]) -> None:
+def remove_placeholders(target: Path, run: Sequence[Part], _: ShouldStop) -> None:
     """Remove those placeholders that a kopia which did not succeed has left."""
     for part in run:
         with suppress(OSError):

@@ -12,10 +12,13 @@ import stat
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
 
+from core.aio import run_shielded
+from core.clock import Deadline
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
@@ -46,6 +49,9 @@ __all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "
 _logger = logging.getLogger(__name__)
 
 _DONE_DIRECTORY: Final = ".velero"
+
+_CLEANUP: Final = timedelta(seconds=1)
+"""A canceled transfer ends within 2 seconds."""
 
 _ALL_LEVELS: Final = 2**31 - 2
 """kopia takes one more for the default, which is 0 with placeholders. Source: kopia 0.23.1, cli/command_restore.go."""
@@ -175,7 +181,7 @@ class _PartRestorer:
     data_path: DataPath
 
     async def restore(self, parts: Parts) -> None:
-        """Restore them one after the other; no placeholder stays, unless this process is killed.
+        """Restore them one after the other; no placeholder stays, unless this process is killed, or the target hangs.
 
         Raises:
             DataPathError: one of them could not be restored.
@@ -184,7 +190,13 @@ class _PartRestorer:
             try:
                 await self._restore(run)
             except BaseException:
-                remove_placeholders(self.target, run)
+                remove = partial(remove_placeholders, self.target, run)
+                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
+                with suppress(TimeoutError):
+                    doing = f"removing placeholders in {self.target}"
+                    await run_shielded(
+                        partial(self.data_path.run_in_thread, remove, doing), name="placeholders", deadline=deadline
+                    )
                 raise
 
     async def _restore(self, run: Sequence[Part]) -> None:
