@@ -306,7 +306,9 @@ def _count_inodes(volume: Path) -> float | None:
         space = os.statvfs(volume)
     except OSError:
         return math.inf
-    return space.f_files - space.f_ffree if space.f_files else math.inf
+    used = space.f_files - space.f_ffree
+    # The root is one: a file system that has none in use does not count them.
+    return used if used > 0 else math.inf
 
 
 def _choose_interval(parameters: BackupParameters, files: float) -> timedelta:

@@ -10,59 +10,68 @@ local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go,
 """
 
 import json
+import logging
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from core.errors import DataPathError
+from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict, parse_time
 from datamover.data_path.links import DirectoryReader, show_path
 from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.snapshot_files import parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, open_below, walk_tree
+from datamover.runtime.tree import open_below, walk_tree
 
-__all__ = ["Part", "Parts", "find_parts", "make_placeholders", "remove_left_placeholders", "remove_placeholders"]
+__all__ = ["Part", "Parts", "Placeholders", "find_parts"]
+
+_logger = logging.getLogger(__name__)
 
 _MOST_ALONE: Final = 2000
 """Parts with a kopia of their own: each takes a third of a second until it has opened the repository."""
 
 _MOST_PARTS: Final = 50_000
-"""In all; each takes 1 KiB of memory. A directory with more entries of its own is not split."""
+"""In all; each takes half a KiB of memory. A directory with more entries of its own is not split."""
 
 _PATHS_BYTES: Final = 512 * 1024
 """Of the arguments of one kopia; Linux permits 2 MiB with the environment."""
 
+_ARGUMENT_BYTES: Final = 10
+"""What each takes beside its text: a slash, the end, and a pointer."""
+
 _PLACEHOLDER: Final = ".kopia-entry"
 _NAME_BYTES: Final = 255
-"""The limit of file systems: NAME_MAX."""
+_PATH_BYTES: Final = 3500
+"""The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
 
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Part:
     """A directory, file or link: its path in the snapshot, empty for all of it, its entries, and the size of its files.
 
-    A directory is an entry of itself, but for the root.
+    A directory is an entry of itself, but for the root. `entry` is kopia's entry of a directory, as JSON: there may be
+    thousands of them.
     """
 
     path: str
     entries: int
     size_bytes: int
-    entry: JsonDict = field(default_factory=dict, compare=False, repr=False)
+    entry: str = field(default="", compare=False, repr=False)
 
     @property
     def placeholder(self) -> str:
         """The path of its placeholder; empty if it has none: one kopia restores it alone."""
         path = f"{self.path}{_PLACEHOLDER}"
-        fits = len(Path(path).name.encode()) <= _NAME_BYTES
-        return path if fits and self.path and self.entry.get("type") == "d" else ""
+        encoded = path.encode()
+        fits = len(encoded) <= _PATH_BYTES and len(encoded.rpartition(b"/")[2]) <= _NAME_BYTES
+        return path if fits and self.path and self.entry else ""
 
     @property
     def name(self) -> str:
@@ -77,15 +86,15 @@ class Parts:
     parts: Sequence[Part]
     split: Sequence[Part] = ()
 
-    def runs(self) -> Iterator[Sequence[Part]]:
-        """Yield the parts that are restored by one kopia: such with a placeholder, or a single one."""
+    def runs(self, target: Path) -> Iterator[Sequence[Part]]:
+        """Yield the parts that are restored by one kopia: such with a placeholder in the target, or a single one."""
         run: list[Part] = []
-        paths_bytes = 0
+        each_bytes, paths_bytes = len(os.fsencode(target)) + _ARGUMENT_BYTES, 0
         for part in self.parts:
             if not (path := part.placeholder):
                 yield [part]
                 continue
-            paths_bytes += len(path.encode())
+            paths_bytes += each_bytes + len(path.encode())
             run.append(part)
             if paths_bytes > _PATHS_BYTES:
                 yield run
@@ -109,61 +118,94 @@ class Parts:
                 (target / one.path).mkdir(mode=0o700, exist_ok=True)
 
     def set_attributes(self, target: Path, _: ShouldStop) -> None:
-        """Set owner, mode and time of the directories that were split, as far as kopia would: as permissions allow.
+        """Set owner, mode and time of the directories that were split, as kopia does: as far as permissions allow.
 
         Raises:
             DataPathError: the target failed.
         """
-        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _opened(target) as root:
             for one in reversed(self.split):
                 with _named(one.path), open_below(root, one.path.encode()) as fd:
-                    for change in _attributes(one.entry):
+                    for change in _changes(json.loads(one.entry), os.fstat(fd)):
                         with suppress(PermissionError):
                             change(fd)
-        finally:
-            os.close(root)
 
 
-def make_placeholders(target: Path, run: Sequence[Part], _: ShouldStop) -> None:
-    """Make the placeholders of what one kopia restores, beside the directories, in a target that nobody else has.
+class Placeholders:
+    """The placeholders of what one kopia restores, beside the directories, in a target that nobody else has.
 
-    Raises:
-        DataPathError: one cannot be made.
+    `done` counts what was made, removed or looked at.
     """
-    for part in run:
-        with _named(part.path):
-            (target / part.placeholder).write_text(json.dumps(part.entry))
 
+    def __init__(self, target: Path, run: Sequence[Part] = ()) -> None:
+        self._target = target
+        self._run = run
+        self.done = 0
 
-def remove_placeholders(target: Path, run: Sequence[Part], _: ShouldStop) -> None:
-    """Remove those placeholders that a kopia which did not succeed has left."""
-    for part in run:
-        with suppress(OSError):
-            if part.placeholder:
-                (target / part.placeholder).unlink(missing_ok=True)
+    @property
+    def paths(self) -> list[str]:
+        """Their absolute paths."""
+        return [str(self._target / part.placeholder) for part in self._run]
 
+    def make(self, stop: ShouldStop) -> None:
+        """Make them, until `stop` returns True.
 
-def remove_left_placeholders(target: Path, stop: ShouldStop) -> None:
-    """Remove what an earlier attempt that was killed has left: no snapshot has a file of such a name.
+        Raises:
+            DataPathError: one cannot be made.
+        """
+        with _opened(self._target) as root:
+            for directory, name, part in self._places():
+                if stop():
+                    return
+                with _named(part.path), open_below(root, directory) as fd:
+                    with suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=fd)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                    with os.fdopen(os.open(name, flags, mode=0o600, dir_fd=fd), "w") as file:
+                        file.write(part.entry)
+                self.done += 1
 
-    Raises:
-        DataPathError: the target cannot be read or changed.
-    """
-    with _named(""):
-        for directory, entries in walk_tree(target, stop):
-            for entry in entries:
-                if entry.name.endswith(_PLACEHOLDER) and entry.is_file(follow_symlinks=False):
-                    (target / os.fsdecode(join(directory, entry.name))).unlink(missing_ok=True)
+    def remove(self, stop: ShouldStop) -> None:
+        """Remove those that a kopia which did not succeed has left, until `stop` returns True."""
+        with suppress(DataPathError), _opened(self._target) as root:
+            for directory, name, _ in self._places():
+                if stop():
+                    return
+                with suppress(OSError), open_below(root, directory) as fd:
+                    os.unlink(name, dir_fd=fd)
+                self.done += 1
+
+    def remove_left(self, stop: ShouldStop) -> None:
+        """Remove all that an earlier attempt which was killed has left: a split directory has no files of such a name.
+
+        Raises:
+            DataPathError: the target cannot be read or changed.
+        """
+        with _named(""), _opened(self._target) as root:
+            for directory, entries in walk_tree(self._target, stop, strict=True):
+                names = []
+                for entry in entries:
+                    self.done += 1
+                    if entry.name.endswith(_PLACEHOLDER) and not entry.is_dir(follow_symlinks=False):
+                        names.append(entry.name)
+                # A file system may leave out entries of a directory that changes while it is read.
+                with open_below(root, directory) as fd:
+                    for name in names:
+                        os.unlink(name, dir_fd=fd)
+
+    def _places(self) -> Iterator[tuple[bytes, bytes, Part]]:
+        for part in self._run:
+            directory, _, name = part.placeholder.encode().rpartition(b"/")
+            yield directory, name, part
 
 
 async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | None) -> Parts:
     """Return the parts of a snapshot with at most `fitting` entries each, if it can be split so far; None: all fit.
 
     Raises:
-        KopiaError: the snapshot cannot be read.
+        RepositoryError: the snapshot cannot be read.
     """
-    whole = Part("", snapshot.entries, snapshot.size_bytes, snapshot.root_entry)
+    whole = Part("", snapshot.entries, snapshot.size_bytes, json.dumps(dict(snapshot.root_entry)))
     if fitting is None or snapshot.entries <= fitting:
         return Parts([whole])
     parts: list[Part] = []
@@ -172,9 +214,9 @@ async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | 
     while left:
         part = left.pop()
         most = _MOST_PARTS - len(parts) - len(split) - len(left)
-        below = [_describe(part.path, one) for one in await _read_entries(kopia, snapshot, part.entry["obj"], most)]
-        own = sum(not one.placeholder for one in below)
-        if len(below) > most or alone + own > _MOST_ALONE:
+        below = await _find_below(kopia, snapshot, part, most)
+        own = sum(not one.placeholder for one in below or ())
+        if below is None or alone + own > _MOST_ALONE:
             parts.append(part)
             continue
         alone += own
@@ -184,13 +226,34 @@ async def find_parts(kopia: DirectoryReader, snapshot: Snapshot, fitting: int | 
     return Parts(parts, split)
 
 
+async def _find_below(kopia: DirectoryReader, snapshot: Snapshot, part: Part, most: int) -> Sequence[Part] | None:
+    """Return what is in a directory; None: it has more than `most` entries, or a name that the mover does not write.
+
+    A tenant may have chosen such names: kopia takes a placeholder that it finds in a volume as it is.
+    """
+    try:
+        entries = await _read_entries(kopia, snapshot, json.loads(part.entry)["obj"], most)
+    except KopiaError as e:
+        _logger.warning("cannot split %s: %s", part.name, e)
+        return None
+    if len(entries) > most or any(not _is_plain(str(entry.get("name", ""))) for entry in entries):
+        return None
+    return [_describe(part.path, entry) for entry in entries]
+
+
+def _is_plain(name: str) -> bool:
+    return name not in {"", ".", ".."} and not set(name) & {"/", "\0"} and not name.endswith(_PLACEHOLDER)
+
+
 def _describe(directory: str, entry: JsonDict) -> Part:
     path = f"{directory}/{entry['name']}" if directory else entry["name"]
-    summary = entry.get("summ")
-    if not summary:
-        return Part(path, 1, int(entry.get("size", 0)), entry)
+    if entry.get("type") != "d":
+        return Part(path, 1, int(entry.get("size", 0)))
+    summary = entry.get("summ") or {}
     entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
-    return Part(path, entries, int(summary.get("size", 0)), entry)
+    # kopia gives a directory the latest time of what is below it (repofs.go, loadLocked).
+    entry = {**entry, "mtime": summary.get("maxTime") or entry.get("mtime", _NO_TIME)}
+    return Part(path, entries, int(summary.get("size", 0)), json.dumps(entry))
 
 
 async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: str, most: int) -> Sequence[JsonDict]:
@@ -203,16 +266,35 @@ async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: s
         return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
 
 
-def _attributes(entry: JsonDict) -> Iterator[Callable[[int], None]]:
-    """Yield what gives a directory, by its descriptor, the attributes of an entry; kopia leaves out what is 0."""
+def _changes(entry: JsonDict, status: os.stat_result) -> Iterator[Callable[[int], None]]:
+    """Yield what gives a directory, by its descriptor, those attributes of an entry that it does not have.
+
+    kopia leaves out what is 0.
+    """
     owner, group = int(entry.get("uid", 0)), int(entry.get("gid", 0))
-    yield lambda fd: os.fchown(fd, owner, group)
+    if (owner, group) != (status.st_uid, status.st_gid):
+        yield lambda fd: os.fchown(fd, owner, group)
     mode = parse_mode(entry.get("mode", "0")) or 0
-    yield lambda fd: os.fchmod(fd, mode)
-    if modified := entry.get("mtime"):
-        # A directory's time is the latest one below it; that is known to a microsecond.
-        time_ns = (parse_time(modified) - _EPOCH) // timedelta(microseconds=1) * 1000
-        yield lambda fd: os.utime(fd, ns=(time_ns, time_ns))
+    if mode != stat.S_IMODE(status.st_mode):
+        yield lambda fd: os.fchmod(fd, mode)
+    time_ns = _parse_time_ns(entry.get("mtime", _NO_TIME))
+    yield lambda fd: os.utime(fd, ns=(time_ns, time_ns))
+
+
+def _parse_time_ns(text: str) -> int:
+    """Return a time in UTC as kopia writes it, with up to nine digits of a second."""
+    seconds, _, fraction = text.removesuffix("Z").partition(".")
+    return int(parse_time(f"{seconds}Z").timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
+
+
+@contextmanager
+def _opened(target: Path) -> Iterator[int]:
+    with _named(""):
+        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield root
+    finally:
+        os.close(root)
 
 
 @contextmanager

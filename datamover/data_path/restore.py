@@ -23,14 +23,7 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
-from datamover.data_path.parts import (
-    Part,
-    Parts,
-    find_parts,
-    make_placeholders,
-    remove_left_placeholders,
-    remove_placeholders,
-)
+from datamover.data_path.parts import Part, Parts, Placeholders, find_parts
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -137,7 +130,7 @@ async def _restore_files(
     # Between the parts, a tenant could replace a directory that was split.
     parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
     if parts.split:
-        _logger.info("restoring %d parts one after the other, for lack of memory", len(parts.parts))
+        _logger.info("restoring %d parts one after the other: the memory does not suffice for all", len(parts.parts))
     if fitting is not None and (largest := parts.largest).entries > fitting:
         await data_path.warn(
             f"{largest.name} has {largest.entries} entries, all of which kopia keeps in memory: the limit suffices for "
@@ -148,9 +141,8 @@ async def _restore_files(
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
     if parameters.again and not parameters.in_use and not (resumable and resumable.resumed):
-        await data_path.run_in_thread(
-            partial(remove_left_placeholders, target), f"looking for placeholders in {target}"
-        )
+        left = Placeholders(target)
+        await data_path.run_in_thread(left.remove_left, f"looking for placeholders in {target}", lambda: left.done)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     await data_path.run_in_thread(partial(parts.make_directories, target), f"making directories in {target}")
     flags = [
@@ -186,31 +178,31 @@ class _PartRestorer:
         Raises:
             DataPathError: one of them could not be restored.
         """
-        for run in parts.runs():
-            try:
-                await self._restore(run)
-            except BaseException:
-                remove = partial(remove_placeholders, self.target, run)
-                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
-                with suppress(TimeoutError):
-                    doing = f"removing placeholders in {self.target}"
-                    await run_shielded(
-                        partial(self.data_path.run_in_thread, remove, doing), name="placeholders", deadline=deadline
-                    )
-                raise
+        for run in parts.runs(self.target):
+            if len(run) == 1:
+                await self._run_kopia(
+                    run, f"{self.snapshot.snapshot_id}/{run[0].path}".rstrip("/"), str(self.target / run[0].path)
+                )
+            else:
+                await self._restore_together(run)
 
-    async def _restore(self, run: Sequence[Part]) -> None:
-        target, snapshot_id = self.target, self.snapshot.snapshot_id
-        if len(run) == 1:
-            paths = [f"{snapshot_id}/{run[0].path}".rstrip("/"), str(target / run[0].path)]
-        else:
-            make = partial(make_placeholders, target, run)
-            await self.data_path.run_in_thread(make, f"making placeholders in {target}")
-            paths = [*(str(target / part.placeholder) for part in run), f"--shallow={_ALL_LEVELS}"]
-        first = f"{show_path(run[0].path.encode())} of " if run[0].path else ""
-        attempted = f"restore {first}snapshot {snapshot_id} to {target}"
-        arguments = ["restore", *paths, *self.flags]
-        kopia = partial(self.data_path.run, self.repository.kopia, attempted, *arguments, files=self.files)
+    async def _restore_together(self, run: Sequence[Part]) -> None:
+        made, target = Placeholders(self.target, run), self.target
+        try:
+            await self.data_path.run_in_thread(made.make, f"making placeholders in {target}", lambda: made.done)
+            await self._run_kopia(run, *made.paths, f"--shallow={_ALL_LEVELS}")
+        except BaseException:
+            remove = partial(self.data_path.run_in_thread, made.remove, f"removing placeholders in {target}")
+            with suppress(TimeoutError):
+                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
+                await run_shielded(remove, name="placeholders", deadline=deadline)
+            raise
+
+    async def _run_kopia(self, run: Sequence[Part], *paths: str) -> None:
+        name = f"{show_path(run[0].path.encode())} of " if run[0].path else ""
+        attempted = f"restore {name}snapshot {self.snapshot.snapshot_id} to {self.target}"
+        arguments = [attempted, "restore", *paths, *self.flags]
+        kopia = partial(self.data_path.run, self.repository.kopia, *arguments, files=self.files)
         (await self.repository.run(kopia)).check()
         self.data_path.meter.finish_part(sum(part.size_bytes for part in run))
 

@@ -70,9 +70,9 @@ START_TOLERANCE: Final = timedelta(seconds=10)
 PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
 
-_NEWEST: Final = "--max-results=1000"
-"""Enough even if a source has more: kopia itself removes an incomplete snapshot once a newer one is complete, and with
-the default interval a backup leaves 1000 in a week."""
+_NEWEST: Final = "--max-results=20000"
+"""kopia itself removes an incomplete snapshot once a newer one is complete. A backup that is killed leaves 1000 in a
+week with the default interval, and with the shortest one as many as these in a day."""
 
 
 class SnapshotMissingError(KopiaError):

@@ -11,7 +11,7 @@ import pytest
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from datamover.data_path import parts as parts_module
-from datamover.data_path.parts import Part, Parts, find_parts
+from datamover.data_path.parts import Part, Parts, Placeholders, find_parts
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
@@ -26,7 +26,7 @@ def _directory(name: str, files: int, **more: Any) -> JsonDict:
     return {"name": name, "type": "d", "obj": f"k{name}", "summ": {"files": files, "size": 10 * files}, **more}
 
 
-_TREE = {
+_TREE: dict[str, list[JsonDict]] = {
     "k": [_file("z", 5), _directory("many", 9), _directory("few", 3), {"name": "l", "type": "s", "obj": "l"}],
     "kmany": [_directory("left", 4), _directory("right", 5)],
     "kright": [_file(str(number)) for number in range(5)],
@@ -48,6 +48,8 @@ class _Reader:
         verb, name = arguments
         assert verb == "show"
         self.shown.append(name)
+        if name not in _TREE:
+            return KopiaAnswer(attempted, 1, b"", ["ERROR no space left on device"])
         os.pwrite(output_fd, json.dumps({"stream": "kopia:directory", "entries": _TREE[name]}).encode(), 0)
         return KopiaAnswer(attempted, 0, b"", [])
 
@@ -103,21 +105,71 @@ async def test_directories_are_restored_together_and_anything_else_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
-    runs = [[part.path for part in run] for run in found.runs()]
+    target = Path("/t")
+    runs = [[part.path for part in run] for run in found.runs(target)]
     assert sorted(runs) == [["few", "many/left", "many/right"], ["l"], ["z"]]
-    monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("few.kopia-entry"))
-    runs = [[part.path for part in run] for run in found.runs()]
+    monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("/t/few.kopia-entry") + 10)
+    runs = [[part.path for part in run] for run in found.runs(target)]
     assert sorted(runs) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
 
 
-@pytest.mark.parametrize(("name", "placeholder"), [("d" * 243, True), ("d" * 244, False), ("ü" * 122, False)])
-def test_a_name_that_is_too_long_for_a_placeholder_has_none(name: str, placeholder: bool) -> None:
-    assert bool(Part(f"a/{name}", 5, 5, _directory(name, 5)).placeholder) is placeholder
+@pytest.mark.parametrize(
+    ("path", "placeholder"),
+    [("a/" + "d" * 243, True), ("a/" + "d" * 244, False), ("ü" * 122, False), ("d/" * 1700 + "d", True)],
+)
+def test_a_name_that_is_too_long_for_a_placeholder_has_none(path: str, placeholder: bool) -> None:
+    assert bool(Part(path, 5, 5, "{}").placeholder) is placeholder
+    assert not Part("d/" * 1800 + "d", 5, 5, "{}").placeholder
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc", "a\0b", "x.kopia-entry"])
+async def test_a_name_that_the_mover_must_not_write_leaves_its_directory_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Whoever writes to a volume that is backed up may choose it."""
+    monkeypatch.setitem(_TREE, "kmany", [_directory(name, 4), _directory("right", 5)])
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
+    assert {part.path for part in found.parts} == {"z", "few", "l", "many"}
+    assert found.largest == Part("many", 9, 90)
+
+
+async def test_a_directory_that_cannot_be_listed_is_one_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = {"type": "d", "obj": "kbroken"}
+    found = await find_parts(_Reader(tmp_path), Snapshot("id", "s", "", "k", 130, 14, root_entry=root), 5)
+    assert found == Parts([Part("", 14, 130)], [])
+    assert "cannot split the snapshot: snapshot id" in caplog.text
+
+
+async def test_placeholders_are_made_beside_the_directories_and_follow_no_link(tmp_path: Path) -> None:
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
+    target = tmp_path / "target"
+    (target / "many").mkdir(parents=True)
+    (tmp_path / "outside").write_text("unchanged")
+    (target / "many" / "left.kopia-entry").symlink_to(tmp_path / "outside")
+    (run,) = [run for run in found.runs(target) if len(run) > 1]
+    made = Placeholders(target, run)
+    made.make(lambda: False)
+    assert (tmp_path / "outside").read_text() == "unchanged"
+    written = [json.loads(Path(path).read_text()) for path in made.paths]
+    assert sorted(one["obj"] for one in written) == ["kfew", "kleft", "kright"]
+    assert made.done == 3
+    made.remove(lambda: False)
+    assert [path.name for path in target.rglob("*")] == ["many"]
+
+
+async def test_a_canceled_transfer_makes_no_more_placeholders(tmp_path: Path) -> None:
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 9)
+    runs = [run for run in found.runs(tmp_path) if len(run) > 1]
+    made = Placeholders(tmp_path, runs[0])
+    made.make(lambda: made.done == 1)
+    assert len([*tmp_path.glob("*.kopia-entry")]) == 1
+    Placeholders(tmp_path).remove_left(lambda: False)
+    assert not [*tmp_path.glob("*.kopia-entry")]
 
 
 async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tmp_path: Path) -> None:
     need_root("owners")
-    attributes = {"mode": "020000750", "uid": 1000, "gid": 1001, "mtime": "2020-09-13T12:26:40.123456Z"}
+    attributes = {"mode": "020000750", "uid": 1000, "gid": 1001, "mtime": "2020-09-13T12:26:40.123456789Z"}
     root = {"type": "d", "obj": "kmany", **attributes}
     found = await find_parts(_Reader(tmp_path), Snapshot("id", "s", "", "k", 1, 9, root_entry=root), 8)
     target = tmp_path / "target"
@@ -127,7 +179,7 @@ async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tm
     found.set_attributes(target, lambda: False)
     status = target.stat()
     assert (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o2750, 1000, 1001)
-    assert status.st_mtime_ns == 1_600_000_000_123_456_000
+    assert status.st_mtime_ns == 1_600_000_000_123_456_789
 
 
 async def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:

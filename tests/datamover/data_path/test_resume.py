@@ -162,6 +162,15 @@ async def test_what_changed_between_attempts_is_written_again(movers: Repository
     seed.check(target)
 
 
+@pytest.mark.timeout(240)
+async def test_a_restore_in_parts_is_continued_too(movers: Repository, seed: Seed, target: Path) -> None:
+    """With the times of one kopia; some 90 directories have placeholders."""
+    wanted = replace(seed.restore_to(target), fitting_entries=30)
+    await kill_restore(movers, wanted, has_listed(target, 30))
+    assert await restore_all(movers, replace(wanted, again=True))
+    seed.check(target)
+
+
 async def test_without_a_list_everything_is_written_again(movers: Repository, seed: Seed, target: Path) -> None:
     """Also what has the size and time of the snapshot's file."""
     wanted = seed.restore_to(target)

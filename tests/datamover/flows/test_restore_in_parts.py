@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
 
@@ -12,7 +11,6 @@ from core.contract import VolumeMode
 from core.errors import KopiaError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
-from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from tests.datamover.support.commandlines import record_kopia
@@ -83,12 +81,10 @@ async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     assert "the limit suffices for about 5" in warn.await_args_list[0].args[0]
 
 
-@pytest.mark.parametrize("listed", [True, False])
-async def test_an_interrupted_restore_in_parts_continues(
-    record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters, listed: bool
+async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
+    mover_repository: Repository, tree: Path, parameters: RestoreParameters
 ) -> None:
-    interval = timedelta(seconds=5 if listed else 0)
-    parameters = replace(parameters, fitting_entries=22, resume=ResumeSettings("uid", interval))
+    parameters = replace(parameters, fitting_entries=22)
     data_path = build_data_path(Direction.RESTORE, AsyncMock())
     data_path.meter.finish_part = Mock(side_effect=RuntimeError("interrupted"))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="interrupted"):
@@ -98,7 +94,6 @@ async def test_an_interrupted_restore_in_parts_continues(
     (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("{}")
     await restore(mover_repository, replace(parameters, again=True), build_data_path(Direction.RESTORE, AsyncMock()))
     assert describe_tree(parameters.target) == describe_tree(tree)
-    assert ("--skip-existing" in record.read_text()) is listed
 
 
 async def test_a_failed_restore_in_parts_leaves_no_placeholder(
