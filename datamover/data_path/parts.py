@@ -86,19 +86,23 @@ class Parts:
     parts: Sequence[Part]
     split: Sequence[Part] = ()
 
-    def runs(self, target: Path) -> Iterator[Sequence[Part]]:
-        """Yield the parts that are restored by one kopia: such with a placeholder in the target, or a single one."""
+    def runs(self, target: Path, fitting: int) -> Iterator[Sequence[Part]]:
+        """Yield the parts that are restored by one kopia: such with a placeholder in the target, or a single one.
+
+        One kopia restores `fitting` entries at most, unless a single part has more.
+        """
         run: list[Part] = []
-        each_bytes, paths_bytes = len(os.fsencode(target)) + _ARGUMENT_BYTES, 0
+        each_bytes, paths_bytes, entries = len(os.fsencode(target)) + _ARGUMENT_BYTES, 0, 0
         for part in self.parts:
             if not (path := part.placeholder):
                 yield [part]
                 continue
             paths_bytes += each_bytes + len(path.encode())
-            run.append(part)
-            if paths_bytes > _PATHS_BYTES:
+            entries += part.entries
+            if run and (paths_bytes > _PATHS_BYTES or entries > fitting):
                 yield run
-                run, paths_bytes = [], 0
+                run, paths_bytes, entries = [], each_bytes + len(path.encode()), part.entries
+            run.append(part)
         if run:
             yield run
 

@@ -153,7 +153,8 @@ async def _restore_files(
         *(["--skip-existing"] if resumable and resumable.resumed else []),
     ]
     files = KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use))
-    run_kopia = partial(_PartRestorer(repository, snapshot, target, flags, files, data_path).restore, parts)
+    restorer = _PartRestorer(repository, snapshot, target, flags, files, data_path)
+    run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
     await (resumable.record_during(run_kopia) if resumable else run_kopia())
     await data_path.run_in_thread(partial(parts.set_attributes, target), f"setting attributes in {target}")
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
@@ -172,19 +173,42 @@ class _PartRestorer:
     files: KopiaFiles
     data_path: DataPath
 
-    async def restore(self, parts: Parts) -> None:
+    async def restore(self, parts: Parts, fitting: int) -> None:
         """Restore them one after the other; no placeholder stays, unless this process is killed, or the target hangs.
+
+        kopia also has a list in memory of all that is in its cache, 150 bytes for each file. So the cache is emptied
+        once more than `fitting` entries may be in it.
 
         Raises:
             DataPathError: one of them could not be restored.
         """
-        for run in parts.runs(self.target):
+        cached = 0
+        for run in parts.runs(self.target, fitting):
+            entries = sum(part.entries for part in run)
+            if cached and cached + entries > fitting:
+                await self._empty_cache()
+                cached = 0
+            cached += entries
             if len(run) == 1:
                 await self._run_kopia(
                     run, f"{self.snapshot.snapshot_id}/{run[0].path}".rstrip("/"), str(self.target / run[0].path)
                 )
             else:
                 await self._restore_together(run)
+
+    async def _empty_cache(self) -> None:
+        removed = 0
+
+        def remove(stop: ShouldStop) -> None:
+            nonlocal removed
+            with suppress(FileNotFoundError):
+                for shard in self.repository.data_cache.iterdir():
+                    if stop():
+                        return
+                    shutil.rmtree(shard, ignore_errors=True)
+                    removed += 1
+
+        await self.data_path.run_in_thread(remove, "emptying kopia's cache", lambda: removed)
 
     async def _restore_together(self, run: Sequence[Part]) -> None:
         made, target = Placeholders(self.target, run), self.target

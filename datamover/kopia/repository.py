@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from core.aio import run_apart
@@ -111,6 +112,14 @@ class Repository:
     def work_dir(self) -> WorkDir:
         """Where kopia's configuration and temporary files are."""
         return self._work_dir
+
+    @property
+    def data_cache(self) -> Path:
+        """Where kopia caches contents of files; it may be missing.
+
+        Source: kopia 0.23.1, repo/content/committed_read_manager.go.
+        """
+        return self._work_dir.cache / "contents"
 
     @property
     def request_seconds(self) -> float:

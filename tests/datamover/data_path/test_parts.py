@@ -101,16 +101,20 @@ async def test_a_directory_of_too_many_parts_stays_one(
     assert (await find_parts(_Reader(tmp_path), _snapshot(), 4)).parts == [Part("", 14, 130)]
 
 
+def _paths(parts: Parts, target: Path, fitting: int) -> list[list[str]]:
+    return [[part.path for part in run] for run in parts.runs(target, fitting)]
+
+
 async def test_directories_are_restored_together_and_anything_else_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
     target = Path("/t")
-    runs = [[part.path for part in run] for run in found.runs(target)]
-    assert sorted(runs) == [["few", "many/left", "many/right"], ["l"], ["z"]]
-    monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("/t/few.kopia-entry") + 10)
-    runs = [[part.path for part in run] for run in found.runs(target)]
-    assert sorted(runs) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
+    assert sorted(_paths(found, target, 12)) == [["few", "many/left", "many/right"], ["l"], ["z"]]
+    assert sorted(_paths(found, target, 11)) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
+    assert sorted(_paths(found, target, 6)) == [["few"], ["l"], ["many/left"], ["many/right"], ["z"]]
+    monkeypatch.setattr(parts_module, "_PATHS_BYTES", len("/t/few.kopia-entry/t/many/left.kopia-entry") + 20)
+    assert sorted(_paths(found, target, 12)) == [["few", "many/left"], ["l"], ["many/right"], ["z"]]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ async def test_placeholders_are_made_beside_the_directories_and_follow_no_link(t
     (target / "many").mkdir(parents=True)
     (tmp_path / "outside").write_text("unchanged")
     (target / "many" / "left.kopia-entry").symlink_to(tmp_path / "outside")
-    (run,) = [run for run in found.runs(target) if len(run) > 1]
+    (run,) = [run for run in found.runs(target, 99) if len(run) > 1]
     made = Placeholders(target, run)
     made.make(lambda: False)
     assert (tmp_path / "outside").read_text() == "unchanged"
@@ -159,7 +163,7 @@ async def test_placeholders_are_made_beside_the_directories_and_follow_no_link(t
 
 async def test_a_canceled_transfer_makes_no_more_placeholders(tmp_path: Path) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 9)
-    runs = [run for run in found.runs(tmp_path) if len(run) > 1]
+    runs = [run for run in found.runs(tmp_path, 99) if len(run) > 1]
     made = Placeholders(tmp_path, runs[0])
     made.make(lambda: made.done == 1)
     assert len([*tmp_path.glob("*.kopia-entry")]) == 1
