@@ -136,7 +136,7 @@ class Parts:
 
 
 class Placeholders:
-    """The placeholders of what one kopia restores, beside the directories, in a target that nobody else has.
+    """The placeholders of what one kopia restores, beside the directories, in a target that no pod has yet.
 
     `done` counts what was made, removed or looked at.
     """

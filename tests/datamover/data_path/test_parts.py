@@ -130,7 +130,7 @@ def test_a_name_that_is_too_long_for_a_placeholder_has_none(path: str, placehold
 async def test_a_name_that_the_mover_must_not_write_leaves_its_directory_one_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Whoever writes to a volume that is backed up may choose it."""
+    """A tenant who writes to a volume that is backed up may choose it."""
     monkeypatch.setitem(_TREE, "kmany", [_directory(name, 4), _directory("right", 5)])
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
     assert {part.path for part in found.parts} == {"z", "few", "l", "many"}
