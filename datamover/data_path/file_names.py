@@ -19,7 +19,7 @@ from zlib import crc32
 
 from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, open_below, walk_tree
+from datamover.runtime.tree import escape_controls, open_below, open_root, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 
@@ -186,13 +186,10 @@ class _Suspects:
             yield self._names
             return
         self._names.clear()
-        top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with open_root(root) as top:
             for part in range(parts):
                 with open_below(top, directory) as fd, os.scandir(fd) as entries:
                     yield [os.fsencode(one.name) for one in entries if _part_of(one, parts) == part]
-        finally:
-            os.close(top)
 
 
 def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:

@@ -26,7 +26,7 @@ from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, join, open_below, walk_tree
+from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
 from datamover.runtime.work_dir import WorkDir
 
 __all__ = ["DirectoryReader", "Links", "TargetLinks", "find_links", "read_entries", "remove_links", "show_path"]
@@ -163,18 +163,16 @@ def remove_links(target: Path, links: Sequence[bytes]) -> None:
     Raises:
         DataPathError: one of them cannot be removed.
     """
-    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for link in links:
-            directory, name = os.path.split(link)
-            with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as fd:
-                status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
-                    os.unlink(name, dir_fd=fd)
-    except OSError as e:
-        raise DataPathError(f"cannot replace link {show_path(link)} in the target: {e.strerror}") from e
-    finally:
-        os.close(root)
+    with open_root(target) as root:
+        try:
+            for link in links:
+                directory, name = os.path.split(link)
+                with suppress(FileNotFoundError, NotADirectoryError), open_below(root, directory) as fd:
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    if stat.S_ISLNK(status.st_mode) or (_is_file(status) and status.st_nlink > 1):
+                        os.unlink(name, dir_fd=fd)
+        except OSError as e:
+            raise DataPathError(f"cannot replace link {show_path(link)} in the target: {e.strerror}") from e
 
 
 def show_path(path: bytes) -> str:

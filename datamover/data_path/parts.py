@@ -26,7 +26,7 @@ from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.snapshot_files import parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import open_below, walk_tree
+from datamover.runtime.tree import open_below, open_root, walk_tree
 
 __all__ = ["Part", "Parts", "Placeholders", "find_parts"]
 
@@ -127,7 +127,7 @@ class Parts:
         Raises:
             DataPathError: the target failed.
         """
-        with _opened(target) as root:
+        with _named(""), open_root(target) as root:
             for one in reversed(self.split):
                 with _named(one.path), open_below(root, one.path.encode()) as fd:
                     for change in _changes(json.loads(one.entry), os.fstat(fd)):
@@ -157,7 +157,7 @@ class Placeholders:
         Raises:
             DataPathError: one cannot be made.
         """
-        with _opened(self._target) as root:
+        with _named(""), open_root(self._target) as root:
             for directory, name, part in self._places():
                 if stop():
                     return
@@ -171,7 +171,7 @@ class Placeholders:
 
     def remove(self, stop: ShouldStop) -> None:
         """Remove those that a kopia which did not succeed has left, until `stop` returns True."""
-        with suppress(DataPathError), _opened(self._target) as root:
+        with suppress(OSError), open_root(self._target) as root:
             for directory, name, _ in self._places():
                 if stop():
                     return
@@ -185,7 +185,7 @@ class Placeholders:
         Raises:
             DataPathError: the target cannot be read or changed.
         """
-        with _named(""), _opened(self._target) as root:
+        with _named(""), open_root(self._target) as root:
             for directory, entries in walk_tree(self._target, stop, strict=True):
                 names = []
                 for entry in entries:
@@ -289,16 +289,6 @@ def _parse_time_ns(text: str) -> int:
     """Return a time in UTC as kopia writes it, with up to nine digits of a second."""
     seconds, _, fraction = text.removesuffix("Z").partition(".")
     return int(parse_time(f"{seconds}Z").timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
-
-
-@contextmanager
-def _opened(target: Path) -> Iterator[int]:
-    with _named(""):
-        root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield root
-    finally:
-        os.close(root)
 
 
 @contextmanager

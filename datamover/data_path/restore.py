@@ -9,8 +9,8 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -35,7 +35,7 @@ from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.resources import ResourceLimits
-from datamover.runtime.tree import open_below
+from datamover.runtime.tree import open_below, open_root
 
 __all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "write_done_file"]
 
@@ -144,7 +144,6 @@ async def _restore_files(
         left = Placeholders(target)
         await data_path.run_in_thread(left.remove_left, f"looking for placeholders in {target}", lambda: left.done)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
-    await data_path.run_in_thread(partial(parts.make_directories, target), f"making directories in {target}")
     flags = [
         # Without it, kopia writes an archive if the target is named like one.
         "--mode=local",
@@ -156,7 +155,7 @@ async def _restore_files(
     restorer = _PartRestorer(repository, snapshot, target, flags, files, data_path)
     run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
     await (resumable.record_during(run_kopia) if resumable else run_kopia())
-    await data_path.run_in_thread(partial(parts.set_attributes, target), f"setting attributes in {target}")
+    await restorer.finish(parts)
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
     if resumable:
         await resumable.end()
@@ -182,6 +181,9 @@ class _PartRestorer:
         Raises:
             DataPathError: one of them could not be restored.
         """
+        if parts.split:
+            make = partial(parts.make_directories, self.target)
+            await self.data_path.run_in_thread(make, f"making directories in {self.target}")
         cached = 0
         for run in parts.runs(self.target, fitting):
             entries = sum(part.entries for part in run)
@@ -195,6 +197,16 @@ class _PartRestorer:
                 )
             else:
                 await self._restore_together(run)
+
+    async def finish(self, parts: Parts) -> None:
+        """Set the attributes of the directories that were split, once all is restored.
+
+        Raises:
+            DataPathError: the target failed.
+        """
+        if parts.split:
+            set_attributes = partial(parts.set_attributes, self.target)
+            await self.data_path.run_in_thread(set_attributes, f"setting attributes in {self.target}")
 
     async def _empty_cache(self) -> None:
         removed = 0
@@ -307,7 +319,7 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
         DataPathError: it cannot be written.
     """
     try:
-        with _open_directory(volume) as root:
+        with open_root(volume) as root:
             _remove(_DONE_DIRECTORY, root)
             os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
             with open_below(root, _DONE_DIRECTORY.encode()) as directory:
@@ -329,7 +341,7 @@ def has_done_file(volume: Path, owner_uid: str) -> bool:
         DataPathError: it cannot be read.
     """
     try:
-        with _open_directory(volume) as root, open_below(root, _DONE_DIRECTORY.encode()) as directory:
+        with open_root(volume) as root, open_below(root, _DONE_DIRECTORY.encode()) as directory:
             return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
@@ -350,15 +362,6 @@ def _let_read(fd: int, mode: int) -> None:
     # A file system without modes has the same ones for all files.
     with suppress(OSError):
         os.fchmod(fd, mode)
-
-
-@contextmanager
-def _open_directory(path: Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _remove(name: str, root: int) -> None:

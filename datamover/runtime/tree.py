@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "escape_controls", "join", "open_below", "walk_tree"]
+__all__ = ["DIRECTORY", "escape_controls", "join", "open_below", "open_root", "walk_tree"]
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and fail for a link to one."""
@@ -34,6 +34,20 @@ def escape_controls(text: str) -> str:
 def join(directory: bytes, name: str) -> bytes:
     """Return the relative path of an entry of a directory."""
     return directory + b"/" + os.fsencode(name) if directory else os.fsencode(name)
+
+
+@contextmanager
+def open_root(root: Path) -> Iterator[int]:
+    """Open the root of a tree, which may be a link to it.
+
+    Raises:
+        OSError: it cannot be opened, or is not a directory.
+    """
+    fd = os.open(root, DIRECTORY & ~os.O_NOFOLLOW)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 @contextmanager
