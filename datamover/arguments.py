@@ -36,6 +36,7 @@ __all__ = [
     "ReportOptions",
     "RepositoryOptions",
     "SendOptions",
+    "StorageCommand",
     "ValidationOptions",
     "VerifyOptions",
     "parse_arguments",
@@ -194,9 +195,8 @@ class SendOptions:
     log: LogOptions
 
 
-PodCommand = (
-    PodOptions
-    | InitOptions
+StorageCommand = (
+    InitOptions
     | ValidationOptions
     | MaintenanceOptions
     | ReportOptions
@@ -206,6 +206,9 @@ PodCommand = (
     | FileOptions
     | SendOptions
 )
+"""Something about a repository or a location, rather than a transfer."""
+
+PodCommand = PodOptions | StorageCommand
 
 
 @dataclass(frozen=True)

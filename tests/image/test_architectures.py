@@ -126,7 +126,10 @@ def test_all_programs_and_libraries_are_for_the_architecture(containers: dict[st
     "command",
     [
         pytest.param(("python", "-m", "nodeagent", "--version"), id="nodeagent"),
-        pytest.param(("python", "-c", "import nodeagent.app, datamover.pod.command"), id="all-packages"),
+        pytest.param(
+            ("python", "-c", "import nodeagent.app, datamover.pod.command, datamover.pod.storage_commands"),
+            id="all-packages",
+        ),
         pytest.param(("/velero", "node-agent", "server", "--help"), id="velero"),
         pytest.param(("python", "-m", "datamover", "--help"), id="datamover"),
         pytest.param(("kopia", "--version"), id="kopia"),

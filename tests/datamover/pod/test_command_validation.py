@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from datamover.arguments import LogOptions, ValidationOptions
-from datamover.pod.command import run_validation
+from datamover.pod.storage_commands import run_validation
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, run_s3_proxy
 from tests.datamover.support.s3server import S3Server

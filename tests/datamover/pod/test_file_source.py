@@ -8,7 +8,7 @@ from core.contract import parse_result
 from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from datamover.arguments import FileOptions, LogOptions
 from datamover.pod import file_source
-from datamover.pod.command import run_file_list
+from datamover.pod.storage_commands import run_file_list
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.stored_files import SnapshotBed, make_volume
 

@@ -15,9 +15,9 @@ import pytest
 
 from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
 from datamover.arguments import LogOptions, SendOptions
-from datamover.pod.command import run_send
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
+from datamover.pod.storage_commands import run_send
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.stored_files import SnapshotBed, make_volume
 

@@ -11,7 +11,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
 from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from datamover.arguments import DeletionOptions, LogOptions
-from datamover.pod.command import run_deletion
+from datamover.pod.storage_commands import run_deletion
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server

@@ -11,7 +11,7 @@ from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot, StoredTotal
 from datamover.arguments import ListOptions, LogOptions
-from datamover.pod.command import run_list
+from datamover.pod.storage_commands import run_list
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server

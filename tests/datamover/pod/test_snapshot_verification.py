@@ -14,7 +14,7 @@ from core.contract import VolumeMode, parse_result
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from datamover.arguments import LogOptions, VerifyOptions
-from datamover.pod.command import run_verification
+from datamover.pod.storage_commands import run_verification
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.trees import make_tree

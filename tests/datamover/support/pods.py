@@ -28,8 +28,8 @@ from core.models.names import (
 )
 from datamover.arguments import LogOptions, MaintenanceOptions, PodOptions, ReportOptions
 from datamover.pod.cluster import PodContext
-from datamover.pod.command import run_init, run_maintenance, run_report
 from datamover.pod.mounts import MOUNTS
+from datamover.pod.storage_commands import run_init, run_maintenance, run_report
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal

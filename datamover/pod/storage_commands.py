@@ -1,0 +1,245 @@
+"""The commands that the node agent starts for a repository or a location, rather than for a transfer.
+
+Knows that nothing is created in a read-only BackupStorageLocation.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any, Final
+
+from core.contract import InitResult, LocationResult
+from core.errors import AgentError, DataPathError, RepositoryError
+from core.kube.events import EventRecorder, ObjectRef
+from core.models.storage import BackupRepository
+from core.redact import Redactor
+from datamover.arguments import (
+    DeletionOptions,
+    FileOptions,
+    InitOptions,
+    ListOptions,
+    MaintenanceOptions,
+    ReportOptions,
+    SendOptions,
+    StorageCommand,
+    ValidationOptions,
+    VerifyOptions,
+)
+from datamover.kopia.maintenance import Maintenance, parse_full_interval
+from datamover.kopia.repository import NotInitializedError, Repository
+from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
+from datamover.kopia.storage_calls import Waits
+from datamover.pod.cluster import (
+    MoverTools,
+    PodContext,
+    check_storage,
+    resolve_repository,
+    resolve_storage,
+)
+from datamover.pod.file_source import list_files
+from datamover.pod.file_stream import FileSender
+from datamover.pod.maintenance import build_maintenance_failure, maintain
+from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
+from datamover.pod.snapshot_deletion import delete_transfers
+from datamover.pod.snapshot_list import list_snapshots
+from datamover.pod.snapshot_report import report_snapshots
+from datamover.pod.snapshot_verification import verify_snapshots
+from datamover.runtime.cancellation import Canceler, run_unless_canceled
+from datamover.runtime.work_dir import open_work_dir
+
+__all__ = [
+    "run_deletion",
+    "run_file_list",
+    "run_init",
+    "run_list",
+    "run_maintenance",
+    "run_report",
+    "run_send",
+    "run_storage_command",
+    "run_validation",
+    "run_verification",
+]
+
+_logger = logging.getLogger(__name__)
+
+_VALIDATION_LIMITS: Final = StallLimits(timeout=timedelta(seconds=20))
+"""How long a storage may not answer: the next validation follows soon."""
+
+_VALIDATION_SECONDS: Final = 60.0
+"""For the whole validation, also of a storage that answers slowly."""
+
+
+async def run_init(name: str, context: PodContext) -> int:
+    """Connect to the kopia repository of the BackupRepository, create it if there is none; return the exit code.
+
+    The termination message is the InitResult, or the error.
+    """
+    return await _run(lambda: _initialize(name, context), context, "repository initialization")
+
+
+async def run_validation(options: ValidationOptions, context: PodContext) -> int:
+    """Check that the storage of the BackupStorageLocation answers and accepts the credentials; return the exit code.
+
+    The termination message is the LocationResult, or why the location is unavailable.
+    """
+    return await _run(lambda: _validate(options, context), context, "validation")
+
+
+async def run_maintenance(options: MaintenanceOptions, context: PodContext) -> int:
+    """Run the maintenance of the repository that is due, and return the exit code.
+
+    The termination message is the MaintenanceResult, or ends in the error.
+    """
+    return await _run(
+        lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
+    )
+
+
+async def run_report(options: ReportOptions, context: PodContext) -> int:
+    """Report the snapshots of the repository that nothing refers to, and return the exit code.
+
+    The termination message is the SnapshotReport, or the error.
+    """
+    return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
+
+
+async def run_list(options: ListOptions, context: PodContext) -> int:
+    """List the snapshots in the BackupStorageLocation, and return the exit code.
+
+    The termination message is the SnapshotListing, or the error.
+    """
+    return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
+
+
+async def run_verification(options: VerifyOptions, context: PodContext) -> int:
+    """Verify snapshots of the repository, and return the exit code, which is 0 also if one is damaged.
+
+    The termination message is the SnapshotVerification, or the error.
+    """
+    return await _run(lambda: verify_snapshots(options, context), context, "verification")
+
+
+async def run_deletion(options: DeletionOptions, context: PodContext) -> int:
+    """Delete the snapshots of transfers in the BackupStorageLocation, and return the exit code.
+
+    The termination message is the SnapshotDeletion, or the error.
+    """
+    return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
+
+
+async def run_file_list(options: FileOptions, context: PodContext) -> int:
+    """List a directory of a snapshot, and return the exit code.
+
+    The termination message is the FileListing, or the error.
+    """
+    return await _run(lambda: list_files(options, context), context, "list of files")
+
+
+async def run_send(options: SendOptions, context: PodContext) -> int:
+    """Send a file or directory of a snapshot to the command that asks for it, and return the exit code.
+
+    The termination message is SentFiles, or the error.
+    """
+    return await _run(FileSender(options.source, context).run, context, "sending of files")
+
+
+async def _run_files(options: FileOptions | SendOptions, context: PodContext) -> int:
+    if isinstance(options, FileOptions):
+        return await run_file_list(options, context)
+    return await run_send(options, context)
+
+
+async def _run(
+    work: Callable[[], Coroutine[Any, Any, Termination]],
+    context: PodContext,
+    what: str,
+    *,
+    fail: Callable[[Exception, Redactor], Termination] = build_failure,
+) -> int:
+    """Do the work until a signal arrives, write the termination message, and return the exit code."""
+    canceler = Canceler()
+    canceler.cancel_on(context.stop)
+    try:
+        termination = await run_unless_canceled(work, canceler)
+    except Exception as e:
+        termination = fail(e, context.redactor)
+        _logger.log(logging.DEBUG if isinstance(e, AgentError) else logging.ERROR, "%s failed", what, exc_info=True)
+    write_termination_message(termination, context.termination_file)
+    return termination.exit_code
+
+
+async def _initialize(name: str, context: PodContext) -> Termination:
+    reader = context.reader
+    wanted = await reader.repository(name)
+    location = await reader.location(wanted.spec.backup_storage_location)
+    with open_work_dir(context.environment) as work_dir:
+        recorder = EventRecorder(context.client, context.clock, component=name, host=context.node)
+        reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
+        waits = Waits(context.clock, read_stall_limits(context.environment), reporter)
+        tools = MoverTools(work_dir, waits)
+        repository = await resolve_repository(context.with_go_settings(), location, wanted, tools)
+        if location.read_only:
+            await _connect_read_only(repository)
+            unique_id = await repository.unique_id()
+        else:
+            unique_id = await repository.ensure()
+        if repository.created:
+            watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
+            await _set_full_interval(wanted, Maintenance(repository, watchdog))
+    return build_success(InitResult(unique_id=unique_id, created=repository.created).to_json())
+
+
+async def _set_full_interval(wanted: BackupRepository, maintenance: Maintenance) -> None:
+    """Set the full interval of the BackupRepository, if it has one, in the repository that was created for it.
+
+    A failure only delays it: the leader has maintenance set it.
+    """
+    if interval := parse_full_interval(wanted.spec.repository_config):
+        try:
+            await maintenance.set_full_interval(interval)
+        except DataPathError as e:
+            _logger.warning("cannot set the interval of full maintenance: %s", e)
+
+
+async def _connect_read_only(repository: Repository) -> None:
+    try:
+        await repository.connect(read_only=True)
+    except NotInitializedError as e:
+        raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
+
+
+async def _validate(options: ValidationOptions, context: PodContext) -> Termination:
+    location = await context.reader.location(options.name)
+    storage = await resolve_storage(context, location)
+    if options.keys_only and storage.needs_pod:
+        return build_success(LocationResult(needs_pod=True).to_json())
+    with open_work_dir(context.environment) as work_dir:
+        tools = MoverTools(work_dir, Waits(context.clock, _VALIDATION_LIMITS))
+        try:
+            async with asyncio.timeout(_VALIDATION_SECONDS):
+                await check_storage(context, storage, tools)
+        except TimeoutError as e:
+            raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
+    return build_success(LocationResult().to_json())
+
+
+async def run_storage_command(options: StorageCommand, context: PodContext) -> int:
+    """Run the command, and return its exit code."""
+    match options:
+        case InitOptions():
+            return await run_init(options.name, context)
+        case ValidationOptions():
+            return await run_validation(options, context)
+        case MaintenanceOptions():
+            return await run_maintenance(options, context)
+        case ReportOptions():
+            return await run_report(options, context)
+        case ListOptions():
+            return await run_list(options, context)
+        case VerifyOptions():
+            return await run_verification(options, context)
+        case DeletionOptions():
+            return await run_deletion(options, context)
+        case FileOptions() | SendOptions():
+            return await _run_files(options, context)
