@@ -8,7 +8,7 @@ from pathlib import Path
 __all__ = ["read_start"]
 
 
-def read_start(file: Path, most_bytes: int) -> bytes:
+def read_start(file: Path | str, most_bytes: int) -> bytes:
     """Return the start of a regular file; a link is not followed, and a pipe does not block.
 
     Raises:
