@@ -61,6 +61,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/cli/restore_pages.py": "tests/nodeagent/cli/test_restore.py",
     "nodeagent/cli/stored.py": "tests/nodeagent/cli/test_restore.py",
     "nodeagent/operations/mover_jobs.py": "tests/nodeagent/operations/test_snapshot_report.py",
+    "datamover/pod/command.py": "tests/datamover/test_main.py",
     "datamover/kopia/location_files.py": "tests/datamover/kopia/test_backup_files.py",
     "nodeagent/cli/serve.py": "tests/nodeagent/cli/test_main.py",
     "nodeagent/config/models.py": "tests/nodeagent/config/test_parse.py",
