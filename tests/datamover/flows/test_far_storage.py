@@ -66,9 +66,9 @@ async def test_more_files_are_moved_in_parallel_unless_settings_say_how_many(
     pod: MoverPod, tree: Path, record: Path
 ) -> None:
     most = _LIMITS.adapted_restore_workers(_SECONDS, 0)
-    assert await _go(pod, tree, record, {}) == ["4", str(most)]
+    assert await _go(pod, tree, record, {}) == ["3", str(most)]
     # There is no policy to look at before the first backup of a volume.
-    assert "--max-parallel-file-reads=4" in record.read_text()
+    assert "--max-parallel-file-reads=3" in record.read_text()
     assert "policy show" not in record.read_text()
     # kopia ignores what is more than its policy for the volume has.
     assert await _go(pod, tree, record, {"ParallelFilesUpload": "9", "ParallelFilesDownload": "3"}) == ["9", "3"]

@@ -78,7 +78,7 @@ async def test_settings_are_passed_to_kopia(
     # On a busy machine, requests may take as long as to a storage that is far away.
     monkeypatch.setattr(Repository, "request_seconds", 0.001)
     await way.go(pod, tree, {})
-    assert f"--parallel={2 * _CPUS}" in _flags(record, "snapshot create")
+    assert f"--parallel={_CPUS + 1}" in _flags(record, "snapshot create")
     assert f"--parallel={2 * _CPUS}" in _flags(record, "restore")
     assert "--write-sparse-files" not in _flags(record, "restore")
     await way.go(pod, tree, {"ParallelFilesUpload": "5", "ParallelFilesDownload": "3", "WriteSparseFiles": "true"})
@@ -91,7 +91,7 @@ async def test_a_backup_behind_a_proxy_has_few_connections(pod: MoverPod, tree: 
     pod.limits = ResourceLimits(16)
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
-    assert "--parallel=18" in _flags(record, "snapshot create")
+    assert "--parallel=17" in _flags(record, "snapshot create")
     pod.annotations = {BANDWIDTH_ANNOTATION: BandwidthLimits().to_json()}
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
