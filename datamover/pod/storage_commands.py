@@ -48,18 +48,7 @@ from datamover.pod.snapshot_verification import verify_snapshots
 from datamover.runtime.cancellation import Canceler, run_unless_canceled
 from datamover.runtime.work_dir import open_work_dir
 
-__all__ = [
-    "run_deletion",
-    "run_file_list",
-    "run_init",
-    "run_list",
-    "run_maintenance",
-    "run_report",
-    "run_send",
-    "run_storage_command",
-    "run_validation",
-    "run_verification",
-]
+__all__ = ["run_storage_command"]
 
 _logger = logging.getLogger(__name__)
 
@@ -70,84 +59,33 @@ _VALIDATION_SECONDS: Final = 60.0
 """For the whole validation, also of a storage that answers slowly."""
 
 
-async def run_init(name: str, context: PodContext) -> int:
-    """Connect to the kopia repository of the BackupRepository, create it if there is none; return the exit code.
+async def run_storage_command(options: StorageCommand, context: PodContext) -> int:
+    """Run the command, and return its exit code.
 
-    The termination message is the InitResult, or the error.
+    The termination message is the command's result (`core.contract`, `core.file_contract`, `core.snapshot_contract`,
+    `core.models.verification`), or the error.
     """
-    return await _run(lambda: _initialize(name, context), context, "repository initialization")
-
-
-async def run_validation(options: ValidationOptions, context: PodContext) -> int:
-    """Check that the storage of the BackupStorageLocation answers and accepts the credentials; return the exit code.
-
-    The termination message is the LocationResult, or why the location is unavailable.
-    """
-    return await _run(lambda: _validate(options, context), context, "validation")
-
-
-async def run_maintenance(options: MaintenanceOptions, context: PodContext) -> int:
-    """Run the maintenance of the repository that is due, and return the exit code.
-
-    The termination message is the MaintenanceResult, or ends in the error.
-    """
-    return await _run(
-        lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
-    )
-
-
-async def run_report(options: ReportOptions, context: PodContext) -> int:
-    """Report the snapshots of the repository that nothing refers to, and return the exit code.
-
-    The termination message is the SnapshotReport, or the error.
-    """
-    return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
-
-
-async def run_list(options: ListOptions, context: PodContext) -> int:
-    """List the snapshots in the BackupStorageLocation, and return the exit code.
-
-    The termination message is the SnapshotListing, or the error.
-    """
-    return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
-
-
-async def run_verification(options: VerifyOptions, context: PodContext) -> int:
-    """Verify snapshots of the repository, and return the exit code, which is 0 also if one is damaged.
-
-    The termination message is the SnapshotVerification, or the error.
-    """
-    return await _run(lambda: verify_snapshots(options, context), context, "verification")
-
-
-async def run_deletion(options: DeletionOptions, context: PodContext) -> int:
-    """Delete the snapshots of transfers in the BackupStorageLocation, and return the exit code.
-
-    The termination message is the SnapshotDeletion, or the error.
-    """
-    return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
-
-
-async def run_file_list(options: FileOptions, context: PodContext) -> int:
-    """List a directory of a snapshot, and return the exit code.
-
-    The termination message is the FileListing, or the error.
-    """
-    return await _run(lambda: list_files(options, context), context, "list of files")
-
-
-async def run_send(options: SendOptions, context: PodContext) -> int:
-    """Send a file or directory of a snapshot to the command that asks for it, and return the exit code.
-
-    The termination message is SentFiles, or the error.
-    """
-    return await _run(FileSender(options.source, context).run, context, "sending of files")
-
-
-async def _run_files(options: FileOptions | SendOptions, context: PodContext) -> int:
-    if isinstance(options, FileOptions):
-        return await run_file_list(options, context)
-    return await run_send(options, context)
+    match options:
+        case InitOptions():
+            return await _run(lambda: _initialize(options.name, context), context, "repository initialization")
+        case ValidationOptions():
+            return await _run(lambda: _validate(options, context), context, "validation")
+        case MaintenanceOptions():
+            return await _run(
+                lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
+            )
+        case ReportOptions():
+            return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
+        case ListOptions():
+            return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
+        case VerifyOptions():
+            return await _run(lambda: verify_snapshots(options, context), context, "verification")
+        case DeletionOptions():
+            return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
+        case FileOptions():
+            return await _run(lambda: list_files(options, context), context, "list of files")
+        case SendOptions():
+            return await _run(FileSender(options.source, context).run, context, "sending of files")
 
 
 async def _run(
@@ -222,24 +160,3 @@ async def _validate(options: ValidationOptions, context: PodContext) -> Terminat
         except TimeoutError as e:
             raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
     return build_success(LocationResult().to_json())
-
-
-async def run_storage_command(options: StorageCommand, context: PodContext) -> int:
-    """Run the command, and return its exit code."""
-    match options:
-        case InitOptions():
-            return await run_init(options.name, context)
-        case ValidationOptions():
-            return await run_validation(options, context)
-        case MaintenanceOptions():
-            return await run_maintenance(options, context)
-        case ReportOptions():
-            return await run_report(options, context)
-        case ListOptions():
-            return await run_list(options, context)
-        case VerifyOptions():
-            return await run_verification(options, context)
-        case DeletionOptions():
-            return await run_deletion(options, context)
-        case FileOptions() | SendOptions():
-            return await _run_files(options, context)

@@ -8,7 +8,7 @@ from core.contract import parse_result
 from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from datamover.arguments import FileOptions, LogOptions
 from datamover.pod import file_source
-from datamover.pod.storage_commands import run_file_list
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.stored_files import SnapshotBed, make_volume
 
@@ -38,7 +38,7 @@ class Lister:
             termination_file=context.termination_file,
             log=LogOptions("info"),
         )
-        code = await run_file_list(options, context)
+        code = await run_storage_command(options, context)
         lines = [ENTRY_LINE.parse(line) for line in self._capsys.readouterr().out.splitlines()]
         self.printed = {one.name: one for one in lines if one is not None}
         return code

@@ -17,7 +17,7 @@ from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, Se
 from datamover.arguments import LogOptions, SendOptions
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
-from datamover.pod.storage_commands import run_send
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.stored_files import SnapshotBed, make_volume
 
@@ -182,7 +182,7 @@ async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: Snaps
     options = SendOptions(
         source=bed.source("missing"), termination_file=context.termination_file, log=LogOptions("info")
     )
-    assert await run_send(options, context) == 10
+    assert await run_storage_command(options, context) == 10
     assert "the snapshot has no missing" in bed.pod.message
 
 

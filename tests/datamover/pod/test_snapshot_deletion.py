@@ -11,7 +11,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
 from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
 from datamover.arguments import DeletionOptions, LogOptions
-from datamover.pod.storage_commands import run_deletion
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server
@@ -44,7 +44,7 @@ class Bed(LocationBed):
             termination_file=self.pod.context.termination_file,
             log=LogOptions("info"),
         )
-        return await run_deletion(options, self.pod.context)
+        return await run_storage_command(options, self.pod.context)
 
     async def deletion(self, *transfers: TransferToDelete, dry_run: bool = False) -> SnapshotDeletion:
         assert await self.delete(*transfers, dry_run=dry_run) == 0, self.pod.message

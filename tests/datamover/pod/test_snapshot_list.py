@@ -11,7 +11,7 @@ from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot, StoredTotal
 from datamover.arguments import ListOptions, LogOptions
-from datamover.pod.storage_commands import run_list
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
@@ -40,7 +40,7 @@ class Bed(LocationBed):
             termination_file=self.pod.context.termination_file,
             log=LogOptions("info"),
         )
-        return await run_list(options, self.pod.context)
+        return await run_storage_command(options, self.pod.context)
 
     async def listing(self, *namespaces: str) -> SnapshotListing:
         assert await self.list(*namespaces) == 0, self.pod.message
@@ -160,7 +160,12 @@ async def test_a_storage_whose_folders_kopia_cannot_list_needs_a_namespace(tmp_p
     pod.put_location({}, provider="velero.io/gcp", credential={"name": "c", "key": "k"})
     pod.put_secret("c", "k", '{"type": "service_account"}')
     file = pod.context.termination_file
-    assert await run_list(ListOptions(name="default", termination_file=file, log=LogOptions("info")), pod.context) == 12
+    assert (
+        await run_storage_command(
+            ListOptions(name="default", termination_file=file, log=LogOptions("info")), pod.context
+        )
+        == 12
+    )
     assert pod.message.endswith(
         "its folders cannot be listed in a storage of the provider velero.io/gcp: name a namespace (-n)"
     )

@@ -14,7 +14,7 @@ from core.contract import VolumeMode, parse_result
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from datamover.arguments import LogOptions, VerifyOptions
-from datamover.pod.storage_commands import run_verification
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.trees import make_tree
@@ -62,7 +62,7 @@ class Bed:
             termination_file=self.pod.context.termination_file,
             log=LogOptions("info"),
         )
-        assert await run_verification(options, self.pod.context) == 0, self.pod.message
+        assert await run_storage_command(options, self.pod.context) == 0, self.pod.message
         assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(snapshots)
         lines = [VERIFIED_LINE.parse(line) for line in self.capture.readouterr().out.splitlines()]
         return [line for line in lines if line is not None]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from datamover.arguments import LogOptions, ValidationOptions
-from datamover.pod.storage_commands import run_validation
+from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
@@ -29,7 +29,7 @@ async def _validate(pod: MoverPod, *, keys_only: bool = False) -> int:
         termination_file=pod.context.termination_file,
         log=LogOptions("info"),
     )
-    return await run_validation(options, pod.context)
+    return await run_storage_command(options, pod.context)
 
 
 @pytest.fixture

@@ -26,10 +26,10 @@ from core.models.names import (
     REPO_CREDENTIALS_SECRET,
     REPO_NAME_LABEL,
 )
-from datamover.arguments import LogOptions, MaintenanceOptions, PodOptions, ReportOptions
+from datamover.arguments import InitOptions, LogOptions, MaintenanceOptions, PodOptions, ReportOptions
 from datamover.pod.cluster import PodContext
 from datamover.pod.mounts import MOUNTS
-from datamover.pod.storage_commands import run_init, run_maintenance, run_report
+from datamover.pod.storage_commands import run_storage_command
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
@@ -162,7 +162,9 @@ class MoverPod:
 
     async def init(self) -> int:
         """Run `init-repository` and return its exit code."""
-        return await run_init(REPOSITORY, self.context)
+        file = self.context.termination_file
+        options = InitOptions(name=REPOSITORY, termination_file=file, log=LogOptions("info"))
+        return await run_storage_command(options, self.context)
 
     def put_job(self, name: str = JOB, *, released: bool = True, **status: Any) -> None:
         """Create or replace a maintenance Job of the repository; the leader has released it or not."""
@@ -173,7 +175,7 @@ class MoverPod:
     async def maintain(self, **options: Any) -> int:
         """Run `maintain-repository` in the Job `JOB` and return its exit code."""
         file = self.context.termination_file
-        return await run_maintenance(
+        return await run_storage_command(
             MaintenanceOptions(name=REPOSITORY, job=JOB, termination_file=file, log=LogOptions("info"), **options),
             self.context,
         )
@@ -181,7 +183,7 @@ class MoverPod:
     async def report(self) -> int:
         """Run `report-snapshots` and return its exit code."""
         file = self.context.termination_file
-        return await run_report(
+        return await run_storage_command(
             ReportOptions(name=REPOSITORY, termination_file=file, log=LogOptions("info")), self.context
         )
 
