@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from benchmarks.alone import Report, run_alone
 from benchmarks.cluster import RUN, Cluster, leave_service_account, run_cluster
 from benchmarks.disks import memory_at
-from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, describe_machine
+from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, ParallelFigures, describe_machine
 from benchmarks.latency.figures import FarFigures
 from benchmarks.latency.runs import FULL as FAR
 from benchmarks.latency.runs import QUICK as FAR_QUICK
@@ -30,8 +30,9 @@ _FIGURES: Final = "figures of the data mover"
 _CONFINEMENT: Final = "figures of the confinement"
 _LATENCY: Final = "figures of the latency"
 _MANY: Final = "figures of many files"
+_PARALLEL: Final = "figures of files in parallel"
 
-_AnyFigures = Figures | ConfinementFigures | ManyFigures
+_AnyFigures = Figures | ConfinementFigures | ManyFigures | ParallelFigures
 
 
 _Found = TypeVar("_Found")
@@ -56,7 +57,7 @@ def _table(plan: Plan, figures: _AnyFigures, stages: Stages) -> list[str]:
             tree, pairs = plan.very_many_files, ""
         case ConfinementFigures():
             tree, pairs = plan.confined_tree, _pairs(figures.pairs, plan.confined_pairs)
-        case Figures():
+        case Figures() | ParallelFigures():
             tree, pairs = plan.tree, _pairs(figures.pairs, plan.pairs)
     moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
     return [
@@ -77,6 +78,8 @@ def _find_marks(arguments: argparse.Namespace) -> str:
         return _LATENCY
     if arguments.many:
         return _MANY
+    if arguments.parallel:
+        return _PARALLEL
     return _CONFINEMENT if arguments.confinement else _FIGURES
 
 
@@ -91,6 +94,7 @@ def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Repo
             _FIGURES: benchmark.run,
             _CONFINEMENT: benchmark.run_confined,
             _MANY: benchmark.run_many,
+            _PARALLEL: benchmark.run_parallel,
         }
         return await runs[_find_marks(arguments)]()
 
@@ -120,6 +124,7 @@ def main() -> int:
     what.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
     what.add_argument("--latency", action="store_true", help="compare with kopia's best settings for a far storage")
     what.add_argument("--many", action="store_true", help="millions of tiny files within a memory limit")
+    what.add_argument("--parallel", action="store_true", help="compare numbers of files that are uploaded in parallel")
     return run_alone(parser, _find_marks, _report)
 
 

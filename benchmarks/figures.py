@@ -15,7 +15,16 @@ from typing import Final
 
 from benchmarks.processes import Measured
 
-__all__ = ["ConfinementFigures", "Figures", "ManyFigures", "Row", "describe_machine", "median_seconds", "table"]
+__all__ = [
+    "ConfinementFigures",
+    "Figures",
+    "ManyFigures",
+    "ParallelFigures",
+    "Row",
+    "describe_machine",
+    "median_seconds",
+    "table",
+]
 
 
 class Row(StrEnum):
@@ -84,16 +93,12 @@ class Figures:
             "restore_ratio": round(sum(both[0]) / sum(both[1]), 3),
             "second_backup_s": round(seconds[Row.SECOND], 2),
             "peak_memory_ratio": round(memory[Row.UPLOAD] / memory[Row.BARE_UPLOAD], 3),
-            **{name: self._excess_mib(*rows) for name, rows in _EXCESSES.items()},
+            **{name: _excess_mib(*(self.runs[row] for row in rows)) for name, rows in _EXCESSES.items()},
             "upload_cost_of_memory_setting": round(seconds[Row.TUNED_UPLOAD] / seconds[Row.BARE_UPLOAD] - 1, 3),
             "limited_256mib_ok": self.limited_ok,
             "limited_256mib_200k_files_ok": self.limited_many_files_ok,
             "mover_alone_mib": round(max(one.own_mib for one in movers), 1),
         }
-
-    def _excess_mib(self, mover: Row, bare: Row) -> float | None:
-        ours, theirs = (_working_sets(self.runs[row]) for row in (mover, bare))
-        return round(median(ours) - median(theirs), 1) if ours and theirs else None
 
     def lines(self) -> Iterator[str]:
         """Yield the table."""
@@ -175,6 +180,41 @@ class ManyFigures:
         return json.dumps(self.summary())
 
 
+@dataclass
+class ParallelFigures:
+    """Uploads by the mover and by bare kopia with its settings, by the number of files in parallel; the least first."""
+
+    own_disks: bool = True
+    movers: dict[int, list[Measured]] = field(default_factory=dict)
+    bare: dict[int, list[Measured]] = field(default_factory=dict)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs were run with each number."""
+        return min(map(len, self.bare.values()))
+
+    def summary(self) -> dict[str, float | None]:
+        """Return the last line's object: the mover compared with kopia and the least number."""
+        least = self.bare[min(self.bare)]
+        found: dict[str, float | None] = {}
+        for number, runs in self.movers.items():
+            found[f"parallel_{number}_upload_ratio"] = round(median_seconds(runs) / median_seconds(least), 3)
+            found[f"parallel_{number}_upload_excess_mib"] = _excess_mib(runs, least)
+        return found
+
+    def lines(self) -> Iterator[str]:
+        """Yield the table."""
+        rows: dict[str, Sequence[Measured]] = {}
+        for number, runs in self.movers.items():
+            rows[f"upload, mover, {number} in parallel"] = runs
+            rows[f"upload, bare kopia with the mover's settings, {number} in parallel"] = self.bare[number]
+        yield from table(rows)
+
+    def last_line(self) -> str:
+        """Return the summary as one line of JSON."""
+        return json.dumps(self.summary())
+
+
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     return round(median(one / other for one, other in pairs), 3)
 
@@ -193,6 +233,11 @@ def table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
             f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
             f"| {median(run.cpu_seconds for run in runs):.2f} | {median(memory):.0f} | {max(memory):.0f} | {shown} |"
         )
+
+
+def _excess_mib(movers: Iterable[Measured], bare: Iterable[Measured]) -> float | None:
+    ours, theirs = _working_sets(movers), _working_sets(bare)
+    return round(median(ours) - median(theirs), 1) if ours and theirs else None
 
 
 def _working_sets(runs: Iterable[Measured]) -> list[float]:

@@ -99,9 +99,15 @@ class Mover:
             measured, _ = await self._run(args, scratch)
         return measured
 
-    async def back_up(self, volume: Path, limit_mib: int | None = None) -> tuple[Measured, BackupResult]:
-        """Back a volume up, and return what that took until the termination message was written."""
-        self._cluster.objects.put_transfer("DataUpload")
+    async def back_up(
+        self, volume: Path, limit_mib: int | None = None, *, parallel: int = 0
+    ) -> tuple[Measured, BackupResult]:
+        """Back a volume up, and return what that took until the termination message was written.
+
+        `parallel` is 0 for the mover's default number of files in parallel.
+        """
+        settings = {"ParallelFilesUpload": str(parallel)} if parallel else {}
+        self._cluster.objects.put_transfer("DataUpload", dataMoverConfig=settings)
         with self._disks.cache() as scratch:
             args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume))
             measured, message = await self._run(args, scratch, limit_mib)

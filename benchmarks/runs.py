@@ -16,7 +16,7 @@ from typing import Final
 
 from benchmarks.cluster import BUCKET, Cluster
 from benchmarks.disks import Disks, memory_at
-from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, Row
+from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, ParallelFigures, Row
 from benchmarks.groups import may_limit
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
@@ -126,6 +126,27 @@ class Benchmark:
                 confined, unconfined = (runs[mover] for mover in movers)
                 figures.uploads.append((confined[0], unconfined[0]))
                 figures.restores.append((confined[1], unconfined[1]))
+        return figures
+
+    async def run_parallel(self) -> ParallelFigures:
+        """Measure uploads with one file in parallel for each CPU, kopia's default, and with one and two more."""
+        self._stages.say("preparing: an empty repository, the mover once each way")
+        await self.prepare()
+        figures = ParallelFigures(self._disks.own)
+        cpus = len(os.sched_getaffinity(0))
+        with self._tree(self._plan.tree) as tree:
+            for number in range(self._plan.pairs):
+                step = -1 if number % 2 else 1
+                for parallel in range(cpus, cpus + 3)[::step]:
+                    self._stages.say(f"round {number + 1} of {self._plan.pairs}: {parallel} files in parallel")
+                    runs = [
+                        (figures.movers, BUCKET, partial(self._back_up, tree, parallel)),
+                        (figures.bare, BARE_BUCKET, partial(self._back_up_tuned, tree, parallel)),
+                    ]
+                    for found, bucket, run in runs[::step]:
+                        self._fresh_bucket(bucket)
+                        with self._stages.stage("uploads"):
+                            found.setdefault(parallel, []).append(await run())
         return figures
 
     async def run_many(self) -> ManyFigures:
@@ -238,9 +259,14 @@ class Benchmark:
             self._figures.add(Row.SECOND, await self._back_up(tree))
             self._figures.add(Row.TUNED_SECOND, await self._bare.back_up(tree, KopiaSettings.of_backups()))
 
-    async def _back_up(self, tree: Path) -> Measured:
-        measured, _ = await self._mover.back_up(tree)
+    async def _back_up(self, tree: Path, parallel: int = 0) -> Measured:
+        measured, _ = await self._mover.back_up(tree, parallel=parallel)
         return measured
+
+    async def _back_up_tuned(self, tree: Path, parallel: int) -> Measured:
+        # kopia reads no more files in parallel than the policy allows: as many as there are CPUs, if that says nothing.
+        await self._bare.call("policy", "set", "--global", f"--max-parallel-file-reads={parallel}")
+        return await self._bare.back_up(tree, KopiaSettings.of_backups(), parallel=parallel)
 
     async def _restores(self, large: str, small: str, step: int) -> None:
         """Run one pair of each tree, the third beside it, and one of small files without barriers."""

@@ -104,6 +104,20 @@ def test_many_files_are_moved_within_a_memory_limit(tmp_path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.lane(name="waiting")
+@pytest.mark.timeout(600)
+def test_numbers_of_files_in_parallel_are_compared(tmp_path: Path) -> None:
+    """Needs root as well."""
+    output, figures = run_quickly(tmp_path, "--parallel")
+    cpus = len(os.sched_getaffinity(0))
+    assert len(figures) == 6
+    for number in range(cpus, cpus + 3):
+        assert figures[f"parallel_{number}_upload_ratio"] > 0
+        assert f"parallel_{number}_upload_excess_mib" in figures
+        assert f"| upload, mover, {number} in parallel | " in output
+
+
+@pytest.mark.cluster
+@pytest.mark.lane(name="waiting")
 def test_a_group_limits_the_memory_of_what_runs_in_it() -> None:
     with memory_group(32) as group:
         assert group is not None
