@@ -166,6 +166,9 @@ class BareKopia:
 
     async def back_up(self, volume: Path, settings: KopiaSettings = _DEFAULTS, *, parallel: int = 0) -> Measured:
         """Back a volume up into the repository of the bare bucket; `parallel` is 0 for kopia's default."""
+        if parallel:
+            # kopia reads no more files in parallel than the policy allows: one for each CPU, if that says nothing.
+            await self.call("policy", "set", "--global", f"--max-parallel-file-reads={parallel}")
         return await self.call("snapshot", "create", str(volume), *_in_parallel(parallel), settings=settings)
 
     async def call(self, *arguments: str, settings: KopiaSettings = _DEFAULTS) -> Measured:

@@ -133,7 +133,7 @@ class Benchmark:
         self._stages.say("preparing: an empty repository, the mover once each way")
         await self.prepare()
         figures = ParallelFigures(self._disks.own)
-        cpus = len(os.sched_getaffinity(0))
+        cpus, settings = len(os.sched_getaffinity(0)), KopiaSettings.of_backups()
         with self._tree(self._plan.tree) as tree:
             for number in range(self._plan.pairs):
                 step = -1 if number % 2 else 1
@@ -141,7 +141,7 @@ class Benchmark:
                     self._stages.say(f"round {number + 1} of {self._plan.pairs}: {parallel} files in parallel")
                     runs = [
                         (figures.movers, BUCKET, partial(self._back_up, tree, parallel)),
-                        (figures.bare, BARE_BUCKET, partial(self._back_up_tuned, tree, parallel)),
+                        (figures.bare, BARE_BUCKET, partial(self._bare.back_up, tree, settings, parallel=parallel)),
                     ]
                     for found, bucket, run in runs[::step]:
                         self._fresh_bucket(bucket)
@@ -262,11 +262,6 @@ class Benchmark:
     async def _back_up(self, tree: Path, parallel: int = 0) -> Measured:
         measured, _ = await self._mover.back_up(tree, parallel=parallel)
         return measured
-
-    async def _back_up_tuned(self, tree: Path, parallel: int) -> Measured:
-        # kopia reads no more files in parallel than the policy allows: as many as there are CPUs, if that says nothing.
-        await self._bare.call("policy", "set", "--global", f"--max-parallel-file-reads={parallel}")
-        return await self._bare.back_up(tree, KopiaSettings.of_backups(), parallel=parallel)
 
     async def _restores(self, large: str, small: str, step: int) -> None:
         """Run one pair of each tree, the third beside it, and one of small files without barriers."""

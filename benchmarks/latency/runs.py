@@ -23,9 +23,6 @@ from tests.datamover.support.s3server import S3Server
 
 __all__ = ["FULL", "QUICK", "FarBenchmark", "FarPlan"]
 
-_MOST: Final = 1000
-"""More than is tried."""
-
 
 @dataclass(frozen=True)
 class FarPlan:
@@ -111,8 +108,6 @@ class FarBenchmark(Benchmark):
     async def _upload(self, tree: Path, bare: BareKopia, parallel: int) -> Measured:
         self._stages.say(f"upload, bare kopia, {parallel} in parallel")
         self._fresh_bucket(BARE_BUCKET)
-        # kopia reads no more files in parallel than the policy allows: as many as there are CPUs, if that says nothing.
-        await self._bare.call("policy", "set", "--global", f"--max-parallel-file-reads={_MOST}")
         with self._stages.stage("uploads"):
             return await bare.back_up(tree, parallel=parallel)
 
