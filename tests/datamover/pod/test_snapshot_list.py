@@ -159,13 +159,8 @@ async def test_a_storage_whose_folders_kopia_cannot_list_needs_a_namespace(tmp_p
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_location({}, provider="velero.io/gcp", credential={"name": "c", "key": "k"})
     pod.put_secret("c", "k", '{"type": "service_account"}')
-    file = pod.context.termination_file
-    assert (
-        await run_storage_command(
-            ListOptions(name="default", termination_file=file, log=LogOptions("info")), pod.context
-        )
-        == 12
-    )
+    options = ListOptions(name="default", termination_file=pod.context.termination_file, log=LogOptions("info"))
+    assert await run_storage_command(options, pod.context) == 12
     assert pod.message.endswith(
         "its folders cannot be listed in a storage of the provider velero.io/gcp: name a namespace (-n)"
     )
