@@ -6,6 +6,7 @@ there are, nor targets: the reader of the last line does.
 
 import argparse
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -73,18 +74,8 @@ def _pairs(run: int, wanted: int) -> str:
     return f"{run} of {wanted} pairs{asked}, "
 
 
-def _find_marks(arguments: argparse.Namespace) -> str:
-    if arguments.latency:
-        return _LATENCY
-    if arguments.many:
-        return _MANY
-    if arguments.parallel:
-        return _PARALLEL
-    return _CONFINEMENT if arguments.confinement else _FIGURES
-
-
 def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
-    if arguments.latency:
+    if arguments.marks == _LATENCY:
         return _report_latency(FAR_QUICK if arguments.quick else FAR, folder, stages)
     plan = QUICK if arguments.quick else FULL
 
@@ -96,10 +87,10 @@ def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Repo
             _MANY: benchmark.run_many,
             _PARALLEL: benchmark.run_parallel,
         }
-        return await runs[_find_marks(arguments)]()
+        return await runs[arguments.marks]()
 
     figures = asyncio.run(_measure(folder, run))
-    return Report(_table(plan, figures, stages), figures.last_line())
+    return Report(_table(plan, figures, stages), json.dumps(figures.summary()))
 
 
 def _report_latency(plan: FarPlan, folder: Path, stages: Stages) -> Report:
@@ -113,7 +104,7 @@ def _report_latency(plan: FarPlan, folder: Path, stages: Stages) -> Report:
         f"Machine: {describe_machine()}. Round trip: {plan.seconds * 1000:.0f} ms. {tree}. {many}.",
         f"{plan.rounds} rounds, {stages.seconds:.0f} s in all: {stages.line()}.",
     ]
-    return Report([*lines, "", *figures.lines()], figures.last_line())
+    return Report([*lines, "", *figures.lines()], json.dumps(figures.summary()))
 
 
 def main() -> int:
@@ -121,11 +112,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--confinement", action="store_true", help="compare movers with kopia confined and without")
-    what.add_argument("--latency", action="store_true", help="compare with kopia's best settings for a far storage")
-    what.add_argument("--many", action="store_true", help="millions of tiny files within a memory limit")
-    what.add_argument("--parallel", action="store_true", help="compare numbers of files that are uploaded in parallel")
-    return run_alone(parser, _find_marks, _report)
+    for flag, marks, text in (
+        ("--confinement", _CONFINEMENT, "compare movers with kopia confined and without"),
+        ("--latency", _LATENCY, "compare with kopia's best settings for a far storage"),
+        ("--many", _MANY, "millions of tiny files within a memory limit"),
+        ("--parallel", _PARALLEL, "compare numbers of files that are uploaded in parallel"),
+    ):
+        what.add_argument(flag, action="store_const", dest="marks", const=marks, default=_FIGURES, help=text)
+    return run_alone(parser, lambda arguments: arguments.marks, _report)
 
 
 if __name__ == "__main__":

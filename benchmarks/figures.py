@@ -1,9 +1,8 @@
-"""What was measured, and how it is shown: a table for people, one line of JSON for programs.
+"""What was measured, and how it is shown: a table for people, an object for programs.
 
 Knows medians, ratios and targets. Does not know how anything was measured.
 """
 
-import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -105,10 +104,6 @@ class Figures:
         rows: dict[str, Sequence[Measured]] = {row: self.runs[row] for row in Row}
         yield from table(rows | {name: [run] for name, run in self.limited.items()})
 
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
-
 
 @dataclass
 class ConfinementFigures:
@@ -145,10 +140,6 @@ class ConfinementFigures:
             }
         )
 
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
-
 
 @dataclass
 class ManyFigures:
@@ -174,10 +165,6 @@ class ManyFigures:
     def lines(self) -> Iterator[str]:
         """Yield the table."""
         yield from table({name: [run] for name, run in self.runs.items()})
-
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
 
 
 @dataclass
@@ -209,10 +196,6 @@ class ParallelFigures:
             rows[f"upload, mover, {number} in parallel"] = runs
             rows[f"upload, bare kopia with the mover's settings, {number} in parallel"] = self.bare[number]
         yield from table(rows)
-
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
 
 
 def _ratio(pairs: Iterable[tuple[float, float]]) -> float:

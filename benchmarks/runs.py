@@ -97,7 +97,6 @@ class Benchmark:
 
         The pairs come last: then it is known how many of them there is time for.
         """
-        self._stages.say("preparing: an empty repository, the mover once each way")
         await self.prepare()
         with self._tree(self._plan.tree) as tree:
             self._figures.limited_ok = await self._limited(tree, "")
@@ -114,7 +113,6 @@ class Benchmark:
 
     async def run_confined(self) -> ConfinementFigures:
         """Measure what the confinement of kopia costs: pairs of the mover, with it and without."""
-        self._stages.say("preparing: an empty repository, each mover once each way")
         await self.prepare()
         figures = ConfinementFigures(own_disks=self._disks.own)
         with self._tree(self._plan.confined_tree) as tree:
@@ -130,7 +128,6 @@ class Benchmark:
 
     async def run_parallel(self) -> ParallelFigures:
         """Measure uploads with one file in parallel for each CPU, kopia's default, and with one and two more."""
-        self._stages.say("preparing: an empty repository, the mover once each way")
         await self.prepare()
         figures = ParallelFigures(self._disks.own)
         cpus, settings = len(os.sched_getaffinity(0)), KopiaSettings.of_backups()
@@ -155,7 +152,6 @@ class Benchmark:
         Raises:
             BenchmarkError: a run failed, for example for lack of memory.
         """
-        self._stages.say("preparing: an empty repository, the mover once each way")
         await self.prepare()
         self._fresh_bucket(BUCKET)
         shape = self._plan.very_many_files
@@ -207,6 +203,7 @@ class Benchmark:
 
     async def prepare(self) -> None:
         """Make an empty repository to copy, and let the mover run once each way: that compiles it."""
+        self._stages.say("preparing: an empty repository, the mover once each way")
         with self._stages.stage("preparing"):
             self._s3.make_bucket(BUCKET)
             await self._mover.init()

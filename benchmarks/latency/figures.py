@@ -1,9 +1,8 @@
-"""What the benchmark of a storage far away shows: a table for people, one line of JSON for programs.
+"""What the benchmark of a storage far away shows: a table for people, an object for programs.
 
 Knows which of kopia's settings was the best. Does not know how anything was measured.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -71,10 +70,6 @@ class FarFigures:
                 rows[f"{where}: {what}, bare kopia"] = runs["bare"]
                 rows[f"{where}: {what}, mover"] = runs["mover"]
         yield from table(rows)
-
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
 
 
 def ratio_of(runs: Runs) -> float:
