@@ -6,15 +6,18 @@ from typing import Final
 
 from msgspec import field
 
-from core.models.base import Int64, WireModel
+from core.models.base import Int64, Time, WireModel
 from core.models.output_line import OutputLine
 from core.models.saved_claim import SavedClaim
 
 __all__ = [
+    "CHECKED_LINE",
     "DELETED_LINE",
     "REPORTED_LINE",
     "STORED_LINE",
     "TOTAL_LINE",
+    "CheckedCopy",
+    "CopyToCheck",
     "DeletedSnapshot",
     "ReportedSnapshot",
     "SnapshotDeletion",
@@ -170,6 +173,38 @@ class TransferToDelete:
         return cls(*parts)
 
 
+@dataclass(frozen=True, order=True)
+class CopyToCheck:
+    """A copy that must be there, so that older ones may go: its snapshot, in the repository of `volume_namespace`."""
+
+    volume_namespace: str
+    snapshot_id: str
+
+    def __str__(self) -> str:
+        """Return it as a value of the flag `--check`; no part can have a slash."""
+        return f"{self.volume_namespace}/{self.snapshot_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> "CopyToCheck":
+        """Return the copy in a value of the flag.
+
+        Raises:
+            ValueError: it is none.
+        """
+        namespace, slash, snapshot_id = text.partition("/")
+        if not (namespace and slash and snapshot_id) or "/" in snapshot_id:
+            raise ValueError(f'not NAMESPACE/SNAPSHOT: "{text}"')
+        return cls(namespace, snapshot_id)
+
+
+class CheckedCopy(WireModel, omit_defaults=True):
+    """A copy that was looked at: `fault` is why it is not known that it can be restored; empty: its root was read."""
+
+    volume_namespace: str
+    snapshot_id: str = field(name="snapshotID")
+    fault: str = ""
+
+
 class DeletedSnapshot(WireModel, omit_defaults=True):
     """A kopia snapshot of a transfer that was to be deleted; `kept` is why it was not, empty: it was.
 
@@ -189,12 +224,16 @@ class SnapshotDeletion(WireModel, omit_defaults=True):
     """The termination message of `delete-snapshots` that succeeded: how many snapshots were deleted, and kept.
 
     `unread` are the first repositories whose snapshots could not be deleted, `unread_count` how many there are.
+    `checked` is how many copies were looked at, `now` the time by the clock of the pod at its end.
     """
 
     deleted: Int64 = 0
     kept: Int64 = 0
     unread: list[UnreadRepository] = field(default_factory=list)
     unread_count: Int64 = 0
+    checked: Int64 = 0
+    now: Time | None = None
 
 
 DELETED_LINE: Final = OutputLine("nodeagent.io/deleted-snapshot", DeletedSnapshot)
+CHECKED_LINE: Final = OutputLine("nodeagent.io/checked-copy", CheckedCopy)

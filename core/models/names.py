@@ -42,6 +42,7 @@ __all__ = [
     "DATA_UPLOAD_LABEL",
     "DATA_UPLOAD_REQUESTER",
     "DELETIONS_CONFIGMAP",
+    "DELETIONS_LEASE",
     "DISPATCHER_LEASE",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
@@ -76,6 +77,8 @@ __all__ = [
     "RESTORE_SELECTOR_LABEL",
     "RESTORE_UID_LABEL",
     "RESTORE_VOLUMES_ANNOTATION",
+    "RETENTION_IMAGE_ANNOTATION",
+    "SCHEDULE_COMMAND",
     "SCHEDULE_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
@@ -258,7 +261,14 @@ VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
 SCHEDULE_LABEL: Final = "nodeagent.io/schedule"
 """On a CronJob that creates transfers, and on each of these: the same value."""
 DELETIONS_CONFIGMAP: Final = "node-agent-backup-deletions"
-"""Of which backups the transfers are being deleted, so that their snapshots are found after an interruption."""
+"""Of which backups the transfers are being deleted, so that their snapshots are found after an interruption; and what
+retention did last (`core.models.retention`)."""
+DELETIONS_LEASE: Final = "node-agent-backup-deletions"
+"""Held by the command that deletes backups: one at a time in an installation."""
+RETENTION_IMAGE_ANNOTATION: Final = "nodeagent.io/retention-image"
+"""On a CronJob with SCHEDULE_LABEL that deletes: the image whose rules of retention are known to be today's."""
+SCHEDULE_COMMAND: Final = "run-schedule"
+"""The command of the pods of a schedule."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.errors import ConfigError
+from core.models.names import SCHEDULE_COMMAND
 from core.models.units import parse_duration
 from nodeagent.cli.claim_flags import parse_claims, parse_pairs
 from nodeagent.cli.flags import CommandParser, add_kubeconfig
@@ -18,7 +19,7 @@ from nodeagent.operations.backups.delete import DeletionTools
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.schedules.objects import JOB_VARIABLE
-from nodeagent.operations.schedules.request import RUN_COMMAND, ScheduleRequest
+from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.operations.schedules.run import ScheduleTools, run_schedule
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
@@ -70,7 +71,7 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
-        prog=f"nodeagent {RUN_COMMAND}",
+        prog=f"nodeagent {SCHEDULE_COMMAND}",
         description=_ABOUT,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

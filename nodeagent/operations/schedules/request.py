@@ -8,17 +8,14 @@ from typing import Final
 
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from core.models.names import OBJECT_NAME, label_value
+from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
 from core.models.units import format_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.objects import check_pairs
 from nodeagent.operations.backups.plan import Choice, ClaimName
 
-__all__ = ["RUN_COMMAND", "ScheduleRequest", "ScheduleTimes", "words_of"]
-
-RUN_COMMAND: Final = "run-schedule"
-"""The command of the pods of a schedule."""
+__all__ = ["ScheduleRequest", "ScheduleTimes", "words_of"]
 
 _NAME_CHARACTERS: Final = 48
 """A CronJob's name has at most 52, and the names of its backups have 15 more. Source: Kubernetes v1.34, CronJob."""
@@ -127,7 +124,7 @@ class ScheduleRequest:
     @property
     def argv(self) -> list[str]:
         """The words of the command line of its pods, after the program."""
-        words = [RUN_COMMAND, self.name, f"--agent-namespace={self.namespace}"]
+        words = [self.name, f"--agent-namespace={self.namespace}"]
         words += [f"--pvc={claim}" for claim in self.claims]
         if not self.claims:
             words += [f"--namespace={self.selector_namespace}", f"--selector={self.selector}"]
@@ -151,4 +148,4 @@ def words_of(cron_job: JsonDict) -> list[str]:
     template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
     words = [str(word) for word in containers[0].get("args") or []]
-    return words if words[:1] == [RUN_COMMAND] else []
+    return words if words[:1] == [SCHEDULE_COMMAND] else []
