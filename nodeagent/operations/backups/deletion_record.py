@@ -12,13 +12,13 @@ import msgspec
 from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, NotFoundError
-from core.kube.resources import CONFIG_MAPS
+from core.kube.resources import CONFIG_MAPS, LEASES
 from core.models.base import JsonDict
-from core.models.names import DELETIONS_CONFIGMAP
+from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE
 from core.snapshot_contract import TransferToDelete
 from nodeagent.operations.install.objects import build_object
 
-__all__ = ["DeletionRecord", "build_record"]
+__all__ = ["DeletionRecord", "build_lease", "build_record"]
 
 _Entry = dict[str, list[str]]
 """Transfers as `TransferToDelete` writes them, by the BackupStorageLocation."""
@@ -27,6 +27,11 @@ _Entry = dict[str, list[str]]
 def build_record(namespace: str) -> JsonDict:
     """Return the ConfigMap without an entry: without `data`, so that applying it again keeps what there is."""
     return build_object("v1", CONFIG_MAPS.kind, DELETIONS_CONFIGMAP, namespace)
+
+
+def build_lease(namespace: str) -> JsonDict:
+    """Return the Lease of deletions without a holder: without `spec`, so that applying it again keeps what there is."""
+    return build_object(LEASES.api_version, LEASES.kind, DELETIONS_LEASE, namespace)
 
 
 @dataclass
