@@ -183,7 +183,7 @@ async def test_a_leader_that_was_paused_for_too_long_must_not_write() -> None:
     kube = FakeKube()
     async with candidate(kube).running() as first:
         await until_one_leads(first)
-        held = first.election._held
+        held = first.election._lease._held
         assert held is not None
         held.renewed_at_seconds -= 10
         assert not first.election.may_write
