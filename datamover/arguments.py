@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.file_contract import decode_path
 from core.models.compression import Compression
 from core.models.verification import WHOLE_PERCENT
-from core.snapshot_contract import TransferToDelete
+from core.snapshot_contract import CopyToCheck, TransferToDelete
 from datamover.flags import LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
@@ -153,15 +153,22 @@ class VerifyOptions:
 class DeletionOptions:
     """The deletion of the snapshots of transfers in a BackupStorageLocation, in a pod, or only the check before it.
 
-    `cluster` is what identifies the cluster in the tags of its snapshots.
+    `cluster` is what identifies the cluster in the tags of its snapshots. Only a dry run has `checks`.
     """
 
     name: str
     cluster: str
     transfers: tuple[TransferToDelete, ...]
     dry_run: bool = False
+    checks: tuple[CopyToCheck, ...] = ()
     termination_file: Path
     log: LogOptions
+
+    @property
+    def volume_namespaces(self) -> list[str]:
+        """The namespaces whose repositories it opens."""
+        transfers = {one.volume_namespace for one in self.transfers}
+        return sorted(transfers | {one.volume_namespace for one in self.checks})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,14 +285,7 @@ def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodC
     if parsed.command == MoverVerb.VERIFY_SNAPSHOTS:
         return _parse_verify(parsed, log)
     if parsed.command == MoverVerb.DELETE_SNAPSHOTS:
-        return DeletionOptions(
-            name=parsed.backup_storage_location,
-            cluster=parsed.cluster,
-            transfers=tuple(parsed.transfer),
-            dry_run=parsed.dry_run,
-            termination_file=parsed.termination_message_path,
-            log=log,
-        )
+        return _parse_deletion(parsed, log)
     if parsed.command == MoverVerb.LIST_FILES:
         return FileOptions(
             source=_parse_source(parsed),
@@ -326,6 +326,20 @@ def _parse_verify(parsed: argparse.Namespace, log: LogOptions) -> VerifyOptions:
         percent=parsed.percent,
         volume=Path(parsed.volume_path) if parsed.volume_path else None,
         mode=parsed.volume_mode,
+        termination_file=parsed.termination_message_path,
+        log=log,
+    )
+
+
+def _parse_deletion(parsed: argparse.Namespace, log: LogOptions) -> DeletionOptions:
+    if parsed.check and not parsed.dry_run:
+        raise ConfigError("--check is for --dry-run: what it finds is to be known before the deletion")
+    return DeletionOptions(
+        name=parsed.backup_storage_location,
+        cluster=parsed.cluster,
+        transfers=tuple(parsed.transfer),
+        dry_run=parsed.dry_run,
+        checks=tuple(parsed.check),
         termination_file=parsed.termination_message_path,
         log=log,
     )

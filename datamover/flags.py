@@ -5,9 +5,10 @@ clusters.
 """
 
 import argparse
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
@@ -15,11 +16,13 @@ from core.logs import LEVELS, LOG_FORMATS
 from core.models.compression import Compression, parse_compression
 from core.models.units import parse_duration
 from core.models.verification import WHOLE_PERCENT
-from core.snapshot_contract import TransferToDelete
+from core.snapshot_contract import CopyToCheck, TransferToDelete
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
 __all__ = ["LIST", "build_parser"]
+
+_T = TypeVar("_T")
 
 LIST: Final = "list"
 """The command of local mode that is no verb of the node agent."""
@@ -94,7 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
     backup.add_argument(
         "--compression",
         metavar="ALGORITHM",
-        type=_compression,
+        type=_explained(parse_compression),
         default=Compression.NONE,
         help="kopia's algorithm, unless the custom resource names one (default: none)",
     )
@@ -188,11 +191,20 @@ def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]")
         "--transfer",
         metavar="NAMESPACE/BACKUP/UID",
         action="append",
-        type=_transfer,
+        type=_explained(TransferToDelete.parse),
         required=True,
         help="namespace of the volume, backup and UID of a transfer, as in their tags; may be repeated",
     )
     in_pod.add_argument("--dry-run", action="store_true", help="only check that they may be deleted, and list them")
+    in_pod.add_argument(
+        "--check",
+        metavar="NAMESPACE/SNAPSHOT",
+        action="append",
+        type=_explained(CopyToCheck.parse),
+        default=[],
+        help="namespace of the volume and ID of a snapshot whose root directory is to be read, with --dry-run; may be "
+        "repeated",
+    )
     _add_pod(in_pod)
     _add_file_commands(commands)
 
@@ -345,18 +357,16 @@ def _add_volume_mode(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _transfer(text: str) -> TransferToDelete:
-    try:
-        return TransferToDelete.parse(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(str(e)) from e
+def _explained(parse: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Return `parse` with an error whose text argparse shows."""
 
+    def convert(text: str) -> _T:
+        try:
+            return parse(text)
+        except (ValueError, ConfigError) as e:
+            raise argparse.ArgumentTypeError(str(e)) from e
 
-def _compression(text: str) -> Compression:
-    try:
-        return parse_compression(text)
-    except ConfigError as e:
-        raise argparse.ArgumentTypeError(str(e)) from e
+    return convert
 
 
 def _positive(text: str) -> int:

@@ -59,6 +59,8 @@ class _Summary(WireModel):
 
 
 class _Root(WireModel):
+    type: str = ""
+    obj: str = ""
     summ: _Summary = field(default_factory=_Summary)
 
 
@@ -83,6 +85,13 @@ class ListedSnapshot(WireModel):
     def size_bytes(self) -> int:
         """The size of its files."""
         return self.root_entry.summ.size
+
+    @property
+    def root_directory(self) -> str | None:
+        """The object ID of its root; None: the root is not a directory."""
+        root = self.root_entry
+        # kopia would parse an ID that starts with a dash as a flag.
+        return root.obj if root.type == "d" and root.obj.isalnum() else None
 
     @property
     def backup_uid(self) -> str:

@@ -2,13 +2,14 @@
 
 Who asks names transfers, not snapshots: whatever a custom resource says, only what was made for the transfer goes, by
 the cluster's own data movers, and only if nothing in the cluster refers to it. A location with Velero's files is
-refused. Each snapshot is a line of the output. Every step may be repeated.
+refused. Each snapshot is a line of the output. Every step may be repeated. A dry run also reads the root directories of
+the copies that justify the deletion, for a line each.
 Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persistence/object_store_layout.go.
 """
 
 import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import IO, Final
 
@@ -16,10 +17,18 @@ from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, St
 from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from core.models.storage import BackupStorageLocation
-from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete, UnreadRepository
+from core.snapshot_contract import (
+    CHECKED_LINE,
+    DELETED_LINE,
+    CheckedCopy,
+    CopyToCheck,
+    DeletedSnapshot,
+    SnapshotDeletion,
+    UnreadRepository,
+)
 from datamover.arguments import DeletionOptions
 from datamover.kopia.backup_files import BackupFiles
-from datamover.kopia.long_lists import open_output, read_elements
+from datamover.kopia.long_lists import open_output, read_directories, read_elements
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import NotInitializedError, Repository
@@ -50,6 +59,8 @@ _ROUNDS: Final = 3
 async def delete_transfers(options: DeletionOptions, context: PodContext) -> Termination:
     """Write a line for each snapshot of these transfers, delete it unless it is a dry run; return the SnapshotDeletion.
 
+    Each copy to check has a line too, unless its repository could not be read.
+
     Raises:
         RepositoryError: the location is read-only, or holds Velero's backups, or no repository could be read.
         AgentError: what the cluster refers to cannot be read.
@@ -57,14 +68,14 @@ async def delete_transfers(options: DeletionOptions, context: PodContext) -> Ter
     location = await context.reader.location(options.name)
     if location.read_only:
         raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
-    if strange := [one for one in options.transfers if not OBJECT_NAME.fullmatch(one.volume_namespace)]:
-        raise ConfigError(f'--transfer: not the name of a namespace: "{strange[0]}"')
+    if strange := [one for one in options.volume_namespaces if not OBJECT_NAME.fullmatch(one)]:
+        raise ConfigError(f'not the name of a namespace: "{strange[0]}"')
     return build_success((await _Deleter(options, context, location).run()).to_json())
 
 
 @dataclass
 class _Deleter:
-    """Deletes in the repositories of a location; `checked`: it holds no backups of Velero."""
+    """Deletes in the repositories of a location; `usable`: it holds no backups of Velero."""
 
     options: DeletionOptions
     context: PodContext
@@ -72,36 +83,43 @@ class _Deleter:
     output: IO[str] = field(default_factory=lambda: sys.stdout)
     deleted: int = 0
     kept: int = 0
-    checked: bool = False
+    checked: int = 0
+    usable: bool = False
 
     async def run(self) -> SnapshotDeletion:
         await self._check_directory()
-        groups: dict[str, list[TransferToDelete]] = {}
-        for one in self.options.transfers:
-            groups.setdefault(one.volume_namespace, []).append(one)
+        namespaces = self.options.volume_namespaces
         unread: list[UnreadRepository] = []
-        for namespace, transfers in sorted(groups.items()):
+        for namespace in namespaces:
             try:
-                await self._delete_in(namespace, transfers)
+                await self._delete_in(namespace)
             except NotInitializedError:
                 _logger.info("there is no repository in the folder %s: nothing to delete", namespace)
+                for copy in self._checks_in(namespace):
+                    self._write_check(copy, f"there is no repository in the folder {namespace}")
             except (StorageOutageError, _RefusedError):
                 raise
             except AgentError as e:
                 _logger.warning("cannot delete in the repository of namespace %s: %s", namespace, e)
                 unread.append(build_unread(namespace, e, self.context.redactor))
         self.output.flush()
-        if len(unread) == len(groups):
+        if len(unread) == len(namespaces):
             raise RepositoryError(f"nothing was deleted: {unread[0].message}")
         return SnapshotDeletion(
-            deleted=self.deleted, kept=self.kept, unread=unread[:SHOWN_UNREAD], unread_count=len(unread)
+            deleted=self.deleted,
+            kept=self.kept,
+            unread=unread[:SHOWN_UNREAD],
+            unread_count=len(unread),
+            checked=self.checked,
+            now=self.context.clock.now(),
         )
 
-    async def _delete_in(self, namespace: str, transfers: Iterable[TransferToDelete]) -> None:
+    async def _delete_in(self, namespace: str) -> None:
         with open_access(self.context) as access:
             work_dir, repository = access.work_dir, await access.resolve_namespace(self.location, namespace)
-            wanted = {(one.backup, one.uid) for one in transfers}
-            found = await self._find(repository, wanted, work_dir)
+            wanted = {(one.backup, one.uid) for one in self.options.transfers if one.volume_namespace == namespace}
+            listed = await self._find(repository, wanted, work_dir)
+            found = [one for one in listed if self._is_of(one, wanted)]
             await self._check_bucket(BackupFiles(repository.kopia, work_dir, namespace))
             named = await self._read_references()
             deletable = [one for one in found if one.id not in named]
@@ -109,11 +127,15 @@ class _Deleter:
                 await self._delete(repository, deletable, wanted, work_dir)
             for one in found:
                 self._write(one, namespace, named.get(one.id, ""))
+            by_id = {one.id: one for one in listed}
+            for copy in self._checks_in(namespace):
+                self._write_check(copy, await self._find_fault(repository, copy, by_id.get(copy.snapshot_id)))
 
     async def _find(
         self, repository: Repository, wanted: set[tuple[str, str]], work_dir: WorkDir
     ) -> list[ListedSnapshot]:
-        """Return the snapshots that have the tags of the cluster, and of one of the transfers."""
+        """Return the snapshots of the transfers, and the copies to check."""
+        checks = {one.snapshot_id for one in self.options.checks}
         with open_output(work_dir) as file:
 
             async def read() -> KopiaAnswer:
@@ -125,8 +147,41 @@ class _Deleter:
             return [
                 one
                 for one in read_elements(answer, file, ListedSnapshot)
-                if one.cluster == self.options.cluster and (one.backup_name, one.transfer_uid) in wanted
+                if self._is_of(one, wanted) or one.id in checks
             ]
+
+    def _is_of(self, one: ListedSnapshot, wanted: set[tuple[str, str]]) -> bool:
+        """Return whether it has the tags of the cluster, and of one of the transfers."""
+        return one.cluster == self.options.cluster and (one.backup_name, one.transfer_uid) in wanted
+
+    def _checks_in(self, namespace: str) -> list[CopyToCheck]:
+        return [one for one in self.options.checks if one.volume_namespace == namespace]
+
+    async def _find_fault(self, repository: Repository, copy: CopyToCheck, listed: ListedSnapshot | None) -> str:
+        """Return why it is not known that the copy can be restored; empty: its root directory was read.
+
+        Raises:
+            StorageOutageError: the storage does not answer.
+        """
+        snapshot = f"snapshot {copy.snapshot_id}"
+        if listed is None:
+            return f"{snapshot} is not in the repository"
+        if listed.incomplete:
+            return f"{snapshot} is incomplete"
+        if (root := listed.root_directory) is None:
+            return f"the root of {snapshot} is not a directory"
+        try:
+            with open_output(repository.work_dir) as file:
+                answer = await repository.call(f"root directory of {snapshot}", "show", root, output_fd=file.fileno())
+                # It may have millions of entries.
+                if next(read_directories(answer, file), None) is None:
+                    raise answer.error("kopia's output is not a directory")
+        except StorageOutageError:
+            raise
+        except AgentError as e:
+            _logger.warning("cannot read %s: %s", snapshot, e)
+            return build_unread(copy.volume_namespace, e, self.context.redactor).message
+        return ""
 
     async def _check_directory(self) -> None:
         """Check a location that is a directory.
@@ -150,14 +205,14 @@ class _Deleter:
             RepositoryError: it has Velero's files.
             DataPathError: that cannot be found out.
         """
-        if not self.checked:
+        if not self.usable:
             self._refuse(found=await files.exist())
 
     def _refuse(self, *, found: bool) -> None:
         if found:
             place = f"BackupStorageLocation {self.location.name}"
             raise _RefusedError(f'{place} has Velero\'s folder "{_BACKUPS}": nothing is deleted in it')
-        self.checked = True
+        self.usable = True
 
     async def _read_references(self) -> Mapping[str, str]:
         """Return what refers to snapshots: read as late as possible, as a restore may just have been started."""
@@ -203,6 +258,11 @@ class _Deleter:
             kept=kept,
         )
         self.output.write(f"{DELETED_LINE.format(line)}\n")
+
+    def _write_check(self, copy: CopyToCheck, fault: str) -> None:
+        self.checked += 1
+        line = CheckedCopy(volume_namespace=copy.volume_namespace, snapshot_id=copy.snapshot_id, fault=fault)
+        self.output.write(f"{CHECKED_LINE.format(line)}\n")
 
 
 class _RefusedError(RepositoryError):

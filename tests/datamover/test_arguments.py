@@ -10,7 +10,7 @@ import pytest
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
-from core.snapshot_contract import TransferToDelete
+from core.snapshot_contract import CopyToCheck, TransferToDelete
 from datamover.arguments import (
     DeletionOptions,
     FileOptions,
@@ -171,22 +171,35 @@ def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) ->
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_deletions_command_line_names_the_transfers(dry_run: bool) -> None:
     transfers = (TransferToDelete("app", "night", "u1"), TransferToDelete("db", "day.1", "u2"))
-    flags = ["--cluster=uid-1", *(f"--transfer={one}" for one in transfers), *(["--dry-run"] if dry_run else [])]
+    checks = (CopyToCheck("app", "s1"), CopyToCheck("db", "s2")) if dry_run else ()
+    flags = ["--cluster=uid-1", *(f"--transfer={one}" for one in transfers), *(f"--check={one}" for one in checks)]
+    flags += ["--dry-run"] if dry_run else []
     argv = MoverArgs(MoverVerb.DELETE_SNAPSHOTS, "backup-storage-location", "default", options=tuple(flags)).argv
     assert parse_arguments(argv, {}) == DeletionOptions(
         name="default",
         cluster="uid-1",
         transfers=transfers,
         dry_run=dry_run,
+        checks=checks,
         termination_file=_TERMINATION_FILE,
         log=LogOptions("info"),
     )
 
 
-@pytest.mark.parametrize("text", ["app/night", "app/night/u/1", "app//u1", ""])
-def test_a_transfer_without_namespace_backup_and_uid_is_invalid(text: str) -> None:
-    argv = ["delete-snapshots", "--backup-storage-location=default", "--cluster=c", f"--transfer={text}"]
-    with pytest.raises(ConfigError, match="--transfer: not NAMESPACE/BACKUP/UID"):
+@pytest.mark.parametrize(
+    ("flag", "error"),
+    [
+        *(
+            (f"--transfer={text}", "--transfer: not NAMESPACE/BACKUP/UID")
+            for text in ("app/night", "app/night/u/1", "app//u1", "")
+        ),
+        ("--check=app", "--check: not NAMESPACE/SNAPSHOT"),
+        ("--check=app/s1", "--check is for --dry-run"),
+    ],
+)
+def test_a_deletions_flag_that_is_none_is_invalid(flag: str, error: str) -> None:
+    argv = ["delete-snapshots", "--backup-storage-location=default", "--cluster=c", "--transfer=app/night/u1", flag]
+    with pytest.raises(ConfigError, match=error):
         parse_arguments(argv, {})
 
 

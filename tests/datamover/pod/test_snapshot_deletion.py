@@ -1,15 +1,25 @@
 """The deletion of snapshots with a real kopia: only those whose tags are of the cluster's backup, and nothing else."""
 
 import json
+import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from core.clock import SystemClock
 from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
-from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
+from core.snapshot_contract import (
+    CHECKED_LINE,
+    DELETED_LINE,
+    CopyToCheck,
+    DeletedSnapshot,
+    SnapshotDeletion,
+    TransferToDelete,
+)
 from datamover.arguments import DeletionOptions, LogOptions
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
@@ -35,12 +45,30 @@ class Bed(LocationBed):
         self.kopia.run("repository", "connect", *self.storage(namespace), *IDENTITY)
         return {one["id"] for one in json.loads(self.kopia.run("snapshot", "list", "--all", "--json"))}
 
-    async def delete(self, *transfers: TransferToDelete, dry_run: bool = False) -> int:
+    def lose_root(self, snapshot_id: str) -> None:
+        """Delete the blob that has the root directory of a snapshot, but none with a manifest."""
+        (root,) = [one["rootEntry"]["obj"] for one in self.kopia.snapshots() if one["id"] == snapshot_id]
+        first = pack = self._pack(root)
+        while pack == first:
+            # Of contents that were written in the same second, kopia takes any.
+            self.kopia.run("content", "rewrite", "--dangerous-commands=enabled", "--safety=none", root)
+            pack = self._pack(root)
+        (blob,) = [one for one in self.root.rglob("*") if one.is_file() and pack in str(one).replace("/", "")]
+        blob.unlink()
+
+    def _pack(self, content: str) -> str:
+        listed = json.loads(self.kopia.run("content", "list", "--json"))
+        return next(str(one["packFile"]) for one in listed if one["contentID"] == content)
+
+    async def delete(
+        self, *transfers: TransferToDelete, dry_run: bool = False, checks: tuple[CopyToCheck, ...] = ()
+    ) -> int:
         options = DeletionOptions(
             name="default",
             cluster="uid-1",
             transfers=transfers or (_TRANSFER,),
             dry_run=dry_run,
+            checks=checks,
             termination_file=self.pod.context.termination_file,
             log=LogOptions("info"),
         )
@@ -48,6 +76,11 @@ class Bed(LocationBed):
 
     async def deletion(self, *transfers: TransferToDelete, dry_run: bool = False) -> SnapshotDeletion:
         assert await self.delete(*transfers, dry_run=dry_run) == 0, self.pod.message
+        return parse_result(SnapshotDeletion, self.pod.message)
+
+    async def check(self, *copies: tuple[str, str]) -> SnapshotDeletion:
+        checks = tuple(CopyToCheck(*one) for one in copies)
+        assert await self.delete(dry_run=True, checks=checks) == 0, self.pod.message
         return parse_result(SnapshotDeletion, self.pod.message)
 
     def put_download(self, snapshot_id: str, phase: str) -> JsonDict:
@@ -70,6 +103,11 @@ def bed(request: pytest.FixtureRequest, kopia_program: Path, s3: S3Server, tmp_p
 def _written(capsys: pytest.CaptureFixture[str]) -> dict[str, DeletedSnapshot]:
     lines = [DELETED_LINE.parse(line) for line in capsys.readouterr().out.splitlines()]
     return {line.id: line for line in lines if line is not None}
+
+
+def _faults(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
+    lines = CHECKED_LINE.find(capsys.readouterr().out)
+    return {(line.volume_namespace, line.snapshot_id): line.fault for line in lines}
 
 
 async def test_only_what_the_tags_say_is_of_the_transfer_is_deleted(
@@ -152,3 +190,38 @@ async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_do
     assert done.unread[0].volume_namespace == "db"
     assert _written(capsys).keys() == {own}
     assert bed.left() == set()
+
+
+async def test_a_dry_run_reads_the_root_directories_of_copies(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    bed.pod.clock = SystemClock(timedelta(days=31))
+    own, stays = bed.snapshot(), bed.snapshot(backup="day")
+    (bed.data / "second").write_bytes(os.urandom(2_000_000))
+    lost = bed.snapshot(backup="lost")
+    incomplete = bed.kopia.run("snapshot", "create", str(bed.data), "--upload-limit-mb=1", "--json")
+    file = bed.kopia.run("snapshot", "create", str(bed.data / "file"), "--json")
+    unfinished, single = (str(json.loads(one)["id"]) for one in (incomplete, file))
+    bed.lose_root(lost)
+    done = await bed.check(*(("app", one) for one in (lost, stays, "gone", unfinished, single)))
+    assert (done.deleted, done.checked) == (1, 5)
+    assert done.now is not None
+    assert done.now - datetime.now(UTC) > timedelta(days=30)
+    assert _faults(capsys) == {
+        ("app", stays): "",
+        ("app", lost): f"root directory of snapshot {lost}: a repository file is missing",
+        ("app", "gone"): "snapshot gone is not in the repository",
+        ("app", unfinished): f"snapshot {unfinished} is incomplete",
+        ("app", single): f"the root of snapshot {single} is not a directory",
+    }
+    assert own in bed.left()
+
+
+async def test_a_copy_whose_repository_is_gone_has_a_fault_and_one_that_cannot_be_opened_has_no_line(
+    bed: Bed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bed.snapshot()
+    other = bed.snapshot("db")
+    (broken,) = bed.root.glob("kopia/db/kopia.repository*")
+    broken.write_bytes(b"no format")
+    done = await bed.check(("db", other), ("none", "s1"))
+    assert (done.deleted, done.checked, [one.volume_namespace for one in done.unread]) == (1, 1, ["db"])
+    assert _faults(capsys) == {("none", "s1"): "there is no repository in the folder none"}
