@@ -9,13 +9,16 @@ from typing import Final
 from msgspec import field
 
 from core.errors import ContractError
-from core.models.base import Int64, JsonDict, Time, WireModel
+from core.models.base import Int64, JsonDict, Time, WireModel, format_time
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND
 
 __all__ = ["REPORT_KEY", "HeldBackup", "HeldRule", "RetentionReport", "deletes_by_old_rules", "read_report"]
 
 REPORT_KEY: Final = "_report"
 """The key of the report in the ConfigMap; that of an entry is the name of a backup, which begins with no underscore."""
+
+_BACKLOG: Final = 10
+"""From so many waiting copies on, a person is to know: a steady schedule never has one."""
 
 HeldRule = str
 """Why an expired backup was kept: a value of `nodeagent.operations.backups.retention.Rule`."""
@@ -56,6 +59,16 @@ class RetentionReport(WireModel, omit_defaults=True):
     waiting_why: str = ""
     through: Time | None = None
     failure: str = ""
+
+    @property
+    def backlog(self) -> str | None:
+        """A message about the copies that wait: how many, why, until when, what deletes them; None: they are few."""
+        if self.waiting < _BACKLOG:
+            return None
+        why = f" ({self.waiting_why})" if self.waiting_why else ""
+        through = f"; the last one goes at about {format_time(self.through)}" if self.through is not None else ""
+        message = f"{self.waiting} expired copies wait for the limit of deletions{why}{through}"
+        return f"{message}; to delete them at once: nodeagent backup delete --expired --at-most {self.waiting}"
 
 
 def read_report(data: Mapping[str, str] | None) -> RetentionReport | None:

@@ -6,6 +6,7 @@ from typing import Final
 
 from core.models.names import NO_CONFIG
 from core.models.phases import Phase
+from core.models.retention import RetentionReport
 from core.models.storage import RepositoryPhase
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, Printer, Styled
 from nodeagent.cli.text import format_age, format_bytes
@@ -78,6 +79,8 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
     section.table("Failed within a day", ("TRANSFER", "ENDED", "MESSAGE"), failed)
     _print_nodes(section, view)
     _print_storage(section, view)
+    if view.retention is not None:
+        _print_retention(section, view.retention, view.at)
     for note in view.notes:
         printer.note(note)
 
@@ -201,6 +204,23 @@ def _print_storage(section: _Section, view: StatusView) -> None:
         for one in view.locations
     ]
     section.table("Locations", ("NAME", "PHASE", "ACCESS", "VALIDATED", "MESSAGE"), locations)
+
+
+def _print_retention(section: _Section, report: RetentionReport, now: datetime) -> None:
+    rows: list[list[Cell]] = [
+        [
+            one.backup,
+            f"{one.namespace}/{one.claim}",
+            one.location,
+            _ago(one.created, now).removesuffix(" ago"),
+            format_bytes(one.bytes),
+            section.message(one.reason),
+            one.command,
+        ]
+        for one in report.held
+    ]
+    headers = ("BACKUP", "VOLUME", "LOCATION", "AGE", "SIZE", "REASON", "COMMAND")
+    section.table(f"Retention ({report.held_count} kept)", headers, rows)
 
 
 def _shown(kind: str, name: str) -> str:

@@ -139,7 +139,8 @@ class _Term:
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, tools.now)
-        self._volumes = VolumeView(tools.metrics, clock, plans, self._index.entries)
+        entries = self._index.entries
+        self._volumes = VolumeView(tools.metrics, clock, plans=plans, entries=entries, events=tools.events)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(

@@ -119,7 +119,8 @@ STATUS_PERMISSIONS: Final = (
     ),
     Permission(_OWN, kube.LEASES, ("get",), "the leader", names=(DISPATCHER_LEASE,), without=_UNKNOWN),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_UNKNOWN),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration; what retention keeps", without=_UNKNOWN),
+    Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules that delete by older rules", without=_UNKNOWN),
     Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
 )
 """What `nodeagent status` needs."""

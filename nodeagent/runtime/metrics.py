@@ -20,9 +20,10 @@ from prometheus_client import (
 )
 
 from core.models.phases import FINAL_PHASES, Phase
+from core.models.retention import RetentionReport
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.snapshot_contract import SnapshotTotal
-from nodeagent.runtime.volume_metrics import VolumeMetrics, VolumeState
+from nodeagent.runtime.volume_metrics import RetentionMetrics, VolumeMetrics, VolumeState
 
 __all__ = ["METRICS_CONTENT_TYPE", "Metrics"]
 
@@ -182,6 +183,7 @@ class Metrics:
                 self._flow.finished.labels(node, kind, str(phase))
         self._pending: AbstractSet[tuple[str, str]] = frozenset()
         self._volumes = VolumeMetrics(node, self._registry)
+        self._retention = RetentionMetrics(node, self._registry)
         self._wait = self._wait_times()
         self._enqueued = self._bare_counter("enqueue_count", "Number of PodVolumeBackups assigned to this node")
         self._dequeued = self._bare_counter("dequeue_count", "Number of PodVolumeBackups of this node in a final phase")
@@ -316,6 +318,10 @@ class Metrics:
     def volumes(self, states: Sequence[VolumeState]) -> None:
         """Show the backups of these volumes, and of no others."""
         self._volumes.show(states)
+
+    def retention(self, report: RetentionReport | None, old_schedules: Sequence[str]) -> None:
+        """Show what retention reported, None if nothing, and the schedules that delete by older rules."""
+        self._retention.show(report, old_schedules)
 
     def waited(self, kind: str, seconds: float) -> None:
         """Record the time from creation to the start of the data path."""

@@ -15,6 +15,7 @@ from core.models.names import (
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
     CLUSTER_NAMESPACE,
+    DELETIONS_CONFIGMAP,
     DISPATCHER_LEASE,
 )
 
@@ -157,6 +158,14 @@ _AGENT_PERMISSIONS: Final = (
             without=f"the metrics do not show which volumes a {kind.kind} should have backed up",
         )
         for kind in (kube.CRON_JOBS, kube.SCHEDULES)
+    ),
+    Permission(
+        _OWN,
+        kube.CONFIG_MAPS,
+        ("get",),
+        "what retention keeps and why, for the metrics",
+        names=(DELETIONS_CONFIGMAP,),
+        without="the metrics do not show what retention keeps, and no Event reports a backlog",
     ),
     Permission(
         _ALL,

@@ -11,7 +11,9 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
-__all__ = ["MAX_VOLUMES", "VolumeMetrics", "VolumeState"]
+from core.models.retention import HeldBackup, RetentionReport
+
+__all__ = ["MAX_VOLUMES", "RetentionMetrics", "VolumeMetrics", "VolumeState"]
 
 MAX_VOLUMES: Final = 2000
 """Volumes with series of their own, of which each has at most eight: a scrape stays below 4 MiB."""
@@ -103,3 +105,33 @@ def _rank(state: VolumeState) -> tuple[float, float, str, str]:
     """Return what sorts the volumes that alerts are about, and may soon be about, before all others."""
     due_at = [at for at in (state.backup_due_at, state.verification_due_at) if at is not None]
     return (min(due_at, default=math.inf), -(state.backup_at or 0.0), state.namespace, state.claim)
+
+
+class RetentionMetrics:
+    """The gauges of what retention keeps, by its last report, and of schedules with older rules."""
+
+    def __init__(self, node: str, registry: CollectorRegistry) -> None:
+        """Register them for the agent of `node`."""
+        self._node = node
+        labels = ["node", "volume_namespace", "claim", "rule", "backup"]
+        text = "Size of the files in expired backups of a PVC that a rule of retention keeps; backup is the oldest"
+        self._held = Gauge("nodeagent_retention_held_bytes", text, labels, registry=registry)
+        text = "Expired copies of volumes that wait for the limit of deletions"
+        self._waiting = Gauge("nodeagent_retention_waiting_copies", text, ["node"], registry=registry)
+        text = "1 for each schedule that deletes expired backups by the rules of an older version"
+        self._old_rules = Gauge("nodeagent_retention_old_rules", text, ["node", "schedule"], registry=registry)
+
+    def show(self, report: RetentionReport | None, old_schedules: Sequence[str]) -> None:
+        """Show this report, None if there is none, and these schedules; nothing else."""
+        for gauge in (self._held, self._waiting, self._old_rules):
+            gauge.clear()
+        for schedule in old_schedules:
+            self._old_rules.labels(self._node, schedule).set(1)
+        if report is None:
+            return
+        self._waiting.labels(self._node).set(report.waiting)
+        held: dict[tuple[str, str, str], list[HeldBackup]] = {}
+        for one in sorted(report.held, key=lambda one: one.created or report.at):
+            held.setdefault((one.namespace, one.claim, one.rule), []).append(one)
+        for key, backups in held.items():
+            self._held.labels(self._node, *key, backups[0].backup).set(sum(one.bytes for one in backups))

@@ -27,11 +27,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.t
 
 _OF_FAULTS = {
     "nodeagent_node_passed_over",
+    "nodeagent_retention_held_bytes",
+    "nodeagent_retention_old_rules",
+    "nodeagent_retention_waiting_copies",
     "nodeagent_retries_total",
     "nodeagent_retry_lost_seconds_total",
     "nodeagent_retry_resent_bytes_total",
 }
-"""They have no series before the first interruption or the first node that fails; `tests/deploy` finds their names."""
+"""They have no series before the first interruption, node that fails or report of retention.
+
+`tests/deploy` finds their names.
+"""
 
 _OF_PROMETHEUS = {"up"}
 _SECONDS = 60

@@ -6,10 +6,13 @@ import http
 import json
 import secrets
 from datetime import UTC, datetime
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
 
+from core.models.names import DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
+from core.models.retention import REPORT_KEY, HeldBackup, RetentionReport
 from nodeagent.runtime.volume_metrics import MAX_VOLUMES
 from tests.cluster.apart import installed_apart
 from tests.cluster.gate import open_gate
@@ -43,6 +46,7 @@ _OF_WAITING = ("NodeAgentTransferStalled", "NodeAgentQueueStuck")
 _OF_FAILURES = "NodeAgentTransfersFailing"
 _OF_REPOSITORIES = ("NodeAgentRepositoryNotReady", "NodeAgentMaintenanceFailing", "NodeAgentIndexBlobsGrowing")
 _OF_MANY = "NodeAgentVolumesOmitted"
+_OF_RETENTION = ("NodeAgentRetentionHeld", "NodeAgentRetentionBacklog", "NodeAgentRetentionOldRules")
 _OF_AGENTS = (
     "NodeAgentConfigurationRejected",
     "NodeAgentAPIThrottled",
@@ -168,6 +172,31 @@ def test_the_alert_about_volumes_without_metrics_fires(prometheus: Prometheus) -
     prometheus.wait_fired(_OF_MANY, seconds=_STEP_SECONDS)
 
 
+@pytest.fixture
+def retained(monitored: Monitored) -> None:
+    """What a run of retention has reported, and a schedule of an older version."""
+    own = monitored.upkeep.own
+    held = HeldBackup(
+        backup="old", rule="failing-volume", reason="kept", namespace=own.space, claim="data", location="default"
+    )
+    report = RetentionReport(at=datetime.now(UTC), held=[held], held_count=1, waiting=10)
+    meta: Json = {"namespace": own.space, "name": DELETIONS_CONFIGMAP}
+    own.bed.user.apply(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {REPORT_KEY: report.to_json()}}
+    )
+    container = {"name": "schedule", "image": "agent:0", "args": [SCHEDULE_COMMAND, "--ttl=720h"]}
+    pod = {"restartPolicy": "Never", "containers": [container]}
+    spec = {"schedule": "@daily", "suspend": True, "jobTemplate": {"spec": {"template": {"spec": pod}}}}
+    meta = {"namespace": own.space, "name": "nightly", "labels": {SCHEDULE_LABEL: "nightly"}}
+    own.bed.user.apply({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": meta, "spec": spec})
+
+
+@pytest.mark.usefixtures("retained")
+def test_alerts_about_retention_fire(prometheus: Prometheus) -> None:
+    prometheus.wait_fired(*_OF_RETENTION, seconds=_STEP_SECONDS)
+
+
 def test_each_alert_is_fired_by_one_of_these() -> None:
-    fired = (_OF_MANY, *_OF_VOLUMES, *_OF_WAITING, _OF_FAILURES, *_OF_REPOSITORIES, *_OF_AGENTS)
+    several = (_OF_VOLUMES, _OF_WAITING, _OF_REPOSITORIES, _OF_AGENTS, _OF_RETENTION)
+    fired = (_OF_MANY, _OF_FAILURES, *chain.from_iterable(several))
     assert sorted(fired) == sorted(rule["alert"] for rule in read_rules())

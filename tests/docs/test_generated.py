@@ -37,10 +37,12 @@ The number of series is bounded:
 - `nodeagent_volume_…` has eight series at most for each PVC with a completed backup or an interval, of at most 2,000
   PVCs (`nodeagent_volumes_omitted` counts the others), in the leader only. The namespace of a PVC is
   `volume_namespace`: `namespace` is a label that Prometheus sets. They end with the PVC.
+- `nodeagent_retention_held_bytes` has at most 100 series, in the leader only: for each PVC and rule that keeps expired
+  backups, with the oldest of these as `backup`.
 - `nodeagent_queue_position` has the first 100 transfers, `podVolume_pod_volume_operation_…` the last 100.
 - `reason` of `nodeagent_pending` is one of [troubleshooting.md](troubleshooting.md), or `Other` for one of the
   kubelet, the scheduler or a driver.
-- The others have labels of few values, or the names of nodes, backup repositories or locations.
+- The others have labels of few values, or the names of nodes, backup repositories, locations or schedules.
 
 What became of the bytes of backups: of `nodeagent_moved_bytes_total` those of unchanged files are not read; the others
 are `nodeagent_hashed_bytes_total`. Of these `nodeagent_deduplicated_bytes_total` were in the repository already. The

@@ -1,7 +1,10 @@
-"""How often PVCs are to be backed up: from annotations of PVCs, Schedules of a Velero server, and labeled CronJobs."""
+"""How often PVCs are to be backed up: from annotations of PVCs, Schedules of a Velero server, and labeled CronJobs.
+
+And what retention has reported beside these CronJobs.
+"""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final, TypeVar
 
@@ -10,10 +13,16 @@ from msgspec import field
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
-from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
+from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
 from core.logs import fields
 from core.models.base import JsonDict, ObjectMeta, WireModel
-from core.models.names import BACKUP_INTERVAL_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
+from core.models.names import (
+    BACKUP_INTERVAL_ANNOTATION,
+    DELETIONS_CONFIGMAP,
+    SCHEDULE_LABEL,
+    VERIFICATION_INTERVAL_ANNOTATION,
+)
+from core.models.retention import RetentionReport, read_report
 from core.models.units import parse_duration
 from nodeagent.config.windows import longest_pause, parse_schedule, parse_time_zone
 from nodeagent.leader.volumes.states import Claim, ClaimKey, Plan, Plans
@@ -79,14 +88,15 @@ class PlanReader:
     """Reads how often there are to be backups."""
 
     def __init__(self, client: KubeClient, namespace: str, now: Callable[[], datetime]) -> None:
-        """Read PVCs of all namespaces, and the Schedules and CronJobs of `namespace`; `now` returns the time."""
+        """Read PVCs of all namespaces, and the rest in `namespace`; `now` returns the time."""
         self._client = client
         self._namespace = namespace
         self._now = now
         self._intervals: dict[tuple[str, str], timedelta | None] = {}
         self._claims: Mapping[ClaimKey, Claim] | None = None
-        self._cron_jobs: Mapping[str, Plan] | None = None
+        self._cron_jobs: Sequence[JsonDict] | None = None
         self._schedules: Mapping[str, Plan] | None = None
+        self._report: RetentionReport | None = None
 
     async def read(self) -> Plans:
         """Return the plans; those that may not be read are left out, others that cannot be are as last read."""
@@ -94,7 +104,14 @@ class PlanReader:
         self._claims = await _attempt(self._read_claims, self._claims)
         self._cron_jobs = await _attempt(self._read_cron_jobs, self._cron_jobs)
         self._schedules = await _attempt(self._read_schedules, self._schedules)
-        return Plans(read_at, self._claims, {**(self._schedules or {}), **(self._cron_jobs or {})})
+        self._report = await _attempt(self._read_report, self._report)
+        cron_jobs = self._cron_jobs or ()
+        labeled = {
+            one.metadata.labels.get(SCHEDULE_LABEL, ""): self._plan_of(one)
+            for one in _parse_all(cron_jobs)
+            if not one.spec.suspend
+        }
+        return Plans(read_at, self._claims, {**(self._schedules or {}), **labeled}, self._report, cron_jobs)
 
     async def _read_claims(self) -> Mapping[ClaimKey, Claim]:
         claims = {}
@@ -105,13 +122,8 @@ class PlanReader:
                     claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
         return claims
 
-    async def _read_cron_jobs(self) -> Mapping[str, Plan]:
-        selection = Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL)
-        return {
-            one.metadata.labels.get(SCHEDULE_LABEL, ""): self._plan_of(one)
-            for one in _parse_all(await self._client.list(selection))
-            if not one.spec.suspend
-        }
+    async def _read_cron_jobs(self) -> Sequence[JsonDict]:
+        return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     async def _read_schedules(self) -> Mapping[str, Plan]:
         return {
@@ -119,6 +131,10 @@ class PlanReader:
             for one in _parse_all(await self._client.list(Selection(SCHEDULES, self._namespace)))
             if not one.spec.paused
         }
+
+    async def _read_report(self) -> RetentionReport | None:
+        stored = await self._client.get(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
+        return read_report(stored.get("data"))
 
     def _plan_of(self, one: _Planned) -> Plan:
         """Return the plan of a Schedule or CronJob, whose times are computed once."""

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
+from core.models.base import JsonDict
+from core.models.retention import RetentionReport
 from core.models.verification import Verification
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
@@ -39,12 +41,15 @@ class Claim:
 class Plans:
     """The PVCs of the cluster as read at `read_at`, and the plans of Schedules and CronJobs by name.
 
-    `claims` is None where the PVCs are not known. Times are by the API server's clock.
+    `claims` is None where the PVCs are not known. Times are by the API server's clock. `report` is the last one of
+    retention, None if there is none; `cron_jobs` are the schedules of `nodeagent schedule` as JSON dicts.
     """
 
     read_at: datetime
     claims: Mapping[ClaimKey, Claim] | None = None
     schedules: Mapping[str, Plan] = field(default_factory=dict)
+    report: RetentionReport | None = None
+    cron_jobs: Sequence[JsonDict] = ()
 
 
 @dataclass(slots=True)

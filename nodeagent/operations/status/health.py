@@ -54,6 +54,9 @@ class Rule(StrEnum):
     TRANSFERS_BLOCKED = "transfers-blocked"
     TRANSFERS_UNREADABLE = "transfers-unreadable"
     TRANSFERS_FAILED = "transfers-failed"
+    RETENTION_FAILED = "retention-failed"
+    RETENTION_BACKLOG = "retention-backlog"
+    RETENTION_OLD_RULES = "retention-old-rules"
 
 
 class Finding(WireModel):
@@ -243,6 +246,18 @@ def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
         yield _degraded(Rule.TRANSFERS_FAILED, message, "troubleshooting.md")
 
 
+def _retention(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    report, old = snapshot.retention, snapshot.old_schedules
+    if report is not None and report.failure:
+        message = f"the last deletion of expired backups failed: {report.failure}"
+        yield _degraded(Rule.RETENTION_FAILED, message, "")
+    if report is not None and report.backlog is not None:
+        yield _degraded(Rule.RETENTION_BACKLOG, report.backlog, "alerts.md#nodeagentretentionbacklog")
+    if old:
+        message = f"schedules delete by the rules of an older version: {', '.join(old)}: run nodeagent schedule renew"
+        yield _degraded(Rule.RETENTION_OLD_RULES, message, "alerts.md#nodeagentretentionoldrules")
+
+
 def _degraded(rule: Rule, message: str, see: str) -> Finding:
     return Finding(health=Health.DEGRADED, rule=rule, message=message, see=f"docs/{see}" if see else "")
 
@@ -259,5 +274,6 @@ _RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
     _blocked,
     _unreadable,
     _failed,
+    _retention,
     _not_read,
 )

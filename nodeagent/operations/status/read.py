@@ -19,12 +19,14 @@ from core.kube.resources import (
     BACKUP_REPOSITORIES,
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
+    CRON_JOBS,
     LEASES,
     NODES,
     PODS,
 )
 from core.models.base import JsonDict
-from core.models.names import DISPATCHER_LEASE
+from core.models.names import DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
+from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
 from nodeagent.config.models import LoadConcurrency
 from nodeagent.operations.installation import InstalledAgents, read_agents
 from nodeagent.operations.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
@@ -110,7 +112,7 @@ class StatusReader:
         return tuple(record for listed in kinds for record in listed)
 
     async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
-        """Return what no watch shows: the leader, its page, the settings; by a handful of requests.
+        """Return what no watch shows: the leader, its page, the settings, retention; by a handful of requests.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -130,9 +132,12 @@ class StatusReader:
         return found
 
     async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
-        lease, installed = await asyncio.gather(
+        no_schedules: tuple[str, ...] = ()
+        lease, installed, retention, old_schedules = await asyncio.gather(
             self._try(UnreadPart.LEASE, self._read_lease, LeaseRecord()),
             self._try(UnreadPart.FLAGS, self._read_installed, None),
+            self._try(UnreadPart.RETENTION, self._read_retention, None),
+            self._try(UnreadPart.RETENTION, self._read_old_schedules, no_schedules),
         )
         settings = installed.settings if installed is not None else None
         page, (config, concurrency) = await asyncio.gather(
@@ -151,6 +156,8 @@ class StatusReader:
             wanted_agents=installed.wanted if installed is not None else 0,
             ready_agents=installed.ready if installed is not None else 0,
             page=page,
+            retention=retention,
+            old_schedules=old_schedules,
         )
 
     async def _try(self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
@@ -208,6 +215,14 @@ class StatusReader:
             if isinstance(e.__cause__, KubeError):
                 raise e.__cause__ from e
             raise
+
+    async def _read_retention(self) -> RetentionReport | None:
+        stored = await self._client.read(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
+        return read_report((stored or {}).get("data"))
+
+    async def _read_old_schedules(self) -> tuple[str, ...]:
+        cron_jobs = await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
+        return tuple(one["metadata"]["name"] for one in cron_jobs if deletes_by_old_rules(one))
 
     async def _read_page(
         self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]

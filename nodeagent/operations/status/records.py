@@ -11,6 +11,7 @@ from enum import StrEnum
 from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
 from core.models.phases import Phase
+from core.models.retention import RetentionReport
 from core.models.verification import Verification
 from nodeagent.operations.leader_page import LeaderPage
 from nodeagent.runtime.settings import Settings
@@ -148,6 +149,7 @@ class UnreadPart(StrEnum):
     LOCATIONS = "locations"
     PAGE = "leader's status page"
     FLAGS = "flags of the agents"
+    RETENTION = "retention"
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,8 @@ class ClusterSnapshot:
 
     What `unread` names is empty, and not known. `slots` is by node, where rules for single nodes exist. `settings` are
     the agents'; None: there is no DaemonSet. `wanted_agents` and `ready_agents` are what its controller counts. `page`
-    is None where it could not be read.
+    is None where it could not be read. `retention` is the last report of retention, None if there is none;
+    `old_schedules` are the names of CronJobs that delete by older rules.
     """
 
     namespace: str
@@ -181,6 +184,8 @@ class ClusterSnapshot:
     wanted_agents: int = 0
     ready_agents: int = 0
     page: LeaderPage | None = None
+    retention: RetentionReport | None = None
+    old_schedules: tuple[str, ...] = ()
     unread: tuple[Unread, ...] = ()
 
     def is_unread(self, part: UnreadPart) -> bool:

@@ -12,6 +12,7 @@ from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import PendingReason
+from core.models.retention import RetentionReport
 from nodeagent.operations.leader_page import node_of_holder
 from nodeagent.operations.status.health import Finding, Health, failed_recently, is_managed, judge, worst
 from nodeagent.operations.status.kinds import TRANSFER_KINDS
@@ -110,8 +111,9 @@ class StatusView(WireModel):
     """Everything that `nodeagent status` shows, the most important first in each list.
 
     `phases` counts all transfers. `queued` are those that wait for the admission quota alone, `queue_length` is the
-    quota; None: there is none. `positions_computed`: the leader did not say them. `unread` are the parts that could not
-    be read, or not as a whole: what is shown of them is not known to be all.
+    quota; None: there is none. `positions_computed`: the leader did not say them. `retention` is the last report of
+    retention, None if there is none, and `old_schedules` are the schedules that delete by older rules. `unread` are the
+    parts that could not be read, or not as a whole: what is shown of them is not known to be all.
     """
 
     health: Health
@@ -129,6 +131,8 @@ class StatusView(WireModel):
     nodes: list[NodeRow]
     repositories: list[RepositoryRecord]
     locations: list[LocationRecord]
+    retention: RetentionReport | None
+    old_schedules: list[str]
     configuration: ConfigRecord
     unread: list[str]
     notes: list[str]
@@ -173,6 +177,8 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         nodes=_node_rows(snapshot, busy),
         repositories=sorted(snapshot.repositories, key=lambda one: one.name),
         locations=sorted(snapshot.locations, key=lambda one: one.name),
+        retention=snapshot.retention,
+        old_schedules=list(snapshot.old_schedules),
         configuration=snapshot.config,
         unread=sorted({str(one.part) for one in snapshot.unread}),
         notes=_notes(snapshot, len(snapshot.transfers) - len(managed)),

@@ -126,6 +126,9 @@ def _leader(node: str, here: str) -> dict[str, str]:
             node, lambda minute: 40 if minute % 1440 in _NIGHT else minute % 6 == 0
         )
     found[f"nodeagent_volumes_omitted{{{here}}}"] = _of_leader(node, lambda _: 0)
+    found[f"nodeagent_retention_waiting_copies{{{here}}}"] = _of_leader(node, lambda _: 2)
+    last = f'volume_namespace="app", claim="gone", rule="newest-copy", backup="b1", {here}'
+    found[f"nodeagent_retention_held_bytes{{{last}}}"] = _of_leader(node, lambda _: 1e9)
     repository = f'repository_name="app-default-kopia", {here}'
     found[f"nodeagent_repository_ready{{{repository}}}"] = _of_leader(node, lambda _: 1)
     found[f"nodeagent_repository_index_blobs{{{repository}}}"] = _of_leader(node, lambda minute: minute // 2 % 800)

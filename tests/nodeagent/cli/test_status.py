@@ -2,16 +2,19 @@
 
 import json
 import re
+from datetime import timedelta
 
 import msgspec
 import pytest
 import yaml
 
 from core.models.base import JsonDict
+from core.models.retention import HeldBackup
 from nodeagent.cli import status as status_module
 from nodeagent.cli.status_pages import summarize
 from nodeagent.operations.status.view import StatusView
 from tests.nodeagent.support.commands import Shell, open_shell
+from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.nodeagent.support.status_scene import StatusScene, transfer
 from tests.support.clock import LoopClock
@@ -42,6 +45,21 @@ def _break(scene: StatusScene) -> None:
     scene.kube.put(repository_object("db-default-kopia", phase="NotReady", message="wrong password\x07"))
     for number in range(20):
         scene.kube.put(transfer("PodVolumeBackup", f"more-{number:02}", reason="NodeBusy", message="busy"))
+    held = HeldBackup(
+        backup="nightly-1",
+        rule="failing-volume",
+        reason="the newest transfer of app/data did not complete: its newest three copies stay\x1b[2J",
+        namespace="app",
+        claim="data",
+        location="default",
+        created=NOON - timedelta(days=40),
+        bytes=3 * 2**30,
+        command="nodeagent backup delete nightly-1",
+    )
+    through = NOON + timedelta(days=4)
+    scene.put_report(held=[held], held_count=1, waiting=25, waiting_why="ttl shortened", through=through, failure="409")
+    scene.put_old_schedule("nightly")
+    scene.put_old_schedule("weekly")
 
 
 def test_a_healthy_cluster(shell: Shell) -> None:

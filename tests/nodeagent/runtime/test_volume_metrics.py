@@ -1,8 +1,11 @@
 """The series of volumes: what is known, of how many, and nothing of what is gone."""
 
+from datetime import UTC, datetime, timedelta
+
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nodeagent.runtime.volume_metrics import MAX_VOLUMES, VolumeMetrics, VolumeState
+from core.models.retention import HeldBackup, RetentionReport
+from nodeagent.runtime.volume_metrics import MAX_VOLUMES, RetentionMetrics, VolumeMetrics, VolumeState
 
 __all__: list[str] = []
 
@@ -13,6 +16,29 @@ def _shown(registry: CollectorRegistry) -> dict[str, float]:
     lines = generate_latest(registry).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name.replace("nodeagent_volume", ""): float(value) for name, value in pairs}
+
+
+def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_without_a_report() -> None:
+    registry = CollectorRegistry()
+    metrics = RetentionMetrics("a", registry)
+    noon = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+    def held(backup: str, days: int | None, rule: str = "failing-volume") -> HeldBackup:
+        created = noon - timedelta(days=days) if days is not None else None
+        place = {"namespace": "app", "claim": "data", "location": "default"}
+        return HeldBackup(backup=backup, rule=rule, reason="kept", created=created, bytes=5, **place)
+
+    found = [held("unknown", None), held("younger", 8), held("oldest", 9), held("last", 1, "newest-copy")]
+    metrics.show(RetentionReport(at=noon, held=found, waiting=3), ["nightly"])
+    labels = 'claim="data",node="a",rule="{}",volume_namespace="app"'
+    assert _shown(registry) == {
+        f'nodeagent_retention_held_bytes{{backup="oldest",{labels.format("failing-volume")}}}': 15,
+        f'nodeagent_retention_held_bytes{{backup="last",{labels.format("newest-copy")}}}': 5,
+        'nodeagent_retention_waiting_copies{node="a"}': 3,
+        'nodeagent_retention_old_rules{node="a",schedule="nightly"}': 1,
+    }
+    metrics.show(None, [])
+    assert _shown(registry) == {}
 
 
 def test_only_what_is_known_has_series() -> None:

@@ -7,7 +7,14 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, PENDING_REASON_ANNOTATION
+from core.models.names import (
+    CONFIG_ANNOTATION,
+    DELETIONS_CONFIGMAP,
+    PENDING_REASON_ANNOTATION,
+    SCHEDULE_COMMAND,
+    SCHEDULE_LABEL,
+)
+from core.models.retention import REPORT_KEY, RetentionReport
 from nodeagent.cli.serve import parse_serve
 from nodeagent.config.parse import parse_config
 from nodeagent.operations.status.read import StatusReader
@@ -74,6 +81,17 @@ class StatusScene:
     def put_lease(self, renewed: str = "2026-11-21T11:59:55.000000Z", holder: str = "a_1") -> None:
         spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed}
         self.put("Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec=spec)
+
+    def put_report(self, **report: Any) -> None:
+        """Let this be what retention has reported last."""
+        text = RetentionReport(at=NOON, **report).to_json()
+        self.put("ConfigMap", DELETIONS_CONFIGMAP, "v1", data={REPORT_KEY: text})
+
+    def put_old_schedule(self, name: str) -> None:
+        """Store a CronJob that deletes by older rules."""
+        pod = {"containers": [{"image": "agent:0", "args": [SCHEDULE_COMMAND, "--ttl=720h"]}]}
+        spec = {"schedule": "@daily", "jobTemplate": {"spec": {"template": {"spec": pod}}}}
+        self.put("CronJob", name, "batch/v1", metadata={"labels": {SCHEDULE_LABEL: name}}, spec=spec)
 
     def put_transfers(self) -> None:
         """Store one that moves, one that waits for a slot, three in the queue, and one that has ended."""

@@ -8,7 +8,13 @@ from core.kube.client import KubeClient
 from core.kube.resources import CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES, Resource
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import BACKUP_INTERVAL_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
+from core.models.names import (
+    BACKUP_INTERVAL_ANNOTATION,
+    DELETIONS_CONFIGMAP,
+    SCHEDULE_LABEL,
+    VERIFICATION_INTERVAL_ANNOTATION,
+)
+from core.models.retention import REPORT_KEY, RetentionReport
 from nodeagent.leader.volumes.plans import PlanReader, parse_interval
 from nodeagent.leader.volumes.states import Plan
 from tests.support.clock import LoopClock
@@ -29,6 +35,11 @@ def an_object(resource: Resource, name: str, spec: JsonDict, **meta: object) -> 
         "metadata": {"name": name, "namespace": namespace, "creationTimestamp": "2026-11-01T00:00:00Z"} | meta,
         "spec": spec,
     }
+
+
+def deletions(report: str) -> JsonDict:
+    meta = {"name": DELETIONS_CONFIGMAP, "namespace": "velero"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": {REPORT_KEY: report}}
 
 
 def reader(kube: FakeKube) -> PlanReader:
@@ -106,6 +117,8 @@ async def test_objects_without_the_form_of_their_kind_are_left_out() -> None:
     kube.put(an_object(CRON_JOBS, "odd", {"schedule": "@daily", "suspend": "no"}, labels={SCHEDULE_LABEL: "odd"}))
     plans = await reader(kube).read()
     assert (plans.claims, plans.schedules) == ({}, {})
+    kube.put(deletions("no report"))
+    assert (await reader(kube).read()).report is None
 
 
 @pytest.mark.looptime
@@ -113,11 +126,14 @@ async def test_without_permission_nothing_is_known_and_after_an_error_what_was_r
     kube = FakeKube()
     kube.put(an_object(PERSISTENT_VOLUME_CLAIMS, "data", {}))
     kube.put(an_object(SCHEDULES, "nightly", {"schedule": "0 2 * * *"}))
+    kube.put(deletions(RetentionReport(at=NOW).to_json()))
     plans = reader(kube)
     first = await plans.read()
+    assert first.report == RetentionReport(at=NOW)
     for status, kept in ((500, True), (403, False)):
-        for path in ("/persistentvolumeclaims", "/schedules"):
+        for path in ("/persistentvolumeclaims", "/schedules", "/configmaps"):
             kube.fail_next("GET", path, status, times=20)
         found = await plans.read()
         kube.fulfill()
-        assert (found.claims, dict(found.schedules)) == ((first.claims, first.schedules) if kept else (None, {}))
+        known = (found.claims, dict(found.schedules), found.report)
+        assert known == ((first.claims, first.schedules, first.report) if kept else (None, {}, None))

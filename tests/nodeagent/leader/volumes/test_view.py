@@ -1,17 +1,24 @@
 """The metrics of volumes as backups complete, and when another agent leads."""
 
 import asyncio
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.events import EventRecorder
+from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.retry import Retry
+from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from core.models.retention import RetentionReport
+from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.runtime.metrics import Metrics
-from tests.nodeagent.leader.volumes.test_plans import an_object
+from nodeagent.transfers.events import EventLog
+from tests.nodeagent.leader.volumes.test_plans import NOW, an_object, deletions
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
@@ -26,32 +33,75 @@ def shown(metrics: Metrics, name: str = "nodeagent_volume") -> list[str]:
     return [line for line in metrics.render().decode().splitlines() if line.startswith(name)]
 
 
-async def test_a_completed_backup_is_shown_soon_and_nothing_once_another_agent_leads() -> None:
-    metrics, clock, entries = Metrics("node-a"), LoopClock(), [backup(1, bytes_=5)]
-    plans = PlanReader(KubeClient(FakeKube(), Retry(clock)), "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    view = VolumeView(metrics, clock, plans, lambda: entries)
+@asynccontextmanager
+async def showing(
+    kube: FakeKube, metrics: Metrics, entries: Callable[[], Sequence[Entry]] = list
+) -> AsyncIterator[VolumeView]:
+    clock = LoopClock()
+    client = KubeClient(kube, Retry(clock))
+    plans = PlanReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
+    events = EventLog(EventRecorder(client, clock, component="node-agent", host="node-a"))
+    view = VolumeView(metrics, clock, plans=plans, entries=entries, events=events)
     task = asyncio.create_task(view.run(), name="view")
-    await asyncio.sleep(1)
-    labels = '{claim="data",node="node-a",volume_namespace="app"}'
-    assert f"nodeagent_volume_last_backup_bytes{labels} 5.0" in shown(metrics)
-    entries.append(backup(2, bytes_=6))
-    view.observe(entries[-1])
-    await asyncio.sleep(5)
-    assert f"nodeagent_volume_last_backup_bytes{labels} 6.0" in shown(metrics)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    try:
+        yield view
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_completed_backup_is_shown_soon_and_nothing_once_another_agent_leads() -> None:
+    metrics, entries = Metrics("node-a"), [backup(1, bytes_=5)]
+    async with showing(FakeKube(), metrics, lambda: entries) as view:
+        await asyncio.sleep(1)
+        labels = '{claim="data",node="node-a",volume_namespace="app"}'
+        assert f"nodeagent_volume_last_backup_bytes{labels} 5.0" in shown(metrics)
+        entries.append(backup(2, bytes_=6))
+        view.observe(entries[-1])
+        await asyncio.sleep(5)
+        assert f"nodeagent_volume_last_backup_bytes{labels} 6.0" in shown(metrics)
     assert shown(metrics) == []
 
 
 async def test_plans_are_read_again_every_five_minutes() -> None:
-    kube, clock = FakeKube(), LoopClock()
-    plans = PlanReader(KubeClient(kube, Retry(clock)), "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    view = VolumeView(Metrics("node-a"), clock, plans, list)
-    task = asyncio.create_task(view.run(), name="view")
-    await asyncio.sleep(901)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    kube = FakeKube()
+    async with showing(kube, Metrics("node-a")):
+        await asyncio.sleep(901)
     assert sum(request.path.endswith("/persistentvolumeclaims") for request in kube.requests) == 4
+
+
+async def test_a_backlog_is_one_event_on_its_schedule_for_each_report_and_the_metrics_end_with_the_leader() -> None:
+    kube, metrics = FakeKube(), Metrics("node-a")
+    pod = {"containers": [{"image": "agent:1", "args": [SCHEDULE_COMMAND, "--ttl=720h"]}]}
+    spec = {"schedule": "@daily", "jobTemplate": {"spec": {"template": {"spec": pod}}}}
+    kube.put(an_object(CRON_JOBS, "nightly", spec, labels={SCHEDULE_LABEL: "nightly"}))
+    # The first one is none; then one that two reads find; a command has no schedule, and that one is gone.
+    reports = [(9, "nightly"), (10, "nightly"), (10, "nightly"), (12, ""), (12, "gone"), (11, "nightly")]
+    async with showing(kube, metrics):
+        for number, (waiting, schedule) in enumerate(reports):
+            report = RetentionReport(
+                at=NOW + timedelta(days=max(number, 2)),
+                schedule=schedule,
+                waiting=waiting,
+                waiting_why="runs missed",
+                through=NOW + timedelta(days=9),
+            )
+            kube.put(deletions(report.to_json()))
+            await asyncio.sleep(300)
+        assert shown(metrics, "nodeagent_retention") == [
+            'nodeagent_retention_waiting_copies{node="node-a"} 11.0',
+            'nodeagent_retention_old_rules{node="node-a",schedule="nightly"} 1.0',
+        ]
+    assert shown(metrics, "nodeagent_retention") == []
+    events = kube.objects(EVENTS)
+    assert {(one["type"], one["reason"], one["involvedObject"]["kind"]) for one in events} == {
+        ("Warning", "RetentionBacklog", "CronJob")
+    }
+    assert [one["message"] for one in events] == [
+        f"{waiting} expired copies wait for the limit of deletions (runs missed); the last one goes at about "
+        f"2026-11-30T12:00:00Z; to delete them at once: nodeagent backup delete --expired --at-most {waiting}"
+        for waiting in (10, 11)
+    ]
 
 
 async def test_the_dispatcher_shows_the_backups_of_its_transfers() -> None:

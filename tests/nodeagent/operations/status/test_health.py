@@ -73,6 +73,9 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
         Health.DEGRADED,
         lambda scene: scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED)),
     ),
+    Rule.RETENTION_FAILED: (Health.DEGRADED, lambda scene: scene.put_report(failure="clocks differ", waiting=9)),
+    Rule.RETENTION_BACKLOG: (Health.DEGRADED, lambda scene: scene.put_report(waiting=10)),
+    Rule.RETENTION_OLD_RULES: (Health.DEGRADED, lambda scene: scene.put_old_schedule("nightly")),
 }
 
 
@@ -153,6 +156,7 @@ async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(cha
         "leases",
         "daemonsets",
         "configmaps",
+        "cronjobs",
     ],
 )
 @pytest.mark.parametrize("status", [403, 404, 500])
