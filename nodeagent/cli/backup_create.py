@@ -85,7 +85,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice,
 
 async def _create(run: _Run) -> None:
     async with connect(run.access) as cluster:
-        tools = BackupTools(cluster.client, SystemClock(), run.printer.note)
+        tools = BackupTools(cluster.client, SystemClock(), run.printer.note, lambda: cluster.time.date)
         with run.printer.progress(f"checking the volumes of {run.request.name}"):
             volumes = await plan_backup(tools, run.request, run.choice)
             await check_backup(tools, volumes)

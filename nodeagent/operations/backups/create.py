@@ -146,9 +146,11 @@ async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resou
     if stored["metadata"].get("deletionTimestamp"):
         raise BackupError(f"{place} is being deleted: repeat the command later")
     if resource is VOLUME_SNAPSHOTS:
-        age = tools.clock.now() - parse_time(stored["metadata"]["creationTimestamp"])
-        if age > _OLDEST_SNAPSHOT and not await _has_transfer(tools, volume):
-            raise BackupError(f"{place} is {int(age.total_seconds() / 3600)}h old: delete it ({_deletion(volume)})")
+        created, now = parse_time(stored["metadata"]["creationTimestamp"]), tools.date()
+        if now is None or now - created <= _OLDEST_SNAPSHOT or await _has_transfer(tools, volume):
+            return
+        hours = int((now - created).total_seconds() / 3600)
+        raise BackupError(f"{place} is {hours}h old: delete it ({_deletion(volume)})")
 
 
 async def _has_transfer(tools: BackupTools, volume: PlannedVolume) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Final
 
 from core.clock import Clock
@@ -54,11 +55,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class BackupTools:
-    """What a command works with; `on_note` gets what the user should know beside the answer."""
+    """What a command works with; `on_note` gets what the user should know beside the answer.
+
+    `date` returns the Date of the API server's last answer; None: it is not known.
+    """
 
     client: KubeClient
     clock: Clock
     on_note: Callable[[str], None]
+    date: Callable[[], datetime | None] = lambda: None
 
 
 async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice) -> list[PlannedVolume]:

@@ -1,6 +1,8 @@
 """Creation of a backup: complete, or it names the volume that is missing; and it may be repeated."""
 
 import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -10,6 +12,7 @@ from nodeagent.operations.backups.methods import BackupError
 from nodeagent.operations.backups.objects import PlannedVolume
 from nodeagent.operations.backups.plan import Choice, ClaimName, plan_backup
 from tests.nodeagent.support.backup_scene import BackupScene
+from tests.nodeagent.support.hand_clock import NOON, HandClock
 
 _CLAIMS = tuple(ClaimName("app", name) for name in ("data", "data-2", "files"))
 
@@ -137,15 +140,26 @@ async def test_an_old_snapshot_without_a_transfer_is_not_taken() -> None:
     scene = BackupScene()
     volumes = await _plan(scene)
     await start_backup(scene.tools, volumes)
+    tools = replace(scene.tools, date=scene.clock.now)
     scene.clock.seconds += 3 * 3600
-    await check_backup(scene.tools, volumes)
+    await check_backup(tools, volumes)
     await scene.client.delete(DATA_UPLOADS, "velero", volumes[0].name)
     cause = f"app/{volumes[0].name} is 3h old: delete it .kubectl -n app delete volumesnapshot {volumes[0].name}.$"
     with pytest.raises(BackupError, match=cause):
-        await check_backup(scene.tools, volumes)
+        await check_backup(tools, volumes)
     scene.clock.seconds -= 3 * 3600
-    await start_backup(scene.tools, volumes)
+    await start_backup(tools, volumes)
     assert len(scene.made) == 5
+
+
+@pytest.mark.parametrize("date", [NOON, None], ids=["known", "unknown"])
+async def test_the_age_of_a_snapshot_is_by_no_clock_of_this_machine(date: datetime | None) -> None:
+    scene = BackupScene()
+    volumes = await _plan(scene)
+    await start_backup(scene.tools, volumes)
+    await scene.client.delete(DATA_UPLOADS, "velero", volumes[0].name)
+    tools = replace(scene.tools, clock=HandClock(skew=timedelta(hours=3)), date=lambda: date)
+    assert await start_backup(tools, volumes) == []
 
 
 async def test_the_snapshot_of_a_transfer_that_was_created_without_an_answer_stays() -> None:
