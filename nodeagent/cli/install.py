@@ -8,16 +8,18 @@ from typing import Any, Final
 import click
 
 from core.clock import SystemClock
+from core.errors import AgentError
 from nodeagent.cli.given_flags import GivenFlags
 from nodeagent.cli.install_flags import InstallCommand, given_in, install_flags
 from nodeagent.cli.install_options import build_options, describe_defaults
-from nodeagent.cli.options import cluster_options
+from nodeagent.cli.options import cluster_options, command_for
 from nodeagent.cli.output import OutputFormat, Printer
+from nodeagent.cli.schedule import renew
 from nodeagent.operations.install.apply import ApplyTools
 from nodeagent.operations.install.manifests import build_installation, read_definitions
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.run import InstallRequest, run_install
-from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["install"]
 
@@ -86,6 +88,18 @@ async def _apply(printer: Printer, access: ClusterAccess, request: "_Request", o
             await run_install(tools, wanted, show)
             if request.wait and options is not None:
                 say("the agents are ready" + (", and the location is reachable" if options.location else ""))
+        if options is not None and request.form is None:
+            await _renew_schedules(printer, access, cluster)
+
+
+async def _renew_schedules(printer: Printer, access: ClusterAccess, cluster: Connection) -> None:
+    """Give schedules the image of the agents; the agents are installed also where that fails."""
+    try:
+        failures = await renew(cluster, (), printer)
+    except AgentError as e:
+        failures = [f"schedules were not renewed: {e}"]
+    for failure in failures:
+        printer.note(f"{failure}: run {command_for(access, 'nodeagent schedule renew')}")
 
 
 @dataclass(frozen=True)

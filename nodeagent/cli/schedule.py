@@ -25,6 +25,7 @@ from nodeagent.cli.run_schedule import build_tools, parse_run
 from nodeagent.cli.text import format_age
 from nodeagent.operations.backups.create import sum_up_missing
 from nodeagent.operations.backups.plan import BackupTools, Choice
+from nodeagent.operations.install.apply import ApplyResult
 from nodeagent.operations.schedules.objects import build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes
@@ -38,10 +39,11 @@ from nodeagent.operations.schedules.store import (
     find_schedules,
     read_image,
     read_request,
+    renew_schedules,
 )
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
-__all__ = ["schedule"]
+__all__ = ["renew", "schedule"]
 
 _EXAMPLES: Final = """\
 examples:
@@ -51,6 +53,8 @@ examples:
         all schedules, with their last and next run
   nodeagent schedule run night --dry-run
         show what it would back up and delete now
+  nodeagent schedule renew
+        give all schedules the image of the agents, after an update
   nodeagent schedule delete night
         no more runs; its backups stay
 
@@ -93,6 +97,17 @@ examples:
         show what a run would back up and delete now; nothing is changed
   nodeagent schedule run night
         run it now, with your own permissions
+"""
+
+_RENEW_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule renew night
+        one schedule
+  nodeagent schedule renew
+        all of them, after an update of the agents by other means than nodeagent install
+
+A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
+applied from files, such as by kubectl apply, is left alone and named.
 """
 
 _DELETE_EXAMPLES: Final = """\
@@ -164,18 +179,22 @@ async def _run_create(
     printer = Printer()
     async with connect(access) as cluster:
         agent = await read_image(cluster.client, cluster.namespace)
-        await check_schedule(BackupTools(cluster.client, SystemClock(), printer.note), request)
+        await check_schedule(_tools(cluster, printer), request)
         objects = build_schedule(request, times, agent, cluster.time.now())
         if form.for_programs:
             _print_objects(printer, objects, form)
             return
-        existed = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
+        result = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
         next_run = times.next_after(cluster.time.now())
-    what, which = ("changed", "next") if existed else ("created", "first")
+    what, which = ("created", "first") if result is ApplyResult.CREATED else ("changed", "next")
     when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
     printer.line(f"schedule {request.name} was {what}: {when}")
     printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
     printer.note(VOLUMES_ONLY)
+
+
+def _tools(cluster: Connection, printer: Printer) -> BackupTools:
+    return BackupTools(cluster.client, SystemClock(), printer.note, lambda: cluster.time.date)
 
 
 def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> OwnedObjects:
@@ -209,7 +228,13 @@ async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAc
         else:
             printer.note(f"there is no schedule in namespace {access.namespace}")
 
-    printer.answer(found, form, print_page, found.notes)
+    old = [one.name for one in found.schedules if one.old_rules]
+    renewals = [
+        f"schedule {name} deletes by older rules of retention: run "
+        + command_for(access, f"nodeagent schedule renew {name}")
+        for name in old
+    ]
+    printer.answer(found, form, print_page, [*found.notes, *renewals])
 
 
 def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
@@ -261,6 +286,26 @@ async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
             printer.note("nothing would be deleted")
     if preview.failures:
         raise ScheduleError(f"not all volumes would be backed up: {sum_up_missing(preview.failures)}")
+
+
+@schedule.command("renew", epilog=_RENEW_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
+@workload_options
+def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+    """Give schedules the image of the agents, today's rules and permissions."""
+    asyncio.run(_run_renew(names, access))
+
+
+async def _run_renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+    async with connect(access) as cluster:
+        failures = await renew(cluster, names, Printer())
+    if failures:
+        raise ScheduleError("; ".join(failures))
+
+
+async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> list[str]:
+    """Renew the schedules of these names, all if there are none; see `renew_schedules`."""
+    return await renew_schedules(_tools(cluster, printer), cluster.namespace, names, _parse, printer.line)
 
 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)

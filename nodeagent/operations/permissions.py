@@ -10,6 +10,7 @@ from core.models.names import (
     ADMISSIONS_CONFIGMAP,
     AGENT_DAEMONSET,
     AGENT_DAEMONSET_WINDOWS,
+    DELETIONS_LEASE,
     DISPATCHER_LEASE,
     REPO_CREDENTIALS_SECRET,
 )
@@ -320,7 +321,7 @@ UNINSTALL_PERMISSIONS: Final = (
         )
     ),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP,)),
-    Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE,)),
+    Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE, DELETIONS_LEASE)),
     Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),
     Permission(_OWN, kube.BACKUPS, ("list",), _OTHERS),

@@ -18,6 +18,7 @@ from core.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
+from core.kube.transport import APPLY_PATCH, MERGE_PATCH
 from nodeagent.cli.main import main
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.objects import schedule_permissions
@@ -89,6 +90,27 @@ def test_a_schedule_is_created_changed_and_deleted_with_the_listed_permissions(
             one["metadata"]["name"] for one in cluster.api.request("GET", resource.path(cluster.namespace))["items"]
         ]
         assert [name for name in names if name.startswith("node-agent-schedule")] == []
+
+
+def test_schedules_are_renewed_with_the_listed_permissions_unless_something_applies_them(
+    cluster: _Schedules, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cluster.create_night(capsys, "--ttl=720h")[0] == 0
+    assert cluster.schedule(capsys, "renew") == (0, "schedule night: unchanged\n", "")
+    path = CRON_JOBS.path(cluster.namespace, "night")
+    old = {"metadata": {"annotations": {"nodeagent.io/retention-image": None}}}
+    cluster.api.request("PATCH", path, body=old, content_type=MERGE_PATCH)
+    assert "note: schedule night deletes by older rules" in cluster.schedule(capsys, "get")[2]
+    assert cluster.schedule(capsys, "renew", "night") == (0, "schedule night: renewed\n", "")
+    assert cluster.schedule(capsys, "get")[2] == ""
+    applied = {"apiVersion": CRON_JOBS.api_version, "kind": CRON_JOBS.kind, "spec": {"schedule": "0 2 * * *"}}
+    cluster.api.request(
+        "PATCH",
+        f"{path}?fieldManager=flux",
+        body=applied | {"metadata": {"name": "night", "labels": {"team": "a"}}},
+        content_type=APPLY_PATCH,
+    )
+    assert "schedule night: left alone, since flux applies it" in cluster.schedule(capsys, "renew")[1]
 
 
 def test_its_account_may_do_what_is_listed_and_nothing_with_secrets(

@@ -13,7 +13,7 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE
+from core.models.names import ADMISSIONS_CONFIGMAP, DELETIONS_LEASE, DISPATCHER_LEASE
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     BACKUP_PERMISSIONS,
@@ -44,6 +44,7 @@ _DISCOVERY = re.compile(r"/apis(/[^/]+/[^/]+)?")
 _EVERYTHING = build_everything(_NAMESPACE)
 _SHARED = (
     {"kind": "Lease", "metadata": {"name": DISPATCHER_LEASE}},
+    {"kind": "Lease", "metadata": {"name": DELETIONS_LEASE}},
     {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
 )
 _USERS = (
@@ -98,7 +99,9 @@ class _Requests(list[Request]):
         super().append(request)
         # Everybody may ask which kinds are served.
         if (sender := _sender()) and not _DISCOVERY.fullmatch(request.path):
-            self._accesses[sender].add(access_of(request))
+            access = access_of(request)
+            # A Lease is renewed and released in the background, where no command is on the stack.
+            self._accesses[_USER if access.name == DELETIONS_LEASE else sender].add(access)
 
 
 @pytest.fixture(name="_only_granted_requests", autouse=True)

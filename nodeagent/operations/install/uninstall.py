@@ -16,7 +16,13 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import NotServedError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, DISPATCHER_LEASE, REPO_CREDENTIALS_SECRET
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_LABELS,
+    DELETIONS_LEASE,
+    DISPATCHER_LEASE,
+    REPO_CREDENTIALS_SECRET,
+)
 from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
@@ -170,7 +176,11 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
     """Return what agents create and have in common, of any installer; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
     found = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
-    for resource, name in ((kube.LEASES, DISPATCHER_LEASE), (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP)):
+    for resource, name in (
+        (kube.LEASES, DISPATCHER_LEASE),
+        (kube.LEASES, DELETIONS_LEASE),
+        (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP),
+    ):
         stored = await client.read(resource, namespace, name)
         if stored is not None:
             found.append(stored)

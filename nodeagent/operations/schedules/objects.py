@@ -7,13 +7,10 @@ from typing import Final
 
 from core.kube import resources as kube
 from core.models.base import JsonDict
-from core.models.names import (
-    SCHEDULE_LABEL,
-    VERIFICATION_INTERVAL_ANNOTATION,
-)
+from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
 from core.models.units import format_duration
 from exposer.placement import LINUX, Placement, build_node_affinity
-from nodeagent.operations.backups.deletion_record import build_record
+from nodeagent.operations.backups.deletion_record import build_lease, build_record
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.install.accounts import build_rule
 from nodeagent.operations.permissions import READ_BACK_PERMISSIONS
@@ -140,8 +137,8 @@ def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentI
 
     `now` is from when on the longest pause between two runs counts, which is how often verifications are due.
     """
-    record = [build_record(request.namespace)] if request.ttl is not None else []
-    return [*build_accounts(request), *record, _build_cron_job(request, times, agent, now)]
+    shared = [build_record(request.namespace), build_lease(request.namespace)] if request.ttl is not None else []
+    return [*build_accounts(request), *shared, _build_cron_job(request, times, agent, now)]
 
 
 @dataclass(frozen=True)
@@ -173,9 +170,13 @@ class _Builder:
 def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> JsonDict:
     builder, account = _Builder(request), account_name(request.name)
     cron_job = builder.build(kube.CRON_JOBS.api_version, kube.CRON_JOBS.kind, request.name, request.namespace)
+    annotations = {}
     if request.verify:
-        interval = format_duration(times.longest_pause(now))
-        cron_job["metadata"]["annotations"] = {VERIFICATION_INTERVAL_ANNOTATION: interval}
+        annotations[VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
+    if request.ttl is not None:
+        annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
+    if annotations:
+        cron_job["metadata"]["annotations"] = annotations
     template = {"metadata": {"labels": builder.labels}, "spec": _build_pod(account, request.argv, agent)}
     return cron_job | {
         "spec": {

@@ -10,14 +10,20 @@ from core.kube.answers import Deletion
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError
 from core.models.base import JsonDict
-from core.models.names import DELETIONS_CONFIGMAP, SCHEDULE_LABEL
+from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE, RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL
+from nodeagent.operations.install.apply import ApplyResult
 from nodeagent.operations.schedules.objects import is_role_of
 from nodeagent.operations.schedules.request import ScheduleRequest
 
 __all__ = ["OwnedObjects", "Place", "place_of"]
 
 _ROLES: Final = (kube.ROLE_BINDINGS, kube.ROLES, kube.CLUSTER_ROLE_BINDINGS, kube.CLUSTER_ROLES)
-_KINDS: Final = {one.kind: one for one in (*_ROLES, kube.SERVICE_ACCOUNTS, kube.CONFIG_MAPS, kube.CRON_JOBS)}
+_SHARED: Final = frozenset({(kube.CONFIG_MAPS.kind, DELETIONS_CONFIGMAP), (kube.LEASES.kind, DELETIONS_LEASE)})
+"""Kinds and names of what all schedules have in common: it stays."""
+
+_KINDS: Final = {
+    one.kind: one for one in (*_ROLES, kube.SERVICE_ACCOUNTS, kube.CONFIG_MAPS, kube.LEASES, kube.CRON_JOBS)
+}
 
 Place = tuple[str, str, str]
 """Kind, namespace and name of an object; without a namespace, of the cluster."""
@@ -47,8 +53,8 @@ class OwnedObjects:
         for manifest in manifests:
             await self._read(manifest)
 
-    async def put(self, manifest: JsonDict) -> bool:
-        """Create the object, or change it to what it is to be; return whether it existed.
+    async def put(self, manifest: JsonDict) -> ApplyResult:
+        """Create the object, or change it to what it is to be.
 
         Raises:
             ConfigError: an object of the name is not of the schedule.
@@ -58,17 +64,19 @@ class OwnedObjects:
             await self.client.create(_KINDS[kind], manifest)
         except AlreadyExistsError:
             stored = await self._read(manifest)
-            if stored is not None:
-                patch = _patch_of(manifest)
-                patch["metadata"] = patch["metadata"] | {"uid": stored["metadata"]["uid"]}
-                await self.client.patch(_KINDS[kind], namespace, name, patch)
-            return True
-        return False
+            if stored is None:
+                return ApplyResult.UNCHANGED
+            patch = _patch_of(manifest)
+            patch["metadata"] = patch["metadata"] | {"uid": stored["metadata"]["uid"]}
+            patched = await self.client.patch(_KINDS[kind], namespace, name, patch)
+            same = patched["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"]
+            return ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
+        return ApplyResult.CREATED
 
     async def _read(self, manifest: JsonDict) -> JsonDict | None:
-        """Return the object of the schedule that exists; the record of deletions is of all schedules, and stays."""
+        """Return the object of the schedule that exists; None for one of all schedules."""
         kind, namespace, name = place = place_of(manifest)
-        if name == DELETIONS_CONFIGMAP:
+        if (kind, name) in _SHARED:
             return None
         stored = await self.client.read(_KINDS[kind], namespace, name)
         if stored is not None and not _is_own(stored, manifest):
@@ -140,4 +148,6 @@ def _patch_of(manifest: JsonDict) -> JsonDict:
     patch = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind", "roleRef"}}
     if manifest["kind"] == kube.CRON_JOBS.kind:
         patch["spec"] = {"timeZone": None} | manifest["spec"]
+        annotations = {RETENTION_IMAGE_ANNOTATION: None} | (manifest["metadata"].get("annotations") or {})
+        patch["metadata"] = manifest["metadata"] | {"annotations": annotations}
     return patch

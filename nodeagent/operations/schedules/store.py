@@ -1,20 +1,25 @@
-"""Schedules in the cluster: creating, listing and deleting them."""
+"""Schedules in the cluster: creating, listing, renewing and deleting them."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
+from typing import Final
 
+import msgspec
 from msgspec import field
 
-from core.errors import ConfigError, ContractError
+from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
+from core.models.retention import deletes_by_old_rules
 from core.models.units import format_duration
 from nodeagent.config.keys import missing
 from nodeagent.operations.backups.plan import BackupTools, find_destination, note_absent_claims
-from nodeagent.operations.schedules.objects import AgentImage, build_accounts
+from nodeagent.operations.install.apply import ApplyResult
+from nodeagent.operations.install.objects import helm_release
+from nodeagent.operations.schedules.objects import AgentImage, build_accounts, build_schedule
 from nodeagent.operations.schedules.owned import OwnedObjects
 from nodeagent.operations.schedules.request import ScheduleRequest, ScheduleTimes, words_of
 
@@ -24,13 +29,23 @@ __all__ = [
     "apply_schedule",
     "check_schedule",
     "delete_schedule",
+    "find_applier",
     "find_schedules",
     "read_image",
     "read_request",
+    "renew_schedules",
 ]
 
 ParseWords = Callable[[Sequence[str]], ScheduleRequest]
 """Reads the words after `run-schedule`; raises ConfigError where they are invalid."""
+
+_APPLIERS: Final = {
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "kubectl.kubernetes.io/last-applied-configuration": "kubectl apply",
+}
+"""What applies an object from files, by an annotation or label; Argo CD leaves that of kubectl, too."""
 
 
 class _Status(WireModel):
@@ -52,7 +67,7 @@ class _CronJob(WireModel):
 
 
 class Schedule(WireModel):
-    """One schedule. `claims` are its PVCs as text; an empty `ttl`: it deletes nothing.
+    """One schedule. `claims` are its PVCs as text; an empty `ttl`: it deletes nothing, `old_rules`: by an older image.
 
     `last_success` is when a run that succeeded ended, `next_run` when the next one begins; None: never, or unknown.
     """
@@ -70,6 +85,7 @@ class Schedule(WireModel):
     last_run: datetime | None
     last_success: datetime | None
     next_run: datetime | None
+    old_rules: bool
 
 
 class ScheduleList(WireModel):
@@ -106,8 +122,8 @@ async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
     await note_absent_claims(tools, request.claims)
 
 
-async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> bool:
-    """Create or update the objects of a schedule, and return whether its CronJob existed.
+async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> ApplyResult:
+    """Create or update the objects of a schedule; `CREATED`: its CronJob did not exist.
 
     Roles that it does not need any more are deleted before the CronJob changes, which says where they were: so an
     interrupted change may be repeated.
@@ -118,13 +134,14 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse
     """
     *others, cron_job = objects
     await owned.check([cron_job, *others])
-    for manifest in others:
-        await owned.put(manifest)
+    results = [await owned.put(manifest) for manifest in others]
     meta = cron_job["metadata"]
     stored = await owned.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
     if stored is not None:
         await owned.remove_roles(_known(stored, parse), keep=others)
-    return await owned.put(cron_job)
+    result = await owned.put(cron_job)
+    changed = any(one is not ApplyResult.UNCHANGED for one in results)
+    return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
 
 
 def _known(cron_job: JsonDict, parse: ParseWords) -> list[JsonDict]:
@@ -145,25 +162,35 @@ async def find_schedules(
         KubeError: they cannot be listed.
     """
     found, notes = [], []
-    for raw in await client.list(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL)):
-        words = words_of(raw)
-        if not words:
-            continue
+    for raw in await _list_cron_jobs(client, namespace, names):
         try:
-            found.append(_build(_CronJob.from_wire(raw), parse(words[1:]), now))
+            found.append(_build(raw, parse(words_of(raw)[1:]), now))
         except (ConfigError, ContractError) as e:
             notes.append(f"CronJob {namespace}/{raw['metadata']['name']} cannot be read: {e}")
-    found.sort(key=lambda one: one.name)
-    known = [one.name for one in found]
+    return ScheduleList(schedules=found, notes=notes)
+
+
+async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[str]) -> list[JsonDict]:
+    """Return the CronJobs of the schedules of these names, all if there are none, in the order of their names.
+
+    They have `metadata.managedFields`, which other lists do not.
+
+    Raises:
+        NotFoundError: there is none of such a name; the message has the one that may be meant.
+        KubeError: they cannot be listed.
+    """
+    pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
+    listed = [msgspec.json.decode(text) async for page in pages for text in page]
+    found = {one["metadata"]["name"]: one for one in listed if words_of(one)}
     for name in names:
-        if name not in known:
-            raise missing(f"there is no schedule {name} in namespace {namespace}", name, known)
-    return ScheduleList(schedules=[one for one in found if not names or one.name in names], notes=notes)
+        if name not in found:
+            raise missing(f"there is no schedule {name} in namespace {namespace}", name, list(found))
+    return [found[name] for name in sorted(set(names) or found)]
 
 
-def _build(cron_job: _CronJob, request: ScheduleRequest, now: datetime) -> Schedule:
-    spec, status = cron_job.spec, cron_job.status
-    times = ScheduleTimes(spec.schedule, spec.time_zone, spec.suspend)
+def _build(raw: JsonDict, request: ScheduleRequest, now: datetime) -> Schedule:
+    cron_job = _CronJob.from_wire(raw)
+    spec, status, times = cron_job.spec, cron_job.status, _times_of(cron_job)
     return Schedule(
         name=cron_job.metadata.name,
         schedule=spec.schedule,
@@ -178,7 +205,13 @@ def _build(cron_job: _CronJob, request: ScheduleRequest, now: datetime) -> Sched
         last_run=status.last_schedule_time,
         last_success=status.last_successful_time,
         next_run=None if spec.suspend else times.next_after(now),
+        old_rules=deletes_by_old_rules(raw),
     )
+
+
+def _times_of(cron_job: _CronJob) -> ScheduleTimes:
+    spec = cron_job.spec
+    return ScheduleTimes(spec.schedule, spec.time_zone, spec.suspend)
 
 
 async def read_request(client: KubeClient, namespace: str, name: str, parse: ParseWords) -> ScheduleRequest:
@@ -189,12 +222,74 @@ async def read_request(client: KubeClient, namespace: str, name: str, parse: Par
         ConfigError: the command line of its pods cannot be read.
         KubeError: the API server rejected a request.
     """
-    raw = await client.read(kube.CRON_JOBS, namespace, name)
-    if raw is not None and (words := words_of(raw)):
-        return parse(words[1:])
-    listed = await client.list(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
-    known = [one["metadata"]["name"] for one in listed if words_of(one)]
-    raise missing(f"there is no schedule {name} in namespace {namespace}", name, known)
+    (raw,) = await _list_cron_jobs(client, namespace, (name,))
+    return parse(words_of(raw)[1:])
+
+
+async def renew_schedules(
+    tools: BackupTools, namespace: str, names: Sequence[str], parse: ParseWords, on_line: Callable[[str], None]
+) -> list[str]:
+    """Build the objects of the schedules of these names again, all if there are none, with the image of the agents.
+
+    `on_line` gets what became of each one; what is applied from files is left alone.
+
+    Returns:
+        Why some were not renewed, one line each.
+
+    Raises:
+        NotFoundError: there is none of such a name; the message has the one that may be meant.
+        ConfigError: no agents are installed.
+        KubeError: the schedules or the image cannot be read.
+    """
+    cron_jobs, failures = await _list_cron_jobs(tools.client, namespace, names), list[str]()
+    if not cron_jobs:
+        return []
+    image = await read_image(tools.client, namespace)
+    for cron_job in cron_jobs:
+        name = cron_job["metadata"]["name"]
+        if applier := find_applier(cron_job):
+            on_line(
+                f"schedule {name}: left alone, since {applier} applies it from files: "
+                f"apply what nodeagent schedule create {name} ... -o yaml prints"
+            )
+            continue
+        try:
+            result = await _renew(tools, cron_job, image, parse, on_line)
+        except AgentError as e:
+            failures.append(f"schedule {name} was not renewed: {e}")
+        else:
+            on_line(f"schedule {name}: {'unchanged' if result is ApplyResult.UNCHANGED else 'renewed'}")
+    return failures
+
+
+def find_applier(obj: JsonDict) -> str | None:
+    """Return what applies the object from files, and would undo changes; None: nothing that is known.
+
+    Source: Kubernetes v1.34, API concepts, "Server-Side Apply": `operation` of `metadata.managedFields`.
+    """
+    meta = obj["metadata"]
+    keys = (meta.get("annotations") or {}).keys() | (meta.get("labels") or {}).keys()
+    managers = [one.get("manager") for one in meta.get("managedFields") or [] if one.get("operation") == "Apply"]
+    found = ["Helm"] if helm_release(obj) else []
+    return next(iter([*found, *(tool for key, tool in _APPLIERS.items() if key in keys), *managers]), None)
+
+
+async def _renew(
+    tools: BackupTools, cron_job: JsonDict, image: AgentImage, parse: ParseWords, on_line: Callable[[str], None]
+) -> ApplyResult:
+    """Apply the objects of a schedule as its pods' command line describes it.
+
+    Raises:
+        ConfigError: the CronJob cannot be read, is a copy of another one, or an object is not of the schedule.
+        KubeError: the API server rejected a request.
+    """
+    request, times = parse(words_of(cron_job)[1:]), _times_of(_CronJob.from_wire(cron_job))
+    meta = cron_job["metadata"]
+    if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
+        raise ConfigError(f"its pods run schedule {request.name} of namespace {request.namespace}")
+    times.check()
+    owned = OwnedObjects(tools.client, request, lambda place: on_line(f"{place}: deleted"), tools.on_note)
+    return await apply_schedule(owned, build_schedule(request, times, image, tools.clock.now()), parse)
 
 
 async def delete_schedule(owned: OwnedObjects) -> None:

@@ -44,6 +44,7 @@ _WORDS: Final = {
     "schedule create": ("weekly", "--schedule=@weekly", "--pvc=app/data"),
     "schedule delete": ("daily",),
     "schedule get": ("daily",),
+    "schedule renew": ("daily",),
     "schedule run": ("daily",),
     "status": (),
     "support-bundle": (),
@@ -80,6 +81,7 @@ _MISSPELLED: Final = {
     "schedule create": ("weekly --schedule=@weekly --pvc=app/data --storage-location=defalt", "default"),
     "schedule delete": ("dialy", "daily"),
     "schedule get": ("dialy", "daily"),
+    "schedule renew": ("dialy", "daily"),
     "schedule run": ("dialy", "daily"),
 }
 """Words with a wrong name, and the name that is meant."""

@@ -10,7 +10,7 @@ import yaml
 from click.shell_completion import ShellComplete
 
 from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
-from nodeagent.cli import job_tools
+from nodeagent.cli import install, job_tools
 from nodeagent.cli.main import main
 from nodeagent.cli.user_commands import _root
 from nodeagent.operations.schedules.store import ScheduleList
@@ -78,11 +78,62 @@ def test_a_schedule_is_created_shown_and_deleted(shell: Shell) -> None:
     assert shell.run("schedule", "get")[2] == "note: there is no schedule in namespace velero\n"
 
 
+def _age(shell: Shell) -> None:
+    """Let the schedule be of an older version."""
+    (cron_job,) = shell.scene.cron_jobs
+    del cron_job["metadata"]["annotations"]
+    shell.scene.kube.put(cron_job)
+
+
+def test_a_schedule_that_deletes_by_older_rules_is_named_until_it_is_renewed(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    _age(shell)
+    assert shell.run("schedule", "get")[2] == (
+        "note: schedule night deletes by older rules of retention: run nodeagent schedule renew night\n"
+    )
+    assert shell.run("schedule", "renew") == (0, "schedule night: renewed\n", "")
+    assert shell.run("schedule", "get")[2] == ""
+
+
+def test_schedules_that_were_not_renewed_are_an_error(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    shell.scene.kube.fail_next("PATCH", "/roles", 403, times=9, message="eve cannot patch roles")
+    code, out, err = shell.run("schedule", "renew", "night")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"error: schedule night was not renewed: patch Role .*eve cannot patch roles\n", err)
+
+
+def test_an_installation_renews_schedules_and_does_not_fail_where_it_cannot(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(install, "run_install", run)
+    words = ("install", "--no-default-backup-location", "--no-secret", "--image=mover:1")
+    shell.run(*_CREATE)
+    _age(shell)
+    assert shell.run(*words) == (0, "schedule night: renewed\n", "checking permissions\n")
+    _age(shell)
+    assert shell.run(*words, "-o", "yaml")[0] == 0
+    assert "annotations" not in shell.scene.cron_jobs[0]["metadata"]
+    shell.scene.kube.fail_next("PATCH", "/roles", 403, times=9, message="eve cannot")
+    code, out, err = shell.run(*words)
+    assert (code, out) == (0, "")
+    assert re.fullmatch(
+        r"note: schedule night was not renewed: patch Role .*: run nodeagent schedule renew", err.splitlines()[1]
+    )
+    shell.scene.kube.fail_next("GET", "/cronjobs", 403, times=9, message="eve may not list")
+    code, out, err = shell.run(*words)
+    assert (code, out) == (0, "")
+    assert re.fullmatch(r"note: schedules were not renewed: .*eve.*: run nodeagent schedule renew", err.splitlines()[1])
+
+
 def test_for_gitops_the_objects_are_printed_and_not_created(shell: Shell) -> None:
     code, out, err = shell.run(*_CREATE, "-o", "yaml")
     assert (code, err) == (0, "")
     kinds = [one["kind"] for one in yaml.safe_load(out)["items"]]
-    assert (kinds[0], kinds[-2:], len(kinds)) == ("ServiceAccount", ["ConfigMap", "CronJob"], 9)
+    assert (kinds[0], kinds[-3:], len(kinds)) == ("ServiceAccount", ["ConfigMap", "Lease", "CronJob"], 10)
     assert shell.scene.old.names(CRON_JOBS) == set()
 
 
@@ -215,5 +266,5 @@ def test_a_missing_permission_is_one_line(shell: Shell) -> None:
 def test_a_shell_completes_the_names_of_schedules(shell: Shell) -> None:
     shell.run(*_CREATE)
     complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
-    for command in ("get", "run", "delete"):
+    for command in ("get", "run", "renew", "delete"):
         assert [one.value for one in complete.get_completions(["schedule", command], "n")] == ["night"]

@@ -44,6 +44,7 @@ class _World(HandClock):
     def put_shared(self) -> None:
         """What agents create."""
         self.put(kube.LEASES, "node-agent-dispatcher", {}, spec={})
+        self.put(kube.LEASES, "node-agent-backup-deletions", {})
         self.put(kube.CONFIG_MAPS, "node-agent-admissions", {})
         labels = {"velero.io/repo-name": "a", "nodeagent.io/owner-uid": "u"}
         self.put(kube.JOBS, "job", labels, spec={"template": {}})
@@ -63,7 +64,12 @@ def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeagent.operations.install.uninstall.missing_permissions", nothing)
 
 
-_SHARED = ("Job velero/job", "Lease velero/node-agent-dispatcher", "ConfigMap velero/node-agent-admissions")
+_SHARED = (
+    "Job velero/job",
+    "Lease velero/node-agent-dispatcher",
+    "Lease velero/node-agent-backup-deletions",
+    "ConfigMap velero/node-agent-admissions",
+)
 
 
 @pytest.mark.parametrize(

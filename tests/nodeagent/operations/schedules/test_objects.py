@@ -81,14 +81,17 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
     scene.old.put_backup("first", 9)
     scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
     scene.old.put("ConfigMap", "node-agent-backup-deletions", "v1")
+    scene.old.put("Lease", "node-agent-backup-deletions", "coordination.k8s.io/v1")
     request = replace(_REQUEST, claims=(DATA, ClaimName("app", "files")))
     scene.end_backups()
     scene.kube.requests.clear()
     await run_schedule(scene.tools("night-1"), request)
     used = {(found.verb, found.group, found.path) for found in map(access_of, scene.kube.requests)}
     granted = {(verb, one.resource.group, one.path) for one in schedule_permissions(request) for verb in one.verbs}
-    # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name.
+    # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name,
+    # the Job of a command that was killed.
     rare = {
+        ("list", "batch", "jobs"),
         ("list", "", "events"),
         ("get", "velero.io", "datauploads"),
         ("get", "velero.io", "podvolumebackups"),
@@ -103,7 +106,7 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
 def test_with_verify_the_cron_job_says_how_often_and_the_account_may_record_it() -> None:
     request = replace(_REQUEST, verify=True)
     cron_job = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
-    assert cron_job["metadata"]["annotations"] == {"nodeagent.io/verification-interval": "24h0m0s"}
+    assert cron_job["metadata"]["annotations"]["nodeagent.io/verification-interval"] == "24h0m0s"
     patched = [one for one in schedule_permissions(request) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
     assert len(patched) == 1
     assert not [one for one in schedule_permissions(_REQUEST) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
