@@ -9,12 +9,14 @@ from datetime import timedelta
 from typing import Final
 
 from core.errors import ConfigError
+from core.models.base import format_time
 from core.models.names import SCHEDULE_COMMAND
+from core.models.retention import RetentionReport
 from core.models.units import parse_duration
 from nodeagent.cli.claim_flags import parse_claims, parse_pairs
 from nodeagent.cli.flags import CommandParser, add_kubeconfig
 from nodeagent.cli.job_tools import build_job_tools
-from nodeagent.cli.text import one_line
+from nodeagent.cli.text import format_age, format_bytes, one_line
 from nodeagent.operations.backups.delete import DeletionTools
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.backups.progress import VolumeProgress
@@ -24,7 +26,7 @@ from nodeagent.operations.schedules.run import ScheduleTools, run_schedule
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
-__all__ = ["build_tools", "parse_run", "run_words"]
+__all__ = ["build_tools", "explain_report", "parse_run", "run_words"]
 
 _ABOUT: Final = """\
 Runs a schedule once: backs its PVCs up, waits for the end, and deletes expired backups. Pods of
@@ -126,7 +128,23 @@ async def _run(request: ScheduleRequest, access: ClusterAccess) -> None:
 def build_tools(cluster: Connection, say: Callable[[str], None], job: str = "") -> ScheduleTools:
     """Return what a run works with in this cluster; `say` gets each line of it."""
     jobs = build_job_tools(cluster, say, say)
-    return ScheduleTools(DeletionTools(jobs, lambda: cluster.time.date), _Changes(say).show, say, job)
+    deletion = DeletionTools(jobs, lambda: cluster.time.date, in_pod=bool(job))
+    return ScheduleTools(
+        deletion, _Changes(say).show, say, on_report=lambda report: explain_report(report, say), job=job
+    )
+
+
+def explain_report(report: RetentionReport, say: Callable[[str], None]) -> None:
+    """Say what a run of retention has left: what a rule keeps, how to let go, and what waits."""
+    for one in report.held:
+        age = f", {format_age(report.at - one.created)} old" if one.created is not None else ""
+        command = f"; {one.command} lets go" if one.command else ""
+        say(f"backup {one.backup} is expired, and kept: {one.reason} ({format_bytes(one.bytes)}{age}){command}")
+    if more := report.held_count - len(report.held):
+        say(f"{more} more expired backups are kept")
+    if report.waiting:
+        through = f", until {format_time(report.through)}" if report.through is not None else ""
+        say(f"{report.waiting} expired copies wait for later runs{through}: {report.waiting_why}")
 
 
 def _say(text: str) -> None:

@@ -47,6 +47,7 @@ __all__ = [
     "JobTimeoutError",
     "JobTools",
     "check_end",
+    "end_jobs",
     "open_job",
     "plan_job",
     "read_location",
@@ -82,7 +83,8 @@ class JobTools:
     """What a Job is run with.
 
     `parse_serve` reads the arguments of an agent's command `serve`. `on_progress` is called with what the Job is doing
-    whenever that changes, and `on_note` with what the user should know beside the answer.
+    whenever that changes, `on_note` with what the user should know beside the answer, and `on_created` with each Job
+    right after the answer to its creation.
     """
 
     client: KubeClient
@@ -91,6 +93,7 @@ class JobTools:
     parse_serve: Callable[[Sequence[str]], Settings]
     on_progress: Callable[[str], None]
     on_note: Callable[[str], None]
+    on_created: Callable[[JsonDict], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -209,9 +212,30 @@ async def open_job(tools: JobTools, manifest: JsonDict) -> AsyncIterator[JsonDic
     """
     try:
         # A request whose answer is not awaited may create the Job after its deletion.
-        yield await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
+        job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
+        tools.on_created(job)
+        yield job
     finally:
         await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
+
+
+async def end_jobs(tools: JobTools, jobs: Sequence[JsonDict], timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+    """Delete Jobs that another command has left, and return once no pod of theirs runs any more.
+
+    Raises:
+        JobTimeoutError: the pod of one does not end.
+        KubeError: the API server rejected a request.
+    """
+    left = [one["metadata"] for one in jobs]
+    for meta in left:
+        await tools.client.delete(JOBS, meta["namespace"], meta["name"], uid=meta["uid"])
+    deadline = Deadline.after(tools.clock, timeout)
+    for meta in left:
+        while (pod := await read_pod(tools.client, meta["namespace"], meta["name"])) and not parse_pod_end(pod):
+            if deadline.expired:
+                raise JobTimeoutError(f"{_shown(pod)} of Job {meta['name']} does not end, though the Job is deleted")
+            tools.on_progress(f"waiting for the end of Job {meta['namespace']}/{meta['name']} of another command")
+            await tools.clock.sleep(_POLL_SECONDS)
 
 
 async def wait_for_start(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> JsonDict:  # noqa: ASYNC109 - of the start

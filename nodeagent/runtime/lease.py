@@ -54,7 +54,7 @@ class Lease:
     def __init__(
         self, client: KubeClient, clock: Clock, place: tuple[str, str], *, identity: str, duration: timedelta
     ) -> None:
-        """Write the Lease of `place`, namespace and name; another one takes it over after `duration` without renewal."""
+        """Write the Lease of `place`, namespace and name; another takes it over after `duration` without renewal."""
         # A renewal delayed behind other requests could come too late.
         self._client = client.urgently()
         self._clock = clock
@@ -112,7 +112,7 @@ class Lease:
         while True:
             await self._clock.sleep(min(pause_seconds, self._seconds_left))
             try:
-                renewed = await self._renew()
+                renewed = await self.renew()
             except (KubeError, TimeoutError) as e:
                 _log.warning("cannot renew Lease %s: %s", self._name, str(e) or "timed out")
                 if not self.may_write:
@@ -125,7 +125,7 @@ class Lease:
                 return
             pause_seconds = self._duration_seconds / RENEWALS_PER_LEASE
 
-    async def _renew(self) -> bool:
+    async def renew(self) -> bool:
         """Renew the Lease once; return False if another process has acquired it.
 
         Raises:

@@ -1,32 +1,55 @@
 """Deletes backups of `nodeagent backup create`: their transfers first, then the snapshots of these, by a Job.
 
 Each step may be repeated: what is to be deleted is recorded before the first transfer goes, and the next command that
-deletes anything finishes what an interruption left. The rules are in `nodeagent.operations.backups.deletion`.
+deletes anything finishes what an interruption left. The rules are in `nodeagent.operations.backups.retention`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from core.clock import Deadline
+from core.clock import Clock, Deadline
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.velero_server import has_velero_server
+from core.models.base import JsonDict, parse_time
 from core.models.storage import RepositoryKey
-from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
+from core.snapshot_contract import CHECKED_LINE, DELETED_LINE, CopyToCheck, DeletedSnapshot, SnapshotDeletion
 from exposer.maintenance_job import build_deletion_job
 from exposer.model import Owner
-from nodeagent.operations.backups.deletion import Copy, Judgment, Rule, judge_backups
-from nodeagent.operations.backups.deletion_reads import DeletionError, read_copies, read_restoring
-from nodeagent.operations.backups.deletion_record import DeletionRecord
+from nodeagent.operations.backups.deletion_lease import DeletionGuard
+from nodeagent.operations.backups.deletion_reads import read_closed, read_copies, read_restoring
+from nodeagent.operations.backups.deletion_record import DeletionRecord, Located, locate
 from nodeagent.operations.backups.follow import find_own_backup
-from nodeagent.operations.mover_jobs import JobSubject, JobTools, plan_job, read_location, run_job
+from nodeagent.operations.backups.retention import (
+    Check,
+    Copy,
+    DeletionError,
+    Judgment,
+    Place,
+    Rule,
+    Situation,
+    decide_now,
+    find_witnesses,
+    judge_backups,
+    limit_deletions,
+)
+from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
 from nodeagent.startup import read_cluster
 
-__all__ = ["DeletionError", "DeletionPlan", "DeletionTools", "check_plan", "execute_plan", "plan_expired", "plan_named"]
+__all__ = [
+    "DeletionError",
+    "DeletionPlan",
+    "DeletionTools",
+    "DeletionWish",
+    "check_plan",
+    "execute_plan",
+    "plan_expired",
+    "plan_named",
+]
 
 _JOB_TIMEOUT: Final = timedelta(hours=1)
 
@@ -43,40 +66,76 @@ _POLL_SECONDS: Final = 1.0
 
 _BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 
-_WAIVED: Final = frozenset({Rule.NOT_EXPIRED, Rule.NEWEST_COPY})
-"""What does not hold a backup that a person names."""
+_REFUSED: Final = frozenset({Rule.FOREIGN, Rule.IN_PROGRESS, Rule.RESTORING})
+"""What holds also a backup that a person names."""
 
-Located = tuple[str, TransferToDelete]
-"""The name of a BackupStorageLocation, and a transfer with snapshots in it."""
-
-Place = tuple[str, str]
-"""The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
+_CHANGES: Final = _REFUSED | {Rule.NEWEST_COPY}
+"""What speaks against the deletion of a named backup if it came up after the question."""
 
 
 @dataclass(frozen=True)
 class DeletionTools:
-    """What a deletion works with; `date` returns the Date of the API server's last answer, None: it has none."""
+    """What a deletion works with.
+
+    `date` returns the Date of the API server's last answer, None: it has none. `in_pod`: this process runs in a pod of
+    the cluster, so that its clock is one of those by which ages are counted; else the check Job's is.
+    """
 
     jobs: JobTools
     date: Callable[[], datetime | None]
+    in_pod: bool = False
+
+
+@dataclass(frozen=True)
+class DeletionWish:
+    """What is to be deleted: the backup of that `name`, or all that are expired; of these `most`, None: see the limit.
+
+    `begun` is when the Job was created whose run it is.
+    """
+
+    name: str | None = None
+    most: int | None = None
+    begun: datetime | None = None
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The time by the witnesses of a run, and when that was, on the monotonic clock."""
+
+    start: datetime
+    at_seconds: float
+
+    def now(self, clock: Clock) -> datetime:
+        """Return the time now."""
+        return self.start + timedelta(seconds=clock.monotonic() - self.at_seconds)
 
 
 @dataclass(frozen=True)
 class DeletionPlan:
     """What is to be deleted: backups, and snapshots of earlier deletions that were interrupted (`unfinished`).
 
-    `kept` are backups that are expired, and held by another rule. `stale` entries of the record are of transfers that
-    still exist. `cluster` is what identifies the cluster in the tags of its snapshots. `held` are transfers that are
-    still being deleted: their snapshots stay until they are gone.
+    `judgments` are about all backups. `stale` entries of the record are of transfers that still exist. `cluster` is
+    what identifies the cluster in the tags of its snapshots. `held` are transfers that are still being deleted: their
+    snapshots stay until they are gone. `check` is what the check Jobs found, `time` when; None: they did not run. `now`
+    is when it was made; None: ages do not matter.
     """
 
+    wish: DeletionWish
     cluster: str
     record: DeletionRecord
+    judgments: tuple[Judgment, ...]
     deleted: tuple[Judgment, ...] = ()
-    kept: tuple[Judgment, ...] = ()
     unfinished: frozenset[Located] = frozenset()
     stale: frozenset[Located] = frozenset()
     held: frozenset[Located] = frozenset()
+    check: Check | None = None
+    time: RunTime | None = None
+    now: datetime | None = None
+
+    @property
+    def kept(self) -> list[Judgment]:
+        """The backups that are expired, and held by another rule."""
+        return [one for one in self.judgments if self.wish.name is None and one.expired and one.holds]
 
     @property
     def copies(self) -> list[Copy]:
@@ -86,45 +145,27 @@ class DeletionPlan:
     @property
     def transfers(self) -> frozenset[Located]:
         """All transfers whose snapshots are to be deleted."""
-        return (self.unfinished | {_located(copy) for copy in self.copies}) - self.held
+        return (self.unfinished | {locate(copy) for copy in self.copies}) - self.held
 
     @property
     def locations(self) -> list[str]:
         """The locations with snapshots to be deleted."""
         return sorted({location for location, _ in self.transfers})
 
-    def without(self, places: Collection[Place]) -> "DeletionPlan":
-        """Return the plan without what is in these places."""
 
-        def is_left(where: Located) -> bool:
-            location, one = where
-            return not {(location, ""), (location, one.volume_namespace)} & set(places)
+async def plan_expired(tools: DeletionTools, *, most: int | None = None, begun: datetime | None = None) -> DeletionPlan:
+    """Return the plan to delete every backup that is expired and that no rule holds, as far as is known before a check.
 
-        return replace(
-            self,
-            deleted=tuple(one for one in self.deleted if all(is_left(_located(copy)) for copy in one.copies)),
-            unfinished=frozenset(filter(is_left, self.unfinished)),
-        )
-
-
-def _located(copy: Copy) -> Located:
-    return copy.location, TransferToDelete(copy.volume_namespace, copy.backup, copy.uid)
-
-
-async def plan_expired(tools: DeletionTools) -> DeletionPlan:
-    """Return the plan to delete every backup that is expired and that no rule holds.
+    Args:
+        tools: what it works with.
+        most: how many backups go at most, whatever the limit of their volumes; None: that limit counts.
+        begun: when the Job was created whose run it is.
 
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
         KubeError: the API server rejected a request.
     """
-    plan, judgments = await _prepare(tools)
-    expired = [one for one in judgments if not one.held_by((Rule.NOT_EXPIRED,))]
-    return replace(
-        plan,
-        deleted=tuple(one for one in expired if not one.holds),
-        kept=tuple(one for one in expired if one.holds),
-    )
+    return await _judge(tools, DeletionWish(most=most, begun=begun))
 
 
 async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
@@ -135,141 +176,258 @@ async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
         DeletionError: it may not be deleted; the message names the rule.
         KubeError: the API server rejected a request.
     """
-    plan, judgments = await _prepare(tools)
-    plan = replace(plan, unfinished=_of_backup(plan.unfinished, name), stale=_of_backup(plan.stale, name))
-    found = next((one for one in judgments if one.backup == name), None)
-    if found is None:
+    plan = await _judge(tools, DeletionWish(name))
+    if not plan.deleted:
         if plan.unfinished:
             return plan
         await find_own_backup(tools.jobs.client, tools.jobs.namespace, name)
         raise DeletionError(f"backup {name} cannot be deleted: it was just created")
-    if holds := found.held_by(set(Rule) - _WAIVED):
+    if holds := plan.deleted[0].held_by(_REFUSED):
         raise DeletionError(f"backup {name} cannot be deleted: {holds[0].text}")
-    return replace(plan, deleted=(found,))
+    return plan
 
 
-def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
-    return frozenset((location, one) for location, one in located if one.backup == name)
-
-
-async def _prepare(tools: DeletionTools) -> tuple[DeletionPlan, list[Judgment]]:
+async def _judge(
+    tools: DeletionTools, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
+) -> DeletionPlan:
+    """Read everything, and return the plan by it."""
     client, namespace = tools.jobs.client, tools.jobs.namespace
     if await has_velero_server(client, namespace):
         raise DeletionError(f"a Velero server is in namespace {namespace}: nothing is deleted beside it")
     # Before the transfers: what is recorded after that is not taken for stale.
     record = DeletionRecord(client, namespace)
     await record.read()
-    copies = [copy async for copy in read_copies(client, namespace)]
+    recorded = record.recorded
+    begun = {one.uid for _, one in recorded}
+    copies = [replace(copy, recorded=copy.uid in begun) async for copy in read_copies(client, namespace)]
     restoring = {snapshot: restore async for snapshot, restore in read_restoring(client, namespace)}
+    closed = await read_closed(client, namespace, {copy.location for copy in copies})
     cluster = await read_cluster(client)
     if not cluster:
         raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
-    now = tools.date()
-    if now is None:
-        raise DeletionError("the API server's answers have no Date: how old backups are is not known")
-    recorded = {one for entry in record.entries.values() for one in entry}
     existing = {copy.uid for copy in copies}
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
-    plan = DeletionPlan(cluster, record, unfinished=unfinished, stale=frozenset(recorded - unfinished))
-    return plan, judge_backups(copies, restoring, now)
+    stale = recorded - unfinished
+    if check is not None:
+        unfinished = frozenset(one for one in unfinished if not check.refusal(one[0], one[1].volume_namespace))
+    plan = DeletionPlan(wish, cluster, record, (), unfinished=unfinished, stale=stale, check=check, time=time)
+    situation = Situation(restoring, closed, _now(tools, plan), check)
+    judgments = judge_backups(copies, situation)
+    if wish.name is not None:
+        return replace(
+            plan,
+            judgments=tuple(judgments),
+            deleted=tuple(one for one in judgments if one.backup == wish.name),
+            unfinished=_of_backup(plan.unfinished, wish.name),
+            stale=_of_backup(plan.stale, wish.name),
+        )
+    if situation.now is None:
+        raise DeletionError("the API server's answers have no Date: how old backups are is not known")
+    judgments = limit_deletions(judgments, record.find_gone(existing, situation.now), situation.now, most=wish.most)
+    wanted = {copy.uid for one in judgments for copy in one.copies} if check is None else check.wanted
+    return replace(
+        plan,
+        now=situation.now,
+        judgments=tuple(judgments),
+        deleted=tuple(one for one in judgments if not one.holds and wanted.issuperset(copy.uid for copy in one.copies)),
+    )
 
 
-async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[list[DeletedSnapshot], dict[Place, str]]:
-    """Return the snapshots that would be deleted, and why none can be in some places; nothing is changed.
+def _now(tools: DeletionTools, plan: DeletionPlan) -> datetime | None:
+    """Return the time by which ages count: once checked, by the witnesses; None: not known, or not needed."""
+    if plan.wish.name is not None:
+        return None
+    return plan.time.now(tools.jobs.clock) if plan.time is not None else tools.date()
+
+
+def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
+    return frozenset((location, one) for location, one in located if one.backup == name)
+
+
+async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[DeletedSnapshot]]:
+    """Return the plan by what Jobs find in the bucket, and the snapshots that would be deleted; nothing is changed.
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
+        DeletionError: the clocks do not agree, so that no age is known.
+        KubeError: the API server rejected a request.
     """
-    found: list[DeletedSnapshot] = []
-    refused: dict[Place, str] = {}
+    run = _CheckRun(tools, {} if plan.wish.name is not None else _find_needed(plan))
     for location in plan.locations:
+        await run.look(plan, location)
+    check = Check(
+        wanted=frozenset(one.uid for _, one in plan.transfers),
+        found=frozenset(one.transfer_uid for one in run.found),
+        faults=run.faults,
+        refused=run.refused,
+    )
+    if plan.wish.name is not None:
+        return replace(plan, check=check), run.found
+    time = run.decide_time(plan.wish.begun)
+    settled = await _judge(tools, plan.wish, check, time)
+    left = {one.uid for _, one in settled.transfers}
+    return settled, [one for one in run.found if one.transfer_uid in left]
+
+
+def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
+    """Return the copies that have to be restorable, by the UIDs of the transfers that may go because they are."""
+    witnesses = find_witnesses(copy for one in plan.judgments for copy in one.copies)
+    return {copy.uid: witnesses[copy.series] for copy in plan.copies if copy.has_data and copy.series in witnesses}
+
+
+@dataclass
+class _CheckRun:
+    """The check Jobs of a run, and what they found; times are those at the creation of the last one."""
+
+    tools: DeletionTools
+    needed: dict[str, Copy]
+    found: list[DeletedSnapshot] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+    said: dict[str, datetime | None] = field(default_factory=dict)
+    at_seconds: float = 0.0
+
+    async def look(self, plan: DeletionPlan, location: str) -> None:
+        """Run the Jobs of one location."""
+        run = _JobRun(replace(self.tools.jobs, on_created=self._note_times), plan, location)
+        checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id) for uid, one in self.needed.items()}
+        before = self.said, self.at_seconds
         try:
-            listed, unread = await _run_jobs(tools, plan, location, dry_run=True)
+            await run.run(checks)
         except ConfigError:
             raise
         except AgentError as e:
-            refused[location, ""] = str(e)
-            continue
-        found += listed
-        refused |= {(location, namespace): text for namespace, text in unread.items()}
-    return found, refused
+            self.refused[location, ""] = str(e)
+            self.said, self.at_seconds = before
+            return
+        if not self.tools.in_pod and run.ended is not None:
+            taken = timedelta(seconds=self.tools.jobs.clock.monotonic() - self.at_seconds)
+            self.said["the clock of the check Job's pod"] = run.ended - taken
+        self.found += run.found
+        self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
+        for uid, one in checks.items():
+            if one in run.faults:
+                self.faults[self.needed[uid].uid] = run.faults[one]
+
+    def _note_times(self, job: JsonDict) -> None:
+        self.at_seconds = self.tools.jobs.clock.monotonic()
+        created = parse_time(job["metadata"]["creationTimestamp"])
+        own = {"the clock of this pod": self.tools.jobs.clock.now()} if self.tools.in_pod else {}
+        other = {} if self.tools.in_pod else {"the clock of the check Job's pod": None}
+        self.said = {
+            "the Date of the API server's answer": self.tools.date(),
+            f"the creation of Job {job['metadata']['name']}": created,
+            **own,
+            **other,
+        }
+
+    def decide_time(self, begun: datetime | None) -> RunTime | None:
+        """Return the time of the run; None: there was no Job.
+
+        Raises:
+            DeletionError: the clocks do not agree.
+        """
+        return RunTime(decide_now(self.said, begun), self.at_seconds) if self.said else None
 
 
-async def execute_plan(tools: DeletionTools, plan: DeletionPlan) -> list[DeletedSnapshot]:
+async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
     """Delete the transfers and the snapshots, and return the snapshots, also those that are kept.
 
-    Each backup is judged again before: a question, or Jobs that check the snapshots, may have taken hours.
+    Each part is judged again before: a question, or Jobs that check the snapshots, may have taken hours.
 
     Raises:
         DeletionError: not all is deleted; the next deletion continues.
         KubeError: the API server rejected a request.
     """
-    plan, changed = await _judge_again(tools, plan)
-    await plan.record.drop({one for _, one in plan.stale})
     found: list[DeletedSnapshot] = []
-    for part in _divide(plan):
-        deleted, failed = await _execute(tools, part)
+    changed: list[str] = []
+    for planned in _divide(plan):
+        await guard.confirm()
+        part, why = await _judge_again(tools, planned)
+        changed += why
+        await part.record.drop({one for _, one in part.stale})
+        deleted, failed = await _execute(tools, part, guard)
         found += deleted
         if failed:
             raise DeletionError(failed[0])
+        if plan.wish.name is not None and part.deleted:
+            await part.record.forget(plan.wish.name)
     if changed:
         raise DeletionError(changed[0])
     return found
 
 
 def _divide(plan: DeletionPlan) -> Iterator[DeletionPlan]:
-    """Yield parts of the plan that the record can have at a time; first what is unfinished."""
+    """Yield parts of the plan that the record can have at a time, at least one; first what is unfinished."""
     part = replace(plan, deleted=())
     for judgment in plan.deleted:
         if part.transfers and len(part.transfers) + len(judgment.copies) > _MOST_RECORDED:
             yield part
             part = replace(plan, deleted=(), unfinished=frozenset())
         part = replace(part, deleted=(*part.deleted, judgment))
-    if part.transfers:
-        yield part
+    yield part
 
 
-async def _execute(tools: DeletionTools, plan: DeletionPlan) -> tuple[list[DeletedSnapshot], list[str]]:
+async def _judge_again(tools: DeletionTools, part: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
+    """Return the part without the backups of which another rule speaks now, and why each of them is kept."""
+    # Without a check, nothing was looked at, so nothing that is only expired goes.
+    fresh = await _judge(tools, part.wish, part.check or Check(), part.time)
+    now = {one.backup: one for one in fresh.judgments}
+    allowed = {one.backup for one in fresh.deleted}
+    left, changed = [], []
+    for one in part.deleted:
+        if why := _find_change(one, now.get(one.backup), named=part.wish.name is not None):
+            changed.append(f"backup {one.backup} is not deleted, it has changed since the plan was made: {why}")
+        elif one.backup in allowed:
+            left.append(now[one.backup])
+    return replace(fresh, deleted=tuple(left), unfinished=part.unfinished & fresh.unfinished), changed
+
+
+def _find_change(planned: Judgment, later: Judgment | None, *, named: bool) -> str | None:
+    """Return what of a later judgment of the backup speaks against its deletion; None: nothing.
+
+    A hold that was known when it was planned, such as a last copy that was named, does not.
+    """
+    if later is None or {one.uid for one in later.copies} != {one.uid for one in planned.copies}:
+        return "its transfers are others"
+    holds = later.held_by(_CHANGES) if named else later.holds
+    return next((hold.text for hold in holds if hold not in planned.holds), None)
+
+
+async def _execute(
+    tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard
+) -> tuple[list[DeletedSnapshot], list[str]]:
     """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
     record = plan.record
-    for judgment in plan.deleted:
-        await record.add(judgment.backup, [_located(copy) for copy in judgment.copies])
-    held = await _delete_transfers(tools.jobs, plan.copies)
-    plan = replace(plan, held=frozenset(_located(copy) for copy in held))
+    if plan.deleted:
+        await record.add(plan.copies)
+    held = await _delete_transfers(tools.jobs, plan.copies, guard)
+    plan = replace(plan, held=frozenset(locate(copy) for copy in held))
     found: list[DeletedSnapshot] = []
     failed = list(held.values())
     for location in plan.locations:
+        await guard.confirm()
+        run = _JobRun(tools.jobs, plan, location)
         try:
-            deleted, unread = await _run_jobs(tools, plan, location, dry_run=False)
+            await run.run(None)
         except AgentError as e:
             failed.append(f"{_NOT_DELETED}: {e}")
             continue
-        found += deleted
-        kept = {one.transfer_uid for one in deleted if one.kept}
-        failed += [f"{_NOT_DELETED}: {text}" for text in unread.values()]
+        found += run.found
+        kept = {one.transfer_uid for one in run.found if one.kept}
+        failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
-        await record.drop({one for one in done if not {"", one.volume_namespace} & unread.keys()})
+        gone_at = _now(tools, plan) or tools.date() or tools.jobs.clock.now()
+        await record.drop({one for one in done if not {"", one.volume_namespace} & run.unread.keys()}, gone_at)
     return found, failed
 
 
-async def _judge_again(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
-    """Return the plan without the backups of which another rule speaks now, and why each of them is kept."""
-    fresh, judgments = await _prepare(tools)
-    now = {one.backup: one for one in judgments}
-    left, changed = [], []
-    for one in plan.deleted:
-        if why := one.changed_since(now.get(one.backup)):
-            changed.append(f"backup {one.backup} is not deleted, it has changed since the plan was made: {why}")
-        else:
-            left.append(one)
-    return replace(plan, record=fresh.record, stale=plan.stale & fresh.stale, deleted=tuple(left)), changed
-
-
-async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy]) -> dict[Copy, str]:
+async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
     """Delete the transfers, and return those that are still being deleted after a while, and why."""
     deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
     left = []
     for copy in copies:
+        guard.check()
         answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
         if answer is Deletion.STARTED:
             left.append(copy)
@@ -287,33 +445,52 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy]) -> dict[Copy
     return held
 
 
-async def _run_jobs(
-    tools: DeletionTools, plan: DeletionPlan, location_name: str, *, dry_run: bool
-) -> tuple[list[DeletedSnapshot], dict[str, str]]:
-    """Run the Jobs of one location, and return the snapshots that they found.
+@dataclass
+class _JobRun:
+    """The Jobs of one location, and what they found.
 
-    The texts are why some were not looked for, by the namespace of their repository; empty: of any.
-
-    Raises:
-        AgentError: a Job cannot run, or failed.
+    `unread` has why some snapshots were not looked for, by the namespace of their repository; empty: of any. `faults`
+    are of the copies that were checked, `ended` is the time by the clock of the last pod.
     """
-    jobs = tools.jobs
-    location = await read_location(jobs.client, jobs.namespace, location_name)
-    subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", location_name))
-    transfers = sorted(one for where, one in plan.transfers if where == location_name)
-    found: list[DeletedSnapshot] = []
-    unread: dict[str, str] = {}
-    for first in range(0, len(transfers), _AT_ONCE):
-        options = [f"--transfer={one}" for one in transfers[first : first + _AT_ONCE]]
-        options += [f"--cluster={plan.cluster}", *(["--dry-run"] if dry_run else [])]
-        run, expose = await plan_job(jobs, subject, location)
-        answer = await run_job(jobs, build_deletion_job(run, expose, options), "deletion", _JOB_TIMEOUT)
+
+    jobs: JobTools
+    plan: DeletionPlan
+    location: str
+    found: list[DeletedSnapshot] = field(default_factory=list)
+    unread: dict[str, str] = field(default_factory=dict)
+    faults: dict[CopyToCheck, str] = field(default_factory=dict)
+    ended: datetime | None = None
+
+    async def run(self, checks: Mapping[str, CopyToCheck] | None) -> None:
+        """Run them: only to check, with the copies of `checks`, by the UIDs of transfers; None: to delete.
+
+        Raises:
+            AgentError: a Job cannot run, or failed.
+        """
+        jobs, plan = self.jobs, self.plan
+        location = await read_location(jobs.client, jobs.namespace, self.location)
+        subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location))
+        transfers = sorted(one for where, one in plan.transfers if where == self.location)
+        more = [f"--cluster={plan.cluster}", *(["--dry-run"] if checks is not None else [])]
+        for first in range(0, len(transfers), _AT_ONCE):
+            some = transfers[first : first + _AT_ONCE]
+            options = [f"--transfer={one}" for one in some]
+            needed = {checks[one.uid] for one in some if one.uid in checks} if checks is not None else set()
+            options += [f"--check={one}" for one in sorted(needed)]
+            run, expose = await plan_job(jobs, subject, location)
+            manifest = build_deletion_job(run, expose, [*options, *more])
+            self._read(await run_job(jobs, manifest, "deletion", _JOB_TIMEOUT))
+
+    def _read(self, answer: JobAnswer) -> None:
         totals = parse_result(SnapshotDeletion, answer.message)
         for missed in totals.unread:
             key = missed.volume_namespace if totals.unread_count == len(totals.unread) else ""
-            unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
-        lines = DELETED_LINE.find(answer.log)
-        if len(lines) < totals.deleted + totals.kept:
-            unread[""] = f"the log of the pod has only {len(lines)} of {totals.deleted + totals.kept} snapshots"
-        found += lines
-    return found, unread
+            self.unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
+        lines, checked = DELETED_LINE.find(answer.log), CHECKED_LINE.find(answer.log)
+        expected = totals.deleted + totals.kept + totals.checked
+        if len(lines) + len(checked) < expected:
+            shown = len(lines) + len(checked)
+            self.unread[""] = f"the log of the pod has only {shown} of {expected} snapshots"
+        self.found += lines
+        self.faults |= {CopyToCheck(one.volume_namespace, one.snapshot_id): one.fault for one in checked}
+        self.ended = totals.now

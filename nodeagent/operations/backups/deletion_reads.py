@@ -1,19 +1,23 @@
-"""Reads what a deletion of backups is judged by: all transfers of backups, and the restores that have not ended."""
+"""Reads what a deletion of backups is judged by: all transfers of backups, restores that have not ended, locations."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
-from core.errors import AgentError, ContractError
+from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.kube.resources import (
+    BACKUP_STORAGE_LOCATIONS,
+    DATA_DOWNLOADS,
+    DATA_UPLOADS,
+    POD_VOLUME_BACKUPS,
+    POD_VOLUME_RESTORES,
+    Resource,
+)
 from core.models.base import JsonDict
+from core.models.storage import BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from nodeagent.operations.backups.deletion import Copy, build_copy, build_unreadable_copy
+from nodeagent.operations.backups.retention import Copy, DeletionError, build_copy, build_unreadable_copy
 
-__all__ = ["DeletionError", "read_copies", "read_restoring"]
-
-
-class DeletionError(AgentError):
-    """A backup may not be deleted, or was not deleted completely."""
+__all__ = ["read_closed", "read_copies", "read_restoring"]
 
 
 async def read_copies(client: KubeClient, namespace: str) -> AsyncIterator[Copy]:
@@ -49,6 +53,29 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
         restore = PodVolumeRestore.parse(raw)
         if not restore.phase.final:
             yield restore.spec.snapshot_id, f"PodVolumeRestore {restore.name}"
+
+
+async def read_closed(client: KubeClient, namespace: str, names: Iterable[str]) -> dict[str, str]:
+    """Return why nothing may be deleted in the locations of these names, for each where it may not.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    kind = BACKUP_STORAGE_LOCATIONS.kind
+    closed = {name: f"{kind} {namespace}/{name} does not exist" for name in names}
+    for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
+        name = raw["metadata"]["name"]
+        closed.pop(name, None)
+        try:
+            location = BackupStorageLocation.parse(raw)
+        except ContractError as e:
+            closed[name] = f"{kind} {namespace}/{name} cannot be read: {e}"
+            continue
+        if not location.available:
+            closed[name] = f"{kind} {namespace}/{name} is {location.status.phase}"
+        elif location.read_only:
+            closed[name] = f"{kind} {namespace}/{name} is read-only"
+    return closed
 
 
 async def _read_all(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:

@@ -1,15 +1,23 @@
-"""A deletion of backups as people and programs see it: what goes, what stays and why. Pure."""
+"""A deletion of backups as people and programs see it: what goes, what stays and why; and the report of a run. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Final
 
 from msgspec import field
 
-from core.models.base import WireModel
+from core.models.base import Time, WireModel
+from core.models.retention import HeldBackup, RetentionReport
 from core.snapshot_contract import DeletedSnapshot
-from nodeagent.operations.backups.delete import DeletionPlan, Place
-from nodeagent.operations.backups.deletion import Judgment, Rule
+from nodeagent.operations.backups.delete import DeletionPlan
+from nodeagent.operations.backups.retention import Judgment, Rule, explain_backlog
 
-__all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion"]
+__all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion", "build_report"]
+
+_REPORTED: Final = (Rule.FAILING_VOLUME, Rule.LOCATION, Rule.UNCONFIRMED, Rule.NOT_FOUND, Rule.NEWEST_COPY)
+"""Rules that do not end by themselves, the first one that holds a backup first: what the report has."""
+
+_MOST_REPORTED: Final = 100
 
 
 class DeletedVolume(WireModel):
@@ -46,13 +54,17 @@ class BackupDeletion(WireModel):
     """A deletion, or the plan of one (`done` is false).
 
     `unfinished` is of how many transfers only the snapshots are left, by an earlier deletion that was interrupted.
-    `notes` are snapshots that are kept or that are not there, and places in which nothing can be deleted.
+    `waiting` is how many expired copies wait for the limit of deletions, `waiting_why` why so many, `through` when they
+    will be gone. `notes` are snapshots that are kept or that are not there, and places in which nothing can be deleted.
     """
 
     done: bool
     backups: list[DeletedBackup] = field(default_factory=list)
     kept: list[KeptBackup] = field(default_factory=list)
     unfinished: int = 0
+    waiting: int = 0
+    waiting_why: str = ""
+    through: Time | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -61,22 +73,66 @@ class BackupDeletion(WireModel):
         return not self.backups and not self.unfinished
 
 
-def build_deletion(
-    plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], refused: Mapping[Place, str], *, done: bool
-) -> BackupDeletion:
-    """Return the deletion by this plan, with the snapshots of it that were found, and the places that were refused."""
+def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, done: bool) -> BackupDeletion:
+    """Return the deletion by this plan, with the snapshots of it that were found."""
     notes = [f"snapshot {one.id} of backup {one.backup} is kept: {one.kept}" for one in snapshots if one.kept]
+    refused = plan.check.refused if plan.check is not None and not done else {}
     notes += [
         f"nothing can be deleted in BackupStorageLocation {where}: {text}" for (where, _), text in refused.items()
     ]
     notes += _name_gone(plan, snapshots)
+    backlog = explain_backlog(plan.judgments, plan.now) if plan.now is not None else None
     return BackupDeletion(
         done=done,
         backups=[_build_backup(one, snapshots) for one in plan.deleted],
-        kept=[KeptBackup(name=one.backup, reasons=[hold.text for hold in one.holds]) for one in plan.kept],
+        kept=[
+            KeptBackup(name=one.backup, reasons=[hold.text for hold in one.holds])
+            for one in plan.kept
+            if not one.held_by((Rule.LIMIT,))
+        ],
         unfinished=len(plan.unfinished),
+        waiting=backlog.copies if backlog is not None else 0,
+        waiting_why=backlog.why if backlog is not None else "",
+        through=backlog.through if backlog is not None else None,
         notes=notes,
     )
+
+
+def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> RetentionReport:
+    """Return the report of a run that carried this plan out, or is about to; `at` is the time now."""
+    held = [one for judgment in plan.kept for one in _report_held(judgment)]
+    backlog = explain_backlog(plan.judgments, at)
+    return RetentionReport(
+        at=at,
+        schedule=schedule,
+        deleted=len(plan.deleted),
+        held=held[:_MOST_REPORTED],
+        held_count=len(held),
+        waiting=backlog.copies if backlog is not None else 0,
+        waiting_why=backlog.why if backlog is not None else "",
+        through=backlog.through if backlog is not None else None,
+    )
+
+
+def _report_held(judgment: Judgment) -> Iterator[HeldBackup]:
+    """Yield the backup for the first volume by which a rule of _REPORTED holds it."""
+    for rule in _REPORTED:
+        for hold in judgment.held_by((rule,)):
+            copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
+            namespace, claim = copy.volume
+            yield HeldBackup(
+                backup=judgment.backup,
+                rule=rule,
+                reason=hold.text,
+                namespace=namespace,
+                claim=claim,
+                location=copy.location,
+                created=copy.created,
+                bytes=judgment.bytes,
+                # In a location that is closed, it could delete nothing either.
+                command="" if rule is Rule.LOCATION else f"nodeagent backup delete {judgment.backup}",
+            )
+            return
 
 
 def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list[str]:

@@ -5,15 +5,26 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from msgspec import structs
+
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
 from core.models.base import parse_time
 from core.models.names import AGENT_DAEMONSET
 from core.models.phases import Phase
+from core.models.retention import RetentionReport
 from core.models.verification import WHOLE_PERCENT
 from nodeagent.operations.backups.create import check_backup, start_backup
-from nodeagent.operations.backups.delete import DeletionTools, check_plan, execute_plan, plan_expired
-from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion
+from nodeagent.operations.backups.delete import (
+    DeletionPlan,
+    DeletionTools,
+    check_plan,
+    execute_plan,
+    plan_expired,
+)
+from nodeagent.operations.backups.deletion_lease import DeletionGuard, hold_deletions
+from nodeagent.operations.backups.deletion_record import DeletionRecord
+from nodeagent.operations.backups.deletion_view import BackupDeletion, build_deletion, build_report
 from nodeagent.operations.backups.follow import wait_for_backup
 from nodeagent.operations.backups.methods import BackupError
 from nodeagent.operations.backups.moving import explain_end
@@ -46,29 +57,32 @@ class ScheduleError(AgentError):
 class ScheduleTools:
     """What a run works with; `job` is the name of the Job that it is of, empty: of none.
 
-    `show` gets the progress of the backup, `on_line` what has been done.
+    `show` gets the progress of the backup, `on_line` what has been done, `on_report` what retention has left.
     """
 
     deletion: DeletionTools
     show: Callable[[list[VolumeProgress]], None]
     on_line: Callable[[str], None]
+    on_report: Callable[[RetentionReport], None]
     job: str = ""
 
     @property
     def backup(self) -> BackupTools:
         """What its backup works with."""
         jobs = self.deletion.jobs
-        return BackupTools(jobs.client, jobs.clock, jobs.on_note)
+        return BackupTools(jobs.client, jobs.clock, jobs.on_note, self.deletion.date)
 
 
 @dataclass
 class ScheduleRun:
     """A run: the name of its backup, and why it did not succeed, one line each.
 
-    `unverified`: of a completed volume it is not known whether its data can be read back.
+    `begun` is when its Job was created; None: it is of none. `unverified`: of a completed volume it is not known
+    whether its data can be read back.
     """
 
     backup: str
+    begun: datetime | None = None
     failures: list[str] = field(default_factory=list)
     unverified: bool = False
 
@@ -81,7 +95,7 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
     Raises:
         ScheduleError: the backup is not complete, or not everything was deleted; the message names the first cause.
     """
-    run = ScheduleRun(await _name_backup(tools, request))
+    run = await _begin(tools, request)
     try:
         await _back_up(tools, request, run)
     except AgentError as e:
@@ -92,7 +106,7 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         )
     elif request.ttl is not None:
         try:
-            await _expire(tools, run)
+            await _expire(tools, run, request.name)
         except AgentError as e:
             run.failures.append(f"deletion of expired backups: {e}")
     if run.failures:
@@ -114,34 +128,31 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     Raises:
         AgentError: a run would not begin.
     """
-    run = ScheduleRun(await _name_backup(replace(tools, job=""), request))
+    run = await _begin(replace(tools, job=""), request)
     preview = SchedulePreview(await _plan(tools, request, run), run.failures)
     if request.ttl is None:
         return preview
-    plan = await plan_expired(tools.deletion)
-    found, refused = await check_plan(tools.deletion, plan)
-    return replace(preview, deletion=build_deletion(plan.without(refused), found, refused, done=False))
+    plan, found = await check_plan(tools.deletion, await plan_expired(tools.deletion))
+    return replace(preview, deletion=build_deletion(plan, found, done=False))
 
 
-async def _name_backup(tools: ScheduleTools, request: ScheduleRequest) -> str:
-    """Return the name of the backup: with the time of the Job by the API server, so that a second pod has the same.
+async def _begin(tools: ScheduleTools, request: ScheduleRequest) -> ScheduleRun:
+    """Return a run, whose backup has the time of its Job by the API server, so that a second pod has the same.
 
     Raises:
         ScheduleError: the time is not known.
     """
-    return f"{request.name}-{(await _started(tools)).strftime(_STAMP)}"
-
-
-async def _started(tools: ScheduleTools) -> datetime:
     jobs = tools.deletion.jobs
     if tools.job:
-        return parse_time((await jobs.client.get(JOBS, jobs.namespace, tools.job))["metadata"]["creationTimestamp"])
+        job = await jobs.client.get(JOBS, jobs.namespace, tools.job)
+        begun = parse_time(job["metadata"]["creationTimestamp"])
+        return ScheduleRun(f"{request.name}-{begun.strftime(_STAMP)}", begun)
     # Whether it exists does not matter: the answer has the time.
     await jobs.client.read(DAEMON_SETS, jobs.namespace, AGENT_DAEMONSET)
     now = tools.deletion.date()
     if now is None:
         raise ScheduleError("the API server's answers have no Date: the time is not known")
-    return now
+    return ScheduleRun(f"{request.name}-{now.strftime(_STAMP)}")
 
 
 async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> list[PlannedVolume]:
@@ -197,18 +208,37 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
         run.failures.append(f"verification of backup {backup.name}: {failure}")
 
 
-async def _expire(tools: ScheduleTools, run: ScheduleRun) -> None:
-    plan = await plan_expired(tools.deletion)
-    for kept in plan.kept:
-        tools.on_line(f"backup {kept.backup} is expired, and kept: {kept.holds[0].text}")
-    if not plan.transfers:
+async def _expire(tools: ScheduleTools, run: ScheduleRun, schedule: str) -> None:
+    """Delete what is expired, and keep the report of it; what fails is a failure of the run.
+
+    Raises:
+        AgentError: the Lease of deletions cannot be held, or the report cannot be written.
+    """
+    deletion, jobs = tools.deletion, tools.deletion.jobs
+    async with hold_deletions(jobs) as guard:
+        report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=schedule)
+        failures: list[str] = []
+        try:
+            plan, _ = await check_plan(deletion, await plan_expired(deletion, begun=run.begun))
+            report = build_report(plan, plan.now or report.at, schedule)
+            if plan.check is not None:
+                failures += [
+                    f"nothing is deleted in BackupStorageLocation {where}: {why}"
+                    for (where, _), why in plan.check.refused.items()
+                ]
+            await _carry_out(tools, plan, guard)
+        except AgentError as e:
+            failures.append(str(e))
+        run.failures += [f"deletion of expired backups: {one}" for one in failures]
+        report = structs.replace(report, failure="; ".join(failures))
+        tools.on_report(report)
+        await DeletionRecord(jobs.client, jobs.namespace).write_report(report)
+
+
+async def _carry_out(tools: ScheduleTools, plan: DeletionPlan, guard: DeletionGuard) -> None:
+    if not (plan.transfers or plan.stale):
         return
-    _, refused = await check_plan(tools.deletion, plan)
-    run.failures += [
-        f"nothing is deleted in BackupStorageLocation {where}: {why}" for (where, _), why in refused.items()
-    ]
-    plan = plan.without(refused)
-    deletion = build_deletion(plan, await execute_plan(tools.deletion, plan), {}, done=True)
+    deletion = build_deletion(plan, await execute_plan(tools.deletion, plan, guard), done=True)
     for note in deletion.notes:
         tools.on_line(note)
     for one in deletion.backups:

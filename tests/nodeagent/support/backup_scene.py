@@ -23,7 +23,7 @@ class SteppingClock(HandClock):
 
     steps: list[Callable[[], None]] = field(default_factory=list)
 
-    async def sleep(self, seconds: float) -> None:
+    def step(self, seconds: float) -> None:
         self.seconds += seconds
         self.steps.pop(0)()
 

@@ -1,5 +1,6 @@
 """A cluster with agents, old backups and a bucket, whose Jobs run at once and delete snapshots."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -7,16 +8,31 @@ from email.utils import format_datetime
 from typing import Any
 
 from core.kube.client import KubeClient
-from core.kube.resources import DATA_UPLOADS, JOBS, Resource
+from core.kube.resources import DATA_UPLOADS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict, format_time
 from core.models.saved_claim import SavedClaim
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
-from core.snapshot_contract import DELETED_LINE, DeletedSnapshot, SnapshotDeletion, TransferToDelete
+from core.snapshot_contract import (
+    CHECKED_LINE,
+    DELETED_LINE,
+    CheckedCopy,
+    DeletedSnapshot,
+    SnapshotDeletion,
+    TransferToDelete,
+)
 from datamover.arguments import DeletionOptions, VerifyOptions, parse_arguments
 from nodeagent.cli.serve import parse_serve
-from nodeagent.operations.backups.delete import DeletionTools
+from nodeagent.operations.backups.delete import (
+    DeletionPlan,
+    DeletionTools,
+    check_plan,
+    execute_plan,
+    plan_expired,
+    plan_named,
+)
+from nodeagent.operations.backups.deletion_lease import hold_deletions
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
@@ -27,20 +43,40 @@ __all__ = ["CLUSTER", "DeletionScene", "JobKube"]
 CLUSTER = "uid-of-this-cluster"
 
 
+@dataclass
+class _RightClock:
+    """The clock of the API server: as the hand clock, without its skew."""
+
+    hand_clock: HandClock
+
+    def now(self) -> datetime:
+        return self.hand_clock.now() - self.hand_clock.skew
+
+    def monotonic(self) -> float:
+        return self.hand_clock.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await self.hand_clock.sleep(seconds)
+
+
 class JobKube(FakeKube):
     """Runs each Job of a deletion when it is created; its answers have a Date.
 
-    `bucket` has the transfers of the snapshots by their IDs, `pinned` the snapshots that something names, `failure` is
-    what a Job that is no dry run ends with, and `refused` what any ends with; empty: it succeeds. `verified` is the
-    outcome of verifications; None: they cannot be carried out.
+    `bucket` has the transfers of the snapshots by their IDs, `pinned` the snapshots that something names, `rootless`
+    those whose root cannot be read. `failure` is what a Job that is no dry run ends with, and `refused` what any ends
+    with; empty: it succeeds. `places` has the locations of the snapshots. `dates_ahead` moves the Dates of answers,
+    `pod_ahead` the clocks of pods. `verified` is the outcome of verifications; None: they cannot be carried out.
     """
 
     def __init__(self, clock: HandClock) -> None:
-        super().__init__(clock)
+        super().__init__(_RightClock(clock))
         self.hand_clock = clock
         self.dated = True
         self.bucket: dict[str, TransferToDelete] = {}
+        self.places: dict[str, str] = {}
         self.pinned: set[str] = set()
+        self.rootless: set[str] = set()
+        self.dates_ahead = self.pod_ahead = timedelta()
         self.refused = self.failure = ""
         self.verified: VerificationOutcome | None = VerificationOutcome.PASSED
         self.ran: list[DeletionOptions] = []
@@ -49,9 +85,14 @@ class JobKube(FakeKube):
         """Respond, and run the Job that was created."""
         response = await super().request(request)
         if request.method == "POST" and request.path.endswith("/jobs") and response.status < 300:
-            self._run(next(one for one in self.objects(JOBS) if "spec" in one))
-        date = format_datetime(self.hand_clock.now() - self.hand_clock.skew, usegmt=True) if self.dated else None
+            self._run(json.loads(response.body))
+        date = format_datetime(self.time + self.dates_ahead, usegmt=True) if self.dated else None
         return Response(response.status, response.body, response.retry_after, date)
+
+    @property
+    def time(self) -> datetime:
+        """The right time, which stamps objects."""
+        return self.hand_clock.now() - self.hand_clock.skew
 
     def _run(self, job: JsonDict) -> None:
         meta, (container,) = job["metadata"], job["spec"]["template"]["spec"]["containers"]
@@ -65,7 +106,8 @@ class JobKube(FakeKube):
         assert options.cluster == CLUSTER
         self.ran.append(options)
         error = self.refused or ("" if options.dry_run else self.failure)
-        found = {} if error else {key: one for key, one in self.bucket.items() if one in options.transfers}
+        here = {key for key in self.bucket if self.places.get(key, "default") == options.name}
+        found = {} if error else {key: self.bucket[key] for key in here if self.bucket[key] in options.transfers}
         kept = self.pinned & found.keys()
         if not options.dry_run:
             self.bucket = {key: one for key, one in self.bucket.items() if key not in found or key in kept}
@@ -80,8 +122,27 @@ class JobKube(FakeKube):
             )
             for key, one in found.items()
         ]
-        message = error or SnapshotDeletion(deleted=len(found) - len(kept), kept=len(kept)).to_json()
-        self._end(meta["name"], error, message, map(DELETED_LINE.format, lines))
+        checked = [
+            CheckedCopy(
+                volume_namespace=one.volume_namespace,
+                snapshot_id=one.snapshot_id,
+                fault=self._find_fault(one.snapshot_id, here),
+            )
+            for one in options.checks
+        ]
+        totals = SnapshotDeletion(
+            deleted=len(found) - len(kept),
+            kept=len(kept),
+            checked=len(checked),
+            now=self.time + self.pod_ahead,
+        )
+        log = [*map(DELETED_LINE.format, lines), *map(CHECKED_LINE.format, checked)]
+        self._end(meta["name"], error, error or totals.to_json(), log)
+
+    def _find_fault(self, snapshot: str, here: set[str]) -> str:
+        if snapshot not in here:
+            return f"snapshot {snapshot} is not in the repository"
+        return f"root directory of snapshot {snapshot}: it is lost" if snapshot in self.rootless else ""
 
     def _end(self, job: str, error: str, message: str, lines: Iterable[str]) -> None:
         terminated = {"exitCode": 12 if error else 0, "message": message, "reason": "Error" if error else "Completed"}
@@ -104,8 +165,7 @@ class DeletionScene:
         self.kube = JobKube(self.clock)
         self.time = ServerTime(self.kube, self.clock)
         self.put_agents()
-        spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
-        self.put("BackupStorageLocation", "default", spec=spec, status={"phase": "Available"})
+        self.put_location("default")
         meta = {"name": "kube-system", "uid": CLUSTER}
         self.kube.put({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
 
@@ -120,7 +180,13 @@ class DeletionScene:
         template = {"spec": {"containers": [container | {"args": ["serve"]}]}}
         self.put("DaemonSet", "node-agent", "apps/v1", spec={"template": template})
 
-    def put_backup(self, name: str, days_old: float, *claims: str, ttl: str = "24h", **status: Any) -> None:
+    def put_location(self, name: str, phase: str = "Available", **spec: Any) -> None:
+        whole = {"provider": "aws", "objectStorage": {"bucket": "b"}} | spec
+        self.put("BackupStorageLocation", name, spec=whole, status={"phase": phase})
+
+    def put_backup(
+        self, name: str, days_old: float, *claims: str, ttl: str = "24h", location: str = "default", **status: Any
+    ) -> None:
         """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket."""
         for claim in claims or ("data",):
             uid = f"uid-{name}-{claim}"
@@ -137,10 +203,12 @@ class DeletionScene:
                 "creationTimestamp": format_time(self.ago(days_old)),
             }
             spec = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim}
-            spec |= {"backupStorageLocation": "default", "operationTimeout": "10m0s"}
+            spec |= {"backupStorageLocation": location, "operationTimeout": "10m0s"}
             done = {"phase": "Completed", "snapshotID": f"s-{name}-{claim}", "progress": {"totalBytes": 2**30}}
             self.put("DataUpload", f"{name}-{claim}", "velero.io/v2alpha1", meta=meta, spec=spec, status=done | status)
-            self.kube.bucket[f"s-{name}-{claim}"] = TransferToDelete("app", name, uid)
+            if (done | status)["phase"] == "Completed":
+                self.kube.bucket[f"s-{name}-{claim}"] = TransferToDelete("app", name, uid)
+                self.kube.places[f"s-{name}-{claim}"] = location
 
     @staticmethod
     def ago(days: float) -> datetime:
@@ -154,6 +222,25 @@ class DeletionScene:
     def tools(self) -> DeletionTools:
         jobs = JobTools(self.client, self.clock, "velero", parse_serve, lambda _: None, self.notes.append)
         return DeletionTools(jobs, lambda: self.time.date)
+
+    async def check(self, name: str | None = None) -> DeletionPlan:
+        """Return the plan to delete the backup of that name, or all expired ones, as Jobs have checked it."""
+        plan = await (plan_expired(self.tools) if name is None else plan_named(self.tools, name))
+        return (await check_plan(self.tools, plan))[0]
+
+    async def execute(self, plan: DeletionPlan) -> list[DeletedSnapshot]:
+        async with hold_deletions(self.tools.jobs) as guard:
+            return await execute_plan(self.tools, plan, guard)
+
+    async def run(self) -> list[DeletedSnapshot]:
+        """Delete what is expired, as a schedule does."""
+        async with hold_deletions(self.tools.jobs) as guard:
+            return await execute_plan(self.tools, await self.check(), guard)
+
+    def change(self, name: str, **more: Any) -> None:
+        """Change parts of a stored DataUpload."""
+        (raw,) = [one for one in self.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == name]
+        self.kube.put(raw | {key: raw[key] | value for key, value in more.items()})
 
     def names(self, resource: Resource = DATA_UPLOADS) -> set[str]:
         """The names of the stored objects."""

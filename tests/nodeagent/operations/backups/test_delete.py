@@ -8,18 +8,18 @@ import pytest
 
 from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, NotFoundError, UnreachableError
-from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS
+from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS, LEASES
 from nodeagent.operations.backups import delete
 from nodeagent.operations.backups.delete import (
     DeletionError,
     DeletionPlan,
     check_plan,
-    execute_plan,
     plan_expired,
     plan_named,
 )
 from nodeagent.operations.backups.deletion_record import DeletionRecord
 from nodeagent.operations.backups.deletion_view import build_deletion
+from nodeagent.operations.backups.retention import Copy
 from tests.nodeagent.support.backup_scene import SteppingClock
 from tests.nodeagent.support.deletion_scene import DeletionScene
 
@@ -37,7 +37,14 @@ def scene() -> DeletionScene:
 def _recorded(scene: DeletionScene) -> dict[str, list[str]]:
     found = scene.kube.objects(CONFIG_MAPS)
     data = (found[0].get("data") or {}) if found else {}
-    return {name: json.loads(text)["default"] for name, text in data.items()}
+    return {name: list(json.loads(text)["default"]) for name, text in data.items() if name[0] != "_"}
+
+
+def _went(scene: DeletionScene) -> dict[str, int]:
+    """Return how many copies of each PVC went lately, as the record has it."""
+    (found,) = scene.kube.objects(CONFIG_MAPS)
+    history = json.loads(found["data"]["_history"])
+    return {claim: len(times) for claim, times in history["default"]["app"].items()}
 
 
 def _names(plan: DeletionPlan) -> tuple[list[str], list[str]]:
@@ -45,19 +52,21 @@ def _names(plan: DeletionPlan) -> tuple[list[str], list[str]]:
 
 
 async def test_expired_backups_are_deleted_with_their_snapshots_and_no_others(scene: DeletionScene) -> None:
-    plan = await plan_expired(scene.tools)
+    plan, found = await check_plan(scene.tools, await plan_expired(scene.tools))
     assert _names(plan) == (["second"], ["first"])
-    found, refused = await check_plan(scene.tools, plan)
-    assert ([one.id for one in found], refused) == (["s-second-data"], {})
+    assert [one.id for one in found] == ["s-second-data"]
+    assert [str(one) for one in scene.kube.ran[0].checks] == ["app/s-third-data"]
     assert (scene.names(), set(scene.kube.bucket)) == (
         {"first-data", "first-gone", "second-data", "third-data"},
         {"s-first-data", "s-first-gone", "s-second-data", "s-third-data"},
     )
-    deleted = await execute_plan(scene.tools, plan)
+    deleted = await scene.execute(plan)
     assert [one.id for one in deleted] == ["s-second-data"]
     assert scene.names() == {"first-data", "first-gone", "third-data"}
     assert scene.kube.bucket.keys() == {"s-first-data", "s-first-gone", "s-third-data"}
-    assert (_recorded(scene), scene.names(JOBS)) == ({}, set())
+    assert (_recorded(scene), _went(scene), scene.names(JOBS)) == ({}, {"data": 1}, set())
+    (lease,) = scene.kube.objects(LEASES)
+    assert lease["spec"]["holderIdentity"] == ""
     assert _names(await plan_expired(scene.tools)) == ([], ["first"])
 
 
@@ -75,16 +84,16 @@ async def test_the_age_is_by_the_dates_of_the_api_server(scene: DeletionScene) -
 async def test_an_interruption_after_the_transfers_leaves_what_the_next_run_finds(
     scene: DeletionScene, lost: int | str
 ) -> None:
-    plan = await plan_expired(scene.tools)
+    plan = await scene.check()
     scene.kube.fail_next("POST", "/jobs", lost)  # type: ignore[arg-type]
     with pytest.raises(DeletionError, match="snapshots were not deleted, repeat the command"):
-        await execute_plan(scene.tools, plan)
+        await scene.execute(plan)
     assert "second-data" not in scene.names()
     assert "s-second-data" in scene.kube.bucket
     assert _recorded(scene) == {"second": ["app/second/uid-second-data"]}
-    again = await plan_expired(scene.tools)
+    again = await scene.check()
     assert (_names(again)[0], len(again.unfinished)) == ([], 1)
-    await execute_plan(scene.tools, again)
+    await scene.execute(again)
     assert "s-second-data" not in scene.kube.bucket
     assert (_recorded(scene), (await plan_expired(scene.tools)).transfers) == ({}, frozenset())
 
@@ -97,7 +106,8 @@ async def test_an_interruption_at_any_request_is_finished_by_the_next_run() -> N
 
 
 async def _run_with_fault(index: int | None) -> list[str]:
-    scene = DeletionScene()
+    # A Lease that could not be released keeps the next run waiting for a minute.
+    scene = DeletionScene(SteppingClock(steps=[lambda: None] * 100))
     for name, days in (("first", 9.0), ("second", 5.0), ("third", 0.5)):
         scene.put_backup(name, days)
     before = len(scene.kube.requests)
@@ -111,14 +121,14 @@ async def _run_with_fault(index: int | None) -> list[str]:
 
     scene.kube.request = request  # type: ignore[assignment, method-assign]
     try:
-        await execute_plan(scene.tools, await plan_expired(scene.tools))
+        await scene.run()
     except AgentError:
         assert index is not None
     assert "s-third-data" in scene.kube.bucket
     assert "third-data" in scene.names()
     seen = [one.path for one in scene.kube.requests[before:]]
     scene.kube.request = inner  # type: ignore[method-assign]
-    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    await scene.run()
     assert (scene.names(), set(scene.kube.bucket)) == ({"third-data"}, {"s-third-data"})
     assert _recorded(scene) == {}
     return seen
@@ -126,37 +136,34 @@ async def _run_with_fault(index: int | None) -> list[str]:
 
 async def test_a_record_of_a_transfer_that_still_exists_is_dropped(scene: DeletionScene) -> None:
     scene.kube.fail_next("DELETE", "/datauploads/", 500)
-    plan = await plan_named(scene.tools, "third")
     with pytest.raises(KubeError):
-        await execute_plan(scene.tools, plan)
+        await scene.execute(await scene.check("third"))
     assert _recorded(scene).keys() == {"third"}
     # Its deletion began before anything of it was deleted: now it is the newest copy, and stays.
-    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    await scene.run()
     assert _recorded(scene) == {}
     assert "s-third-data" in scene.kube.bucket
 
 
 async def test_a_snapshot_that_is_kept_stays_recorded(scene: DeletionScene) -> None:
     scene.kube.pinned = {"s-second-data"}
-    plan = await plan_expired(scene.tools)
-    deletion = build_deletion(plan, await execute_plan(scene.tools, plan), {}, done=True)
+    plan = await scene.check()
+    deletion = build_deletion(plan, await scene.execute(plan), done=True)
     assert deletion.notes == ["snapshot s-second-data of backup second is kept: DataDownload velero/back names it"]
     assert _recorded(scene).keys() == {"second"}
     scene.kube.pinned = set()
-    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    await scene.run()
     assert "s-second-data" not in scene.kube.bucket
 
 
 async def test_a_location_that_refuses_is_found_before_anything_is_deleted(scene: DeletionScene) -> None:
     scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
-    plan = await plan_expired(scene.tools)
-    found, refused = await check_plan(scene.tools, plan)
-    assert found == []
-    assert 'Velero\'s folder "backups"' in refused["default", ""]
-    assert plan.without(refused).deleted == ()
+    plan = await scene.check()
+    assert plan.check is not None
+    assert 'Velero\'s folder "backups"' in plan.check.refused["default", ""]
+    assert plan.deleted == ()
+    await scene.execute(plan)
     assert "second-data" in scene.names()
-    assert plan.without({("other", ""): "", ("default", "db"): ""}).deleted == plan.deleted
-    assert plan.without({("default", "app"): ""}).deleted == ()
 
 
 async def test_beside_a_velero_server_nothing_is_planned(scene: DeletionScene) -> None:
@@ -166,29 +173,29 @@ async def test_beside_a_velero_server_nothing_is_planned(scene: DeletionScene) -
 
 
 async def test_a_backup_that_a_person_names_goes_before_it_expires_and_with_the_last_copy(scene: DeletionScene) -> None:
-    plan = await plan_named(scene.tools, "first")
-    deletion = build_deletion(plan, (await check_plan(scene.tools, plan))[0], {}, done=False)
-    assert [one.losses for one in deletion.backups] == [["it has the only copy of app/gone"]]
+    plan, found = await check_plan(scene.tools, await plan_named(scene.tools, "first"))
+    deletion = build_deletion(plan, found, done=False)
+    assert [one.losses for one in deletion.backups] == [["it has the only copy of app/gone in default"]]
     assert [(one.claim, one.snapshots, one.bytes) for one in deletion.backups[0].volumes] == [
         ("data", 1, 2**30),
         ("gone", 1, 2**30),
     ]
-    await execute_plan(scene.tools, await plan_named(scene.tools, "third"))
+    await scene.execute(await scene.check("third"))
     assert scene.names() == {"first-data", "first-gone", "second-data"}
 
 
 async def test_a_backup_that_has_become_the_last_copy_since_the_plan_is_not_deleted(scene: DeletionScene) -> None:
     """Its Jobs, or a question, may take hours, in which another command deletes the newer one."""
-    expired, named = await plan_expired(scene.tools), await plan_named(scene.tools, "second")
-    await execute_plan(scene.tools, await plan_named(scene.tools, "third"))
+    expired, named = await scene.check(), await scene.check("second")
+    await scene.execute(await scene.check("third"))
     for plan in (expired, named):
         with pytest.raises(
-            DeletionError, match=r"^backup second is not deleted, .*: it has the newest copy of app/data$"
+            DeletionError, match=r"^backup second is not deleted, .*: it has the newest copy of app/data in default$"
         ):
-            await execute_plan(scene.tools, plan)
+            await scene.execute(plan)
     assert scene.names() == {"first-data", "first-gone", "second-data"}
     assert _recorded(scene) == {}
-    await execute_plan(scene.tools, await plan_named(scene.tools, "second"))
+    await scene.execute(await scene.check("second"))
     assert scene.names() == {"first-data", "first-gone"}
 
 
@@ -223,21 +230,30 @@ async def test_an_unknown_name_has_a_hint(scene: DeletionScene) -> None:
         await plan_named(scene.tools, "thrid")
 
 
-async def test_a_location_that_was_removed_keeps_what_is_in_it_and_nothing_else(scene: DeletionScene) -> None:
-    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "second-data"]
-    scene.kube.put(raw | {"spec": raw["spec"] | {"backupStorageLocation": "gone"}})
+async def test_a_backup_whose_location_was_removed_stays_until_it_is_back(scene: DeletionScene) -> None:
+    scene.change("second-data", spec={"backupStorageLocation": "gone"})
     scene.put_backup("old", 20)
-    plan = await plan_expired(scene.tools)
-    _, refused = await check_plan(scene.tools, plan)
-    assert refused == {("gone", ""): "BackupStorageLocation velero/gone does not exist"}
-    await execute_plan(scene.tools, plan.without(refused))
+    plan = await scene.check()
+    text = "BackupStorageLocation velero/gone does not exist: nothing in it is deleted"
+    assert text in [hold.text for one in plan.kept for hold in one.holds]
+    await scene.execute(plan)
     assert scene.names() == {"first-data", "first-gone", "second-data", "third-data"}
+    named = await scene.check("second")
+    assert named.check is not None
+    assert named.check.refused == {("gone", ""): "BackupStorageLocation velero/gone does not exist"}
 
 
 async def test_a_snapshot_that_was_gone_before_is_named(scene: DeletionScene) -> None:
+    """Its location may be another one than it was: only a person deletes its transfer."""
     del scene.kube.bucket["s-second-data"]
-    plan = await plan_expired(scene.tools)
-    deletion = build_deletion(plan, await execute_plan(scene.tools, plan), {}, done=True)
+    expired = await scene.check()
+    assert (
+        "its snapshot s-second-data is not in default" in [hold.text for one in expired.kept for hold in one.holds][-1]
+    )
+    await scene.execute(expired)
+    assert "second-data" in scene.names()
+    plan = await scene.check("second")
+    deletion = build_deletion(plan, await scene.execute(plan), done=True)
     assert deletion.notes == ["DataUpload second-data of app/data: its snapshot s-second-data is not in the repository"]
     assert "second-data" not in scene.names()
 
@@ -254,31 +270,34 @@ async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
     with pytest.raises(
         DeletionError, match=r"^DataUpload old-held is still being deleted \(example.com/hold\): repeat"
     ):
-        await execute_plan(scene.tools, await plan_expired(scene.tools))
+        await scene.run()
     assert scene.kube.bucket.keys() == {"s-old-held", "s-third-data", "s-newer-held"}
     assert _recorded(scene) == {"old": ["app/old/uid-old-held"]}
     (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "old-held"]
     scene.kube.put(raw | {"metadata": raw["metadata"] | {"finalizers": []}})
-    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    await scene.run()
     assert "s-old-held" not in scene.kube.bucket
     assert _recorded(scene) == {}
 
 
 async def test_a_large_deletion_is_recorded_in_parts(scene: DeletionScene, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delete, "_MOST_RECORDED", 3)
-    for number in range(4):
+    scene.put_backup("young", 0.2, "data", "gone")
+    for number in range(3):
         scene.put_backup(f"old-{number}", 20 + number, "data", "gone")
     sizes = []
     add = DeletionRecord.add
 
-    async def note(record: DeletionRecord, backup: str, transfers: object) -> None:
-        await add(record, backup, transfers)  # type: ignore[arg-type]
+    async def note(record: DeletionRecord, copies: list[Copy]) -> None:
+        await add(record, copies)
         sizes.append(sum(map(len, record.entries.values())))
 
     monkeypatch.setattr(DeletionRecord, "add", note)
-    await execute_plan(scene.tools, await plan_expired(scene.tools))
+    await scene.run()
     assert max(sizes) <= 3
-    assert scene.names() == {"first-data", "first-gone", "third-data"}
+    # Of app/gone, one copy was completed within a day, so that three go, and what is younger waits.
+    assert not {name for name in scene.names() if name.startswith("old")}
+    assert {"first-gone", "second-data"} < scene.names()
     assert _recorded(scene) == {}
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from core.errors import ContractError
-from core.kube.resources import DATA_UPLOADS
-from nodeagent.operations.backups.delete import DeletionError, execute_plan, plan_expired, plan_named
+from nodeagent.operations.backups.delete import DeletionError, plan_expired, plan_named
 from tests.nodeagent.support.deletion_scene import DeletionScene
 
 
@@ -19,11 +18,6 @@ def scene() -> DeletionScene:
     return scene
 
 
-def _change(scene: DeletionScene, name: str, **more: Any) -> None:
-    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == name]
-    scene.kube.put(raw | {key: raw[key] | value for key, value in more.items()})
-
-
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -34,22 +28,22 @@ def _change(scene: DeletionScene, name: str, **more: Any) -> None:
     ids=["phase", "namespace", "location"],
 )
 async def test_an_odd_transfer_holds_its_backup_alone(scene: DeletionScene, change: dict[str, Any], why: str) -> None:
-    _change(scene, "second-data", **change)
-    plan = await plan_expired(scene.tools)
+    scene.change("second-data", **change)
+    plan = await scene.check()
     ((kept, text),) = [(one.backup, one.holds[0].text) for one in plan.kept]
     assert (kept, text[: len(why)]) == ("second", why)
     with pytest.raises(DeletionError, match=f"backup second cannot be deleted: {why}"):
         await plan_named(scene.tools, "second")
-    await execute_plan(scene.tools, plan)
+    await scene.execute(plan)
     assert scene.names() == {"second-data", "last-data"}
     assert scene.kube.bucket.keys() == {"s-second-data", "s-last-data"}
 
 
 async def test_an_odd_newest_transfer_is_no_copy_of_the_volume(scene: DeletionScene) -> None:
-    _change(scene, "last-data", status={"phase": "Odd"})
+    scene.change("last-data", status={"phase": "Odd"})
     plan = await plan_expired(scene.tools)
     assert [one.backup for one in plan.deleted] == ["first", "second"]
-    assert [one.holds[0].text for one in plan.kept] == ["it has the newest copy of app/data"]
+    assert [one.holds[0].text for one in plan.kept] == ["it has the newest copy of app/data in default"]
 
 
 async def test_a_restore_that_cannot_be_read_holds_everything(scene: DeletionScene) -> None:
