@@ -63,7 +63,7 @@ class BackupTools:
     client: KubeClient
     clock: Clock
     on_note: Callable[[str], None]
-    date: Callable[[], datetime | None] = lambda: None
+    date: Callable[[], datetime | None]
 
 
 async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice) -> list[PlannedVolume]:

@@ -59,7 +59,7 @@ class BackupScene:
 
     @property
     def tools(self) -> BackupTools:
-        return BackupTools(self.client, self.clock, self.notes.append)
+        return BackupTools(self.client, self.clock, self.notes.append, self.clock.now)
 
     def put(
         self, kind: str, name: str, version: str = "velero.io/v1", *, namespace: str = "velero", **more: Any
