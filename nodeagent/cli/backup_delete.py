@@ -177,8 +177,11 @@ def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
 
 
 def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:
-    what = wish.shown if wish.name is not None else f"{len(deletion.backups)} expired backups"
+    what = f"Delete {wish.shown}? It"
+    if wish.name is None:
+        count = len(deletion.backups)
+        what = f"Delete {count} expired backup{'? It' if count == 1 else 's? They'}"
     try:
-        return click.confirm(f"Delete {what}? It cannot be restored afterward", err=True)
+        return click.confirm(f"{what} cannot be restored afterward", err=True)
     except click.Abort as e:
         raise ConfigError("nothing was deleted: there is no answer to the question (use --confirm)") from e

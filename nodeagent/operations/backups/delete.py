@@ -20,13 +20,13 @@ from core.models.storage import RepositoryKey
 from core.snapshot_contract import CHECKED_LINE, DELETED_LINE, CopyToCheck, DeletedSnapshot, SnapshotDeletion
 from exposer.maintenance_job import build_deletion_job
 from exposer.model import Owner
+from nodeagent.operations.backups.copies import Copy
 from nodeagent.operations.backups.deletion_lease import DeletionGuard
 from nodeagent.operations.backups.deletion_reads import read_closed, read_copies, read_restoring
 from nodeagent.operations.backups.deletion_record import DeletionRecord, Located, locate
 from nodeagent.operations.backups.follow import find_own_backup
 from nodeagent.operations.backups.retention import (
     Check,
-    Copy,
     DeletionError,
     Judgment,
     Place,

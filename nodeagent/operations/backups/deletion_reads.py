@@ -15,7 +15,8 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.storage import BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from nodeagent.operations.backups.retention import Copy, DeletionError, build_copy, build_unreadable_copy
+from nodeagent.operations.backups.copies import Copy, build_copy, build_unreadable_copy
+from nodeagent.operations.backups.retention import DeletionError
 
 __all__ = ["read_closed", "read_copies", "read_restoring"]
 

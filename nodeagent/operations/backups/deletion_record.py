@@ -21,14 +21,18 @@ from core.models.base import JsonDict
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE
 from core.models.retention import REPORT_KEY, RetentionReport, read_report
 from core.snapshot_contract import TransferToDelete
-from nodeagent.operations.backups.retention import WINDOW, Copy, GoneCopy
+from nodeagent.operations.backups.copies import Copy
+from nodeagent.operations.backups.retention import WINDOW, GoneCopy
 from nodeagent.operations.install.objects import build_object
 
 __all__ = ["HISTORY_KEY", "DeletionRecord", "Located", "build_lease", "build_record", "locate"]
 
 HISTORY_KEY: Final = "_history"
-"""The key of what was deleted lately. Versions that do not know the limit of deletions cannot read it: they delete
-nothing beside it."""
+"""The key of what was deleted lately; that of an entry begins with no underscore."""
+
+_RULES_KEY: Final = "_rules"
+_RULES: Final = "Versions with other rules of retention cannot read this, and delete nothing."
+"""A schedule keeps its image, and so its rules, until it is renewed: this keeps older ones from deleting."""
 
 Located = tuple[str, TransferToDelete]
 """The name of a BackupStorageLocation, and a transfer with snapshots in it."""
@@ -45,8 +49,8 @@ _History = dict[str, dict[str, dict[str, list[tuple[_Seconds, _Seconds]]]]]
 
 
 def build_record(namespace: str) -> JsonDict:
-    """Return the ConfigMap without an entry: without `data`, so that applying it again keeps what there is."""
-    return build_object("v1", CONFIG_MAPS.kind, DELETIONS_CONFIGMAP, namespace)
+    """Return the ConfigMap without an entry; applying it again keeps what there is."""
+    return build_object("v1", CONFIG_MAPS.kind, DELETIONS_CONFIGMAP, namespace) | {"data": {_RULES_KEY: _RULES}}
 
 
 def build_lease(namespace: str) -> JsonDict:
@@ -89,7 +93,8 @@ class DeletionRecord:
         stored = await self.client.read(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP)
         data = dict((stored or {}).get("data") or {})
         self.report = read_report(data)
-        data.pop(REPORT_KEY, None)
+        for key in (REPORT_KEY, _RULES_KEY):
+            data.pop(key, None)
         history = data.pop(HISTORY_KEY, "{}")
         try:
             name = HISTORY_KEY
@@ -179,9 +184,10 @@ class DeletionRecord:
         try:
             await self.client.patch(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP, {"data": data})
         except NotFoundError:
+            record = build_record(self.namespace)
             kept = {key: text for key, text in data.items() if text is not None}
             try:
-                await self.client.create(CONFIG_MAPS, build_record(self.namespace) | {"data": kept})
+                await self.client.create(CONFIG_MAPS, record | {"data": record["data"] | kept})
             except AlreadyExistsError:
                 await self.client.patch(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP, {"data": data})
 

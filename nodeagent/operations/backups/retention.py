@@ -14,37 +14,22 @@ from math import ceil
 from typing import Final, NamedTuple
 
 from core.errors import AgentError
-from core.models.base import JsonDict, ObjectMeta, format_time, parse_time
-from core.models.names import (
-    ASYNC_OPERATION_ID_LABEL,
-    BACKUP_ANNOTATION,
-    BACKUP_LABEL,
-    BACKUP_TTL_ANNOTATION,
-    OBJECT_NAME,
-    RESTORE_UID_LABEL,
-    VELERO_BACKUP_LABEL,
-    label_value,
-)
+from core.models.base import format_time
 from core.models.phases import Phase
-from core.models.transfers import DataUpload, PodVolumeBackup
-from core.models.units import format_duration, parse_duration
-from core.models.verification import read_verification
+from core.models.units import format_duration
+from nodeagent.operations.backups.copies import Copy, Series
 
 __all__ = [
     "WINDOW",
     "Backlog",
     "Check",
-    "Copy",
     "DeletionError",
     "GoneCopy",
     "Hold",
     "Judgment",
     "Place",
     "Rule",
-    "Series",
     "Situation",
-    "build_copy",
-    "build_unreadable_copy",
     "decide_now",
     "explain_backlog",
     "find_witnesses",
@@ -52,23 +37,10 @@ __all__ = [
     "limit_deletions",
 ]
 
-_OF_VELERO: Final = (
-    VELERO_BACKUP_LABEL,
-    ASYNC_OPERATION_ID_LABEL,
-    RESTORE_UID_LABEL,
-    "velero.io/backup-uid",
-    "velero.io/restore-name",
-)
-"""Labels of a transfer that a Velero server made, or that it restored from a backup of the namespace.
-
-Source: Velero v1.18, pkg/apis/velero/v1/labels_annotations.go.
-"""
-
-
-KEPT_OF_FAILING: Final = 3
+_KEPT_OF_FAILING: Final = 3
 """The complete copies that a volume keeps in a location while its newest transfer is not completed."""
 
-EXTRA_DELETIONS: Final = 2
+_EXTRA_DELETIONS: Final = 2
 """Copies of a volume that may go within WINDOW besides as many as were completed in it: what lets a backlog shrink."""
 
 WINDOW: Final = timedelta(hours=24)
@@ -77,14 +49,11 @@ WINDOW: Final = timedelta(hours=24)
 _MISSED_RUNS: Final = 3
 """Times the usual pause between two backups: a longer one means that runs were missed."""
 
-CLOCK_TOLERANCE: Final = timedelta(minutes=5)
+_CLOCK_TOLERANCE: Final = timedelta(minutes=5)
 """How far the witnesses of the time may be apart: less than any time to live that matters, more than clocks drift."""
 
 Place = tuple[str, str]
 """The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
-
-Series = tuple[tuple[str, str], str]
-"""A volume, and a location: its copies there are judged by themselves."""
 
 
 class DeletionError(AgentError):
@@ -122,59 +91,6 @@ class Hold:
     rule: Rule
     text: str
     uid: str | None = None
-
-
-@dataclass(frozen=True)
-class Copy:
-    """One volume of a backup: its transfer.
-
-    `volume` is namespace and name of the PVC. `volume_namespace` is that of the repository. A `ttl` of None: it never
-    expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
-    it is. `damaged`: its last verification failed. `recorded`: a command has begun to delete it.
-    """
-
-    backup: str
-    kind: str
-    transfer: str
-    uid: str
-    volume: tuple[str, str]
-    location: str
-    volume_namespace: str
-    phase: Phase
-    created: datetime | None
-    ended: datetime | None = None
-    snapshot_id: str = ""
-    bytes: int = 0
-    ttl: timedelta | None = None
-    foreign: str = ""
-    deleting: bool = False
-    damaged: bool = False
-    recorded: bool = False
-
-    @property
-    def has_data(self) -> bool:
-        """Whether its deletion takes a copy of the volume away."""
-        return self.phase is Phase.COMPLETED and bool(self.snapshot_id) and not self.foreign
-
-    @property
-    def complete(self) -> bool:
-        """Whether the volume can be restored from it: what is being deleted counts as gone."""
-        return self.has_data and not (self.deleting or self.recorded)
-
-    @property
-    def completed(self) -> datetime | None:
-        """When it was completed, or else made; None: not known."""
-        return self.ended or self.created
-
-    @property
-    def series(self) -> Series:
-        """The copies that it is judged among."""
-        return self.volume, self.location
-
-    @property
-    def shown_volume(self) -> str:
-        """Namespace and name of the PVC, as text."""
-        return "/".join(self.volume)
 
 
 @dataclass(frozen=True)
@@ -235,87 +151,6 @@ class Situation:
     check: Check | None = None
 
 
-def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
-    """Return the volume of a backup of ours that this transfer is; None: it names no such backup."""
-    meta, status = transfer.metadata, transfer.status
-    name = meta.annotations.get(BACKUP_ANNOTATION, "")
-    if not name or BACKUP_LABEL not in meta.labels:
-        return None
-    verification = read_verification(meta.annotations)
-    claim = transfer.source_claim or (
-        f"{transfer.spec.pod.name}:{transfer.spec.volume}" if isinstance(transfer, PodVolumeBackup) else ""
-    )
-    return Copy(
-        backup=name,
-        kind=transfer.kind_name,
-        transfer=transfer.name,
-        uid=transfer.uid,
-        volume=(transfer.repository_namespace, claim),
-        location=transfer.spec.backup_storage_location,
-        volume_namespace=transfer.repository_namespace,
-        phase=transfer.phase,
-        created=meta.creation_timestamp,
-        ended=status.completion_timestamp,
-        snapshot_id=status.snapshot_id,
-        bytes=status.progress.total_bytes,
-        ttl=_ttl(meta.annotations.get(BACKUP_TTL_ANNOTATION, "")),
-        foreign=_foreign(meta, name) or _unnameable(transfer, name),
-        deleting=transfer.deleting,
-        damaged=verification is not None and not verification.passed,
-    )
-
-
-def build_unreadable_copy(kind: str, raw: JsonDict, why: str) -> Copy | None:
-    """Return a volume whose transfer cannot be read: nothing of its backup may be deleted; None: of no backup."""
-    meta = raw["metadata"]
-    annotations = meta.get("annotations") or {}
-    name = annotations.get(BACKUP_ANNOTATION, "")
-    if not name:
-        return None
-    return Copy(
-        backup=name,
-        kind=kind,
-        transfer=meta["name"],
-        uid=meta.get("uid") or "",
-        volume=("", ""),
-        location="",
-        volume_namespace="",
-        phase=Phase.NEW,
-        created=parse_time(meta["creationTimestamp"]),
-        ttl=_ttl(annotations.get(BACKUP_TTL_ANNOTATION, "")),
-        foreign=f"cannot be read: {why}",
-    )
-
-
-def _ttl(text: str) -> timedelta | None:
-    """Return how long a backup is kept; None, so for ever, where that is not said, or cannot be read."""
-    try:
-        ttl = parse_duration(text) if text else timedelta()
-    except ValueError:
-        return None
-    return ttl if ttl > timedelta() else None
-
-
-def _foreign(meta: ObjectMeta, backup: str) -> str:
-    if meta.labels.get(BACKUP_LABEL) != label_value(backup):
-        return f"is not of nodeagent backup create alone: its label {BACKUP_LABEL} is of another backup"
-    if meta.owner_references:
-        owner = meta.owner_references[0]
-        return f"is not of nodeagent backup create alone: {owner.kind} {owner.name} owns it"
-    if found := [label for label in _OF_VELERO if label in meta.labels]:
-        return f"is not of nodeagent backup create alone: it has Velero's label {found[0]}"
-    return ""
-
-
-def _unnameable(transfer: DataUpload | PodVolumeBackup, backup: str) -> str:
-    """Return why a Job cannot be told which snapshots are the transfer's; empty: it can be."""
-    if not OBJECT_NAME.fullmatch(backup):
-        return f"names no backup: {backup}"
-    if not OBJECT_NAME.fullmatch(transfer.repository_namespace):
-        return f"names no namespace of its volume: {transfer.repository_namespace}"
-    return "" if transfer.spec.backup_storage_location else "names no BackupStorageLocation"
-
-
 def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Judgment]:
     """Return a judgment about each backup, the oldest first; `copies` are those of all backups in the namespace."""
     everything = list(copies)
@@ -365,8 +200,8 @@ def _find_kept(copies: Sequence[Copy]) -> dict[str, Hold]:
             why = f"{newest.kind} {newest.transfer}, the newest of {newest.shown_volume}, is {newest.phase}"
             # It goes last: without it, nothing would say that the volume fails.
             kept[newest.uid] = Hold(Rule.FAILING_VOLUME, f"{why}: while it is, older copies stay", newest.uid)
-            for one in sorted(whole, key=_age, reverse=True)[:KEPT_OF_FAILING]:
-                text = f"{why}: the newest {KEPT_OF_FAILING} complete copies of {shown} stay"
+            for one in sorted(whole, key=_age, reverse=True)[:_KEPT_OF_FAILING]:
+                text = f"{why}: the newest {_KEPT_OF_FAILING} complete copies of {shown} stay"
                 kept[one.uid] = Hold(Rule.FAILING_VOLUME, text, one.uid)
         sound = [one for one in whole if not one.damaged]
         if sound and _latest(whole).damaged:
@@ -474,7 +309,7 @@ def limit_deletions(
 ) -> list[Judgment]:
     """Return the judgments, with a hold for each backup that may be deleted, but not yet.
 
-    Of a volume in a location, as many copies may go in WINDOW as were completed in it, and EXTRA_DELETIONS more. Those
+    Of a volume in a location, as many copies may go in WINDOW as were completed in it, and _EXTRA_DELETIONS more. Those
     of whole backups are counted before the first one goes, the oldest first.
 
     Args:
@@ -517,7 +352,7 @@ def _count_allowed(judgments: Iterable[Judgment], gone: Iterable[GoneCopy], now:
     since = now - WINDOW
     allowed: Counter[Series] = Counter()
     for copy in (copy for one in judgments for copy in one.copies if copy.has_data):
-        allowed.setdefault(copy.series, EXTRA_DELETIONS)
+        allowed.setdefault(copy.series, _EXTRA_DELETIONS)
         allowed[copy.series] += (completed := copy.completed) is not None and completed > since
     for one in gone:
         # What went in the future did so by a clock that was wrong: it counts.
@@ -544,7 +379,7 @@ def explain_backlog(judgments: Iterable[Judgment], now: datetime) -> Backlog | N
     series, most = waiting.most_common(1)[0]
     copies = [copy for one in everything for copy in one.copies if copy.series == series and copy.has_data]
     # As many as are completed from now on expire, too.
-    days = ceil(most / EXTRA_DELETIONS)
+    days = ceil(most / _EXTRA_DELETIONS)
     return Backlog(waiting.total(), _explain_waiting(copies), now + days * WINDOW)
 
 
@@ -583,8 +418,8 @@ def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None)
         raise DeletionError(f"nothing is deleted: how old backups are is not known without {' and '.join(silent)}")
     shown = ", ".join(f"{name} {format_time(time)}" for name, time in said.items())
     now = min(said.values())
-    if max(said.values()) - now > CLOCK_TOLERANCE:
-        apart = format_duration(CLOCK_TOLERANCE)
+    if max(said.values()) - now > _CLOCK_TOLERANCE:
+        apart = format_duration(_CLOCK_TOLERANCE)
         raise DeletionError(f"nothing is deleted: clocks are more than {apart} apart ({shown})")
     if begun is not None and now < begun:
         raise DeletionError(

@@ -124,7 +124,7 @@ class ScheduleRequest:
     @property
     def argv(self) -> list[str]:
         """The words of the command line of its pods, after the program."""
-        words = [self.name, f"--agent-namespace={self.namespace}"]
+        words = [SCHEDULE_COMMAND, self.name, f"--agent-namespace={self.namespace}"]
         words += [f"--pvc={claim}" for claim in self.claims]
         if not self.claims:
             words += [f"--namespace={self.selector_namespace}", f"--selector={self.selector}"]

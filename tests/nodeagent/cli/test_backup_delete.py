@@ -58,7 +58,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_plan_is_shown_and_a_yes_deletes_the_backup(shell: Shell) -> None:
     code, out, err = shell.run("night", answer="y")
-    assert (code, err.splitlines()[0]) == (0, "checking the snapshots of night")
+    assert (code, err.splitlines()[0]) == (0, "checking the snapshots of backup night")
     assert_golden_text("cli/backup-delete", out)
     assert shell.scene.names() == {"day-data"}
     assert shell.scene.kube.bucket.keys() == {"s-day-data"}
@@ -92,6 +92,19 @@ def test_a_dry_run_deletes_nothing_and_asks_nothing(shell: Shell) -> None:
     assert len(shell.scene.names()) == 3
 
 
+def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell) -> None:
+    for day in range(6, 2, -1):
+        shell.scene.put_backup(f"n{day}", day)
+    code, out, _ = shell.run("--expired", "--dry-run")
+    assert (code, [line for line in out.splitlines() if line.startswith("Backup")]) == (0, ["Backup n6:", "Backup n5:"])
+    code, out, err = shell.run("--expired", "--at-most", "3", answer="y")
+    assert (code, out.splitlines()[-1]) == (0, "3 expired backups were deleted, with 3 snapshots")
+    assert "note: backup night is expired, and kept: it has the only copy of app/gone in default" in err
+    assert shell.scene.names() == {"night-data", "night-gone", "n3-data", "day-data"}
+    code, _, err = shell.run("--expired", "--confirm")
+    assert (code, err.splitlines()[-1]) == (0, "note: there is nothing to delete")
+
+
 def test_programs_get_what_was_deleted(shell: Shell) -> None:
     code, out, _ = shell.run("night", "--confirm", "-o", "json")
     deletion = BackupDeletion.from_json(out)
@@ -121,10 +134,12 @@ def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -
     [
         (["nigth"], 1, r"there is no backup nigth in namespace velero \(did you mean night\?\)"),
         (["\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
-        ([], 2, r"Missing argument 'NAME' \(see nodeagent backup delete --help\)"),
+        ([], 2, "backup delete takes the name of a backup, or --expired"),
+        (["night", "--expired"], 2, "backup delete takes the name of a backup, or --expired"),
+        (["night", "--at-most", "3"], 2, "--at-most goes with --expired"),
         (["night", "-o", "xml"], 2, "Invalid value for '--output'"),
     ],
-    ids=["unknown", "control characters", "no name", "format"],
+    ids=["unknown", "control characters", "no name", "both", "at most", "format"],
 )
 def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
     found, out, err = shell.run(*words, "--confirm")

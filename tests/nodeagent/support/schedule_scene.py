@@ -1,9 +1,11 @@
 """A cluster with PVCs, old backups and a bucket, as a schedule finds it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core.kube.resources import CRON_JOBS, DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.models.base import JsonDict
+from core.models.retention import RetentionReport
+from core.snapshot_contract import TransferToDelete
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.operations.schedules.run import ScheduleTools
@@ -20,6 +22,7 @@ class ScheduleScene:
     """The PVCs of a BackupScene and the bucket of a DeletionScene in one cluster; it is noon."""
 
     lines: list[str] = field(default_factory=list)
+    reports: list[RetentionReport] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.clock = SteppingClock()
@@ -29,7 +32,8 @@ class ScheduleScene:
         self.kube = self.old.kube
 
     def tools(self, job: str = "") -> ScheduleTools:
-        return ScheduleTools(self.old.tools, lambda _: None, self.lines.append, job)
+        deletion = replace(self.old.tools, in_pod=bool(job))
+        return ScheduleTools(deletion, lambda _: None, self.lines.append, self.reports.append, job)
 
     def end_backups(self, phase: str = "Completed") -> None:
         """Let every transfer that has no phase end, at the next look at it."""
@@ -38,9 +42,17 @@ class ScheduleScene:
             for resource in (DATA_UPLOADS, POD_VOLUME_BACKUPS):
                 for raw in self.kube.objects(resource):
                     if "status" not in raw:
-                        self.kube.put(raw | {"status": {"phase": phase, "snapshotID": f"s-{raw['metadata']['name']}"}})
+                        self._end(raw, phase)
 
         self.clock.steps.append(end)
+
+    def _end(self, raw: JsonDict, phase: str) -> None:
+        meta = raw["metadata"]
+        snapshot = f"s-{meta['name']}"
+        self.kube.put(raw | {"status": {"phase": phase, "snapshotID": snapshot}})
+        if phase == "Completed":
+            backup = meta["annotations"]["nodeagent.io/backup"]
+            self.kube.bucket[snapshot] = TransferToDelete("app", backup, meta["uid"])
 
     @staticmethod
     def request(*claims: ClaimName, **more: object) -> ScheduleRequest:

@@ -10,6 +10,7 @@ from core.errors import AgentError, ContractError
 from core.kube.errors import KubeError, NotFoundError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, JOBS, LEASES
 from nodeagent.operations.backups import delete
+from nodeagent.operations.backups.copies import Copy
 from nodeagent.operations.backups.delete import (
     DeletionError,
     DeletionPlan,
@@ -19,9 +20,8 @@ from nodeagent.operations.backups.delete import (
 )
 from nodeagent.operations.backups.deletion_record import DeletionRecord
 from nodeagent.operations.backups.deletion_view import build_deletion
-from nodeagent.operations.backups.retention import Copy
-from tests.nodeagent.support.backup_scene import SteppingClock
 from tests.nodeagent.support.deletion_scene import DeletionScene
+from tests.nodeagent.support.hand_clock import FreeClock
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def test_an_interruption_at_any_request_is_finished_by_the_next_run() -> N
 
 async def _run_with_fault(index: int | None) -> list[str]:
     # A Lease that could not be released keeps the next run waiting for a minute.
-    scene = DeletionScene(SteppingClock(steps=[lambda: None] * 100))
+    scene = DeletionScene(FreeClock())
     for name, days in (("first", 9.0), ("second", 5.0), ("third", 0.5)):
         scene.put_backup(name, days)
     before = len(scene.kube.requests)
@@ -259,9 +259,7 @@ async def test_a_snapshot_that_was_gone_before_is_named(scene: DeletionScene) ->
 
 
 async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
-    clock = SteppingClock()
-    clock.steps += [lambda: None] * 61
-    scene = DeletionScene(clock)
+    scene = DeletionScene(FreeClock())
     scene.put_backup("old", 20, "data", "held")
     scene.put_backup("third", 0.5)
     scene.put_backup("newer", 3, "held")

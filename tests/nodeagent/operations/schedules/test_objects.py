@@ -88,10 +88,8 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
     await run_schedule(scene.tools("night-1"), request)
     used = {(found.verb, found.group, found.path) for found in map(access_of, scene.kube.requests)}
     granted = {(verb, one.resource.group, one.path) for one in schedule_permissions(request) for verb in one.verbs}
-    # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name,
-    # the Job of a command that was killed.
+    # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name.
     rare = {
-        ("list", "batch", "jobs"),
         ("list", "", "events"),
         ("get", "velero.io", "datauploads"),
         ("get", "velero.io", "podvolumebackups"),

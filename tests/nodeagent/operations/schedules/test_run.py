@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
+from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request
+from core.models.retention import read_report
 from core.models.verification import VerificationOutcome
 from nodeagent.operations.backups.plan import ClaimName
 from nodeagent.operations.schedules.run import ScheduleError, preview_schedule, run_schedule
@@ -34,7 +35,7 @@ async def test_a_run_backs_up_and_then_deletes_what_is_expired(scene: ScheduleSc
     }
     assert made["metadata"]["annotations"]["nodeagent.io/backup-ttl"] == "24h0m0s"
     assert scene.old.names() == {made["metadata"]["name"]}
-    assert scene.kube.bucket == {}
+    assert list(scene.kube.bucket) == [f"s-{made['metadata']['name']}"]
     assert scene.lines == [
         "backup night-20261121120000 was started: 1 volumes",
         "backup night-20261121120000 is Completed: 1/1 volumes",
@@ -50,15 +51,24 @@ async def test_without_a_time_to_live_nothing_is_deleted(scene: ScheduleScene) -
     assert scene.kube.ran == []
 
 
-async def test_a_backup_that_fails_leaves_the_newest_copy_and_deletes_the_older_one(scene: ScheduleScene) -> None:
+async def test_a_backup_that_fails_does_not_eat_its_past(scene: ScheduleScene) -> None:
+    scene.old.put_backup("third", 4)
+    scene.old.put_backup("fourth", 3)
     scene.end_backups("Failed")
     with pytest.raises(
         ScheduleError, match="backup night-20261121120000 is Failed: PVC app/data is Failed: no message"
     ):
         await run_schedule(scene.tools(), scene.request(ttl=_DAY))
-    assert "second-data" in scene.old.names()
-    assert scene.kube.bucket.keys() == {"s-second-data"}
-    assert "backup second is expired, and kept: it has the newest copy of app/data" in scene.lines
+    assert scene.kube.bucket.keys() == {"s-second-data", "s-third-data", "s-fourth-data"}
+    (report,) = scene.reports
+    assert [(one.backup, one.rule, one.command) for one in report.held] == [
+        ("second", "failing-volume", "nodeagent backup delete second"),
+        ("third", "failing-volume", "nodeagent backup delete third"),
+        ("fourth", "newest-copy", "nodeagent backup delete fourth"),
+    ]
+    assert (report.schedule, report.deleted, report.failure) == ("night", 1, "")
+    (stored,) = scene.kube.objects(CONFIG_MAPS)
+    assert read_report(stored["data"]) == report
 
 
 async def test_a_pvc_that_was_deleted_does_not_fail_the_others(scene: ScheduleScene) -> None:
@@ -82,7 +92,7 @@ async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_other
         await run_schedule(scene.tools(), scene.request(DATA, _FILES, ClaimName("app", "loose"), ttl=_DAY))
     assert len(scene.made) == 2
     assert "backup night-20261121120000 is Incomplete: 2/3 volumes" in scene.lines
-    assert scene.kube.bucket == {}
+    assert not {"s-first-data", "s-second-data"} & scene.kube.bucket.keys()
 
 
 async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(scene: ScheduleScene) -> None:
@@ -116,7 +126,7 @@ async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene
     scene.end_backups()
     scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
     with pytest.raises(
-        ScheduleError, match=r'^nothing is deleted in BackupStorageLocation default: .*folder "backups"'
+        ScheduleError, match=r'^deletion of .*: nothing is deleted in BackupStorageLocation default: .*folder "backups"'
     ):
         await run_schedule(scene.tools(), scene.request(ttl=_DAY))
     assert {"first-data", "second-data"} < scene.old.names()
@@ -136,7 +146,8 @@ async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
     deletion = preview.deletion
     assert deletion is not None
     assert [one.name for one in deletion.backups] == ["first"]
-    assert [(one.name, one.reasons) for one in deletion.kept] == [("second", ["it has the newest copy of app/data"])]
+    kept = [(one.name, one.reasons) for one in deletion.kept]
+    assert kept == [("second", ["it has the newest copy of app/data in default"])]
     assert (scene.made, len(scene.kube.bucket)) == ([], 2)
     assert (await preview_schedule(scene.tools(), scene.request())).deletion is None
 
@@ -189,16 +200,17 @@ async def test_with_verify_the_backup_is_read_back_and_the_result_recorded(verif
     assert "verification of app/data: passed" in verified.lines
     annotation = verified.made[0]["metadata"]["annotations"]["nodeagent.io/verification"]
     assert '"outcome":"passed"' in annotation
-    assert verified.kube.bucket == {}
+    assert not {"s-first-data", "s-second-data"} & verified.kube.bucket.keys()
 
 
 async def test_a_backup_that_does_not_pass_fails_the_run_and_keeps_the_copy_before_it(verified: ScheduleScene) -> None:
     verified.kube.verified = VerificationOutcome.FAILED
     with pytest.raises(ScheduleError, match="verification of backup night-20261121120000: "):
         await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
-    assert verified.kube.bucket.keys() == {"s-second-data"}
-    kept = "it has the newest copy of app/data whose verification did not fail"
-    assert f"backup second is expired, and kept: {kept}" in verified.lines
+    assert "s-second-data" in verified.kube.bucket
+    assert "s-first-data" not in verified.kube.bucket
+    kept = "it has the newest copy of app/data in default whose verification did not fail"
+    assert [(one.backup, one.reason) for one in verified.reports[0].held] == [("second", kept)]
 
 
 async def test_nothing_is_deleted_when_it_is_not_known_whether_the_backup_can_be_read_back(
