@@ -11,6 +11,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from core.models.base import format_time
 from core.models.retention import HeldBackup, RetentionReport
 
 __all__ = ["MAX_VOLUMES", "RetentionMetrics", "VolumeMetrics", "VolumeState"]
@@ -113,8 +114,8 @@ class RetentionMetrics:
     def __init__(self, node: str, registry: CollectorRegistry) -> None:
         """Register them for the agent of `node`."""
         self._node = node
-        labels = ["node", "volume_namespace", "claim", "rule", "backup"]
-        text = "Size of the files in expired backups of a PVC that a rule of retention keeps; backup is the oldest"
+        labels = ["node", "volume_namespace", "claim", "rule", "backup", "created"]
+        text = "Size of the files in expired backups of a PVC that a rule of retention keeps; backup is the oldest, of created"
         self._held = Gauge("nodeagent_retention_held_bytes", text, labels, registry=registry)
         text = "Expired copies of volumes that wait for the limit of deletions"
         self._waiting = Gauge("nodeagent_retention_waiting_copies", text, ["node"], registry=registry)
@@ -134,4 +135,6 @@ class RetentionMetrics:
         for one in sorted(report.held, key=lambda one: one.created or report.at):
             held.setdefault((one.namespace, one.claim, one.rule), []).append(one)
         for key, backups in held.items():
-            self._held.labels(self._node, *key, backups[0].backup).set(sum(one.bytes for one in backups))
+            oldest = backups[0]
+            created = format_time(oldest.created) if oldest.created is not None else ""
+            self._held.labels(self._node, *key, oldest.backup, created).set(sum(one.bytes for one in backups))

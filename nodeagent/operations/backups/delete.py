@@ -56,8 +56,8 @@ _JOB_TIMEOUT: Final = timedelta(hours=1)
 _AT_ONCE: Final = 1000
 """Transfers of one Job: some 100 KiB of its command line."""
 
-_MOST_RECORDED: Final = 4000
-"""Transfers in the record: some 400 KiB of a ConfigMap's 1 MiB."""
+_MOST_RECORDED: Final = 2000
+"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 30 bytes a copy."""
 
 _NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
 

@@ -73,7 +73,9 @@ class Rule(StrEnum):
     NEWEST_COPY = "newest-copy"
     """It has the newest complete copy of a volume in its location, or the newest whose verification did not fail."""
     FAILING_VOLUME = "failing-volume"
-    """It has one of the newest three complete copies of a volume whose newest transfer is not completed."""
+    """It has one of the newest three complete copies of a volume whose newest transfer failed, or was canceled."""
+    UNDECIDED = "undecided"
+    """The same, while that transfer has not ended."""
     LOCATION = "location"
     """Its location is gone, not Available, or not readable in this run."""
     UNCONFIRMED = "unconfirmed"
@@ -197,12 +199,13 @@ def _find_kept(copies: Sequence[Copy]) -> dict[str, Hold]:
         shown = f"{'/'.join(volume)} in {location}"
         whole = [one for one in found if one.complete]
         if newest := failing.get(volume):
+            rule = Rule.FAILING_VOLUME if newest.phase.final else Rule.UNDECIDED
             why = f"{newest.kind} {newest.transfer}, the newest of {newest.shown_volume}, is {newest.phase}"
             # It goes last: without it, nothing would say that the volume fails.
-            kept[newest.uid] = Hold(Rule.FAILING_VOLUME, f"{why}: while it is, older copies stay", newest.uid)
+            kept[newest.uid] = Hold(rule, f"{why}: while it is, older copies stay", newest.uid)
             for one in sorted(whole, key=_age, reverse=True)[:_KEPT_OF_FAILING]:
                 text = f"{why}: the newest {_KEPT_OF_FAILING} complete copies of {shown} stay"
-                kept[one.uid] = Hold(Rule.FAILING_VOLUME, text, one.uid)
+                kept[one.uid] = Hold(rule, text, one.uid)
         sound = [one for one in whole if not one.damaged]
         if sound and _latest(whole).damaged:
             best = _latest(sound)

@@ -100,17 +100,25 @@ def test_each_location_is_judged_by_itself() -> None:
     assert _rules(closed["n3"]) == []
 
 
-@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.CANCELED, Phase.IN_PROGRESS], ids=str)
-def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    ("phase", "rule"),
+    [
+        (Phase.FAILED, Rule.FAILING_VOLUME),
+        (Phase.CANCELED, Rule.FAILING_VOLUME),
+        (Phase.IN_PROGRESS, Rule.UNDECIDED),
+    ],
+    ids=str,
+)
+def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase, rule: Rule) -> None:
     copies = [make_copy(f"n{day}", day) for day in (2, 3, 4, 5)]
     judged = _judge(*copies, make_copy("bad", 1.5, location="lab", phase=phase, snapshot_id=""))
     assert {name: set(_rules(one)) - {Rule.IN_PROGRESS} for name, one in judged.items()} == {
         "n5": set(),
-        "n4": {Rule.FAILING_VOLUME},
-        "n3": {Rule.FAILING_VOLUME},
+        "n4": {rule},
+        "n3": {rule},
         "n2": {Rule.NEWEST_COPY},
         # Once it were gone, nothing would say that the volume fails.
-        "bad": {Rule.FAILING_VOLUME},
+        "bad": {rule},
     }
     why = f"DataUpload bad-1, the newest of app/data, is {phase}"
     assert judged["n4"].holds[0].text == f"{why}: the newest 3 complete copies of app/data in default stay"

@@ -140,6 +140,16 @@ async def test_a_velero_server_keeps_a_run_from_both(scene: ScheduleScene) -> No
     assert (scene.made, len(scene.kube.bucket)) == ([], 2)
 
 
+async def test_a_pod_without_the_right_to_the_lease_backs_up_and_deletes_nothing(scene: ScheduleScene) -> None:
+    """As one of a schedule that has not been renewed, with the image of today."""
+    scene.end_backups()
+    scene.kube.fail_next("GET", "/leases/", 403, message="night cannot get leases")
+    with pytest.raises(ScheduleError, match=r"^deletion of expired backups: .*; nodeagent schedule renew gives"):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert "backup night-20261121120000 is Completed: 1/1 volumes" in scene.lines
+
+
 async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
     preview = await preview_schedule(scene.tools(), scene.request(ttl=_DAY))
     assert [volume.claim.name for volume in preview.volumes] == ["data"]
