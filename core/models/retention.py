@@ -44,8 +44,8 @@ class HeldBackup(WireModel, omit_defaults=True):
 class RetentionReport(WireModel, omit_defaults=True):
     """What one run of retention has left.
 
-    `at` is when, by its witnesses of the time. `held` are the first expired backups that a rule keeps which needs a
-    person, or tells one something, `held_count` how many there are. `waiting` is how many expired copies wait for the
+    `at` is when, by its witnesses of the time. `held` are the first expired backups that a rule keeps which may not end
+    by itself, `held_count` how many there are. `waiting` is how many expired copies, of `waiting_backups`, wait for the
     limit of deletions, `waiting_why` why so many, `through` when they will be gone. `failure` is why nothing, or not
     all, could be judged or deleted; empty: it could. `schedule` is empty for a command.
     """
@@ -56,6 +56,7 @@ class RetentionReport(WireModel, omit_defaults=True):
     held: list[HeldBackup] = field(default_factory=list)
     held_count: Int64 = 0
     waiting: Int64 = 0
+    waiting_backups: Int64 = 0
     waiting_why: str = ""
     through: Time | None = None
     failure: str = ""
@@ -68,7 +69,7 @@ class RetentionReport(WireModel, omit_defaults=True):
         why = f" ({self.waiting_why})" if self.waiting_why else ""
         through = f"; the last one goes at about {format_time(self.through)}" if self.through is not None else ""
         message = f"{self.waiting} expired copies wait for the limit of deletions{why}{through}"
-        return f"{message}; to delete them at once: nodeagent backup delete --expired --at-most {self.waiting}"
+        return f"{message}; to delete them at once: nodeagent backup delete --expired --at-most {self.waiting_backups}"
 
 
 def read_report(data: Mapping[str, str] | None) -> RetentionReport | None:
@@ -90,4 +91,6 @@ def deletes_by_old_rules(cron_job: JsonDict) -> bool:
     if words[:1] != [SCHEDULE_COMMAND] or not any(word.startswith("--ttl") for word in words):
         return False
     annotations = cron_job["metadata"].get("annotations") or {}
-    return bool(annotations.get(RETENTION_IMAGE_ANNOTATION) != containers[0].get("image"))
+    # A webhook may have added the digest of the tag.
+    known, image = annotations.get(RETENTION_IMAGE_ANNOTATION) or "", containers[0].get("image") or ""
+    return not known or known.partition("@")[0] != image.partition("@")[0]

@@ -231,10 +231,10 @@ async def end_jobs(tools: JobTools, jobs: Sequence[JsonDict], timeout: timedelta
         await tools.client.delete(JOBS, meta["namespace"], meta["name"], uid=meta["uid"])
     deadline = Deadline.after(tools.clock, timeout)
     for meta in left:
+        tools.on_progress(f"ending Job {meta['namespace']}/{meta['name']} of another command")
         while (pod := await read_pod(tools.client, meta["namespace"], meta["name"])) and not parse_pod_end(pod):
             if deadline.expired:
                 raise JobTimeoutError(f"{_shown(pod)} of Job {meta['name']} does not end, though the Job is deleted")
-            tools.on_progress(f"waiting for the end of Job {meta['namespace']}/{meta['name']} of another command")
             await tools.clock.sleep(_POLL_SECONDS)
 
 

@@ -115,22 +115,26 @@ class RetentionMetrics:
         """Register them for the agent of `node`."""
         self._node = node
         labels = ["node", "volume_namespace", "claim", "rule", "backup", "created"]
-        text = "Size of the files in expired backups of a PVC that a rule of retention keeps; backup is the oldest, of created"
+        text = "Size of the files in expired backups of a PVC that a rule of retention keeps; backup is the oldest"
         self._held = Gauge("nodeagent_retention_held_bytes", text, labels, registry=registry)
         text = "Expired copies of volumes that wait for the limit of deletions"
-        self._waiting = Gauge("nodeagent_retention_waiting_copies", text, ["node"], registry=registry)
+        self._waiting = Gauge("nodeagent_retention_waiting_copies", text, ["node", "why"], registry=registry)
+        text = "When the last of the expired copies that wait now will be deleted"
+        self._until = Gauge("nodeagent_retention_waiting_until_timestamp_seconds", text, ["node"], registry=registry)
         text = "1 for each schedule that deletes expired backups by the rules of an older version"
         self._old_rules = Gauge("nodeagent_retention_old_rules", text, ["node", "schedule"], registry=registry)
 
     def show(self, report: RetentionReport | None, old_schedules: Sequence[str]) -> None:
         """Show this report, None if there is none, and these schedules; nothing else."""
-        for gauge in (self._held, self._waiting, self._old_rules):
+        for gauge in (self._held, self._waiting, self._until, self._old_rules):
             gauge.clear()
         for schedule in old_schedules:
             self._old_rules.labels(self._node, schedule).set(1)
         if report is None:
             return
-        self._waiting.labels(self._node).set(report.waiting)
+        self._waiting.labels(self._node, report.waiting_why).set(report.waiting)
+        if report.through is not None:
+            self._until.labels(self._node).set(report.through.timestamp())
         held: dict[tuple[str, str, str], list[HeldBackup]] = {}
         for one in sorted(report.held, key=lambda one: one.created or report.at):
             held.setdefault((one.namespace, one.claim, one.rule), []).append(one)

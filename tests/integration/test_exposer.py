@@ -18,6 +18,7 @@ from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
     JOBS,
+    LEASES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     POD_VOLUME_BACKUPS,
@@ -54,6 +55,7 @@ _KINDS = {
     resource.kind: resource
     for resource in (
         JOBS,
+        LEASES,
         PODS,
         PERSISTENT_VOLUME_CLAIMS,
         VOLUME_SNAPSHOTS,

@@ -9,13 +9,69 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["group_name", "make_groups", "processes_in", "remove_below", "remove_groups"]
+__all__ = [
+    "SLOW_DAY",
+    "attach",
+    "bed_name",
+    "group_name",
+    "limit_group",
+    "make_groups",
+    "processes_in",
+    "read_used_seconds",
+    "remove_below",
+    "remove_groups",
+]
+
+SLOW_DAY = "slow-day"
+"""What the name of a group with a quota begins with: test beds that are started in it have their groups below it."""
+
+_OWN = "own"
+"""Below such a group, the group of what is started in it: on v2, one with groups below it has no processes."""
+
+_PERIOD_US = 100_000
 
 _CPUSET_FILES = ("cpuset.cpus", "cpuset.mems")
 
 _PROCESSES_WORTH = 16
 _SHARES = {"cpu.shares": 1024 * _PROCESSES_WORTH, "cpu.weight": 100 * _PROCESSES_WORTH}
 """On a busy machine a whole group gets no more time than one process outside of any: that is for all pods together."""
+
+
+def bed_name(pid: int) -> str:
+    """Return the group of a test bed: below the slow day that this process is in, if it is in one."""
+    own = {line.rpartition(":")[2].lstrip("/") for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    slow = next((name.partition("/")[0] for name in own if name.startswith(SLOW_DAY)), None)
+    return "/".join(filter(None, (slow, f"node-agent-bed-{pid}")))
+
+
+def limit_group(name: str, processors: float) -> None:
+    """Create a group of that name, whose processes and groups use no more processors than that together."""
+    make_groups(name, 0)
+    quota_us = int(processors * _PERIOD_US)
+    for top in _tops(name):
+        if (top / "cpu.max").exists():
+            (top / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+        elif (top / "cpu.cfs_quota_us").exists():
+            (top / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+            (top / "cpu.cfs_quota_us").write_text(str(quota_us))
+    make_groups(f"{name}/{_OWN}", 0)
+
+
+def attach(name: str) -> None:
+    """Move this process into a group of `limit_group`."""
+    for top in _tops(f"{name}/{_OWN}"):
+        (top / "cgroup.procs").write_text("0")
+
+
+def read_used_seconds(name: str) -> float:
+    """Return the processor time that a group has used, with all groups below it."""
+    for top in _tops(name):
+        if (top / "cpuacct.usage").exists():
+            return int((top / "cpuacct.usage").read_text()) / 1e9
+        for line in _read(top / "cpu.stat").splitlines():
+            if line.startswith("usage_usec "):
+                return int(line.split()[1]) / 1e6
+    return 0.0
 
 
 def group_name(bed: str, node: int) -> str:

@@ -85,7 +85,7 @@ def run_isolated(arguments: Sequence[str], *, nodes: int, image: Path) -> int:
         The exit code of the command inside, when all traces of the test bed are removed.
     """
     layout = make_layout()
-    bed = f"node-agent-bed-{os.getpid()}"
+    bed = cgroups.bed_name(os.getpid())
     cleaner = janitor.start(layout.base, bed, root=ROOT)
     try:
         cgroups.make_groups(bed, nodes)

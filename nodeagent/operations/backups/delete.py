@@ -13,7 +13,7 @@ from core.clock import Clock, Deadline
 from core.contract import parse_result
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
-from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict, parse_time
 from core.models.storage import RepositoryKey
@@ -22,7 +22,7 @@ from exposer.maintenance_job import build_deletion_job
 from exposer.model import Owner
 from nodeagent.operations.backups.copies import Copy
 from nodeagent.operations.backups.deletion_lease import DeletionGuard
-from nodeagent.operations.backups.deletion_reads import read_closed, read_copies, read_restoring
+from nodeagent.operations.backups.deletion_reads import read_copies, read_locations, read_restoring
 from nodeagent.operations.backups.deletion_record import DeletionRecord, Located, locate
 from nodeagent.operations.backups.follow import find_own_backup
 from nodeagent.operations.backups.retention import (
@@ -57,12 +57,19 @@ _AT_ONCE: Final = 1000
 """Transfers of one Job: some 100 KiB of its command line."""
 
 _MOST_RECORDED: Final = 2000
-"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 30 bytes a copy."""
+"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy."""
 
 _NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
 
+_CONFIRMED_EACH: Final = 100
+"""Transfers that are deleted between two renewals of the Lease, besides those in the background."""
+
 _GONE_WITHIN: Final = timedelta(minutes=1)
 _POLL_SECONDS: Final = 1.0
+
+_DATE: Final = "the Date of the API server's answer"
+_POD: Final = "the clock of this pod"
+_JOB_POD: Final = "the clock of the check Job's pod"
 
 _BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 
@@ -116,8 +123,8 @@ class DeletionPlan:
 
     `judgments` are about all backups. `stale` entries of the record are of transfers that still exist. `cluster` is
     what identifies the cluster in the tags of its snapshots. `held` are transfers that are still being deleted: their
-    snapshots stay until they are gone. `check` is what the check Jobs found, `time` when; None: they did not run. `now`
-    is when it was made; None: ages do not matter.
+    snapshots stay until they are gone. Snapshots in `absent` locations, which do not exist, stay for good. `check` is
+    what the check Jobs found, `time` when; None: they did not run. `now` is when it was made; None: ages do not matter.
     """
 
     wish: DeletionWish
@@ -128,6 +135,7 @@ class DeletionPlan:
     unfinished: frozenset[Located] = frozenset()
     stale: frozenset[Located] = frozenset()
     held: frozenset[Located] = frozenset()
+    absent: frozenset[str] = frozenset()
     check: Check | None = None
     time: RunTime | None = None
     now: datetime | None = None
@@ -145,7 +153,8 @@ class DeletionPlan:
     @property
     def transfers(self) -> frozenset[Located]:
         """All transfers whose snapshots are to be deleted."""
-        return (self.unfinished | {locate(copy) for copy in self.copies}) - self.held
+        found = (self.unfinished | {locate(copy) for copy in self.copies}) - self.held
+        return frozenset(one for one in found if one[0] not in self.absent)
 
     @property
     def locations(self) -> list[str]:
@@ -201,16 +210,16 @@ async def _judge(
     begun = {one.uid for _, one in recorded}
     copies = [replace(copy, recorded=copy.uid in begun) async for copy in read_copies(client, namespace)]
     restoring = {snapshot: restore async for snapshot, restore in read_restoring(client, namespace)}
-    closed = await read_closed(client, namespace, {copy.location for copy in copies})
+    closed = await read_locations(client, namespace)
+    absent = {copy.location for copy in copies} | {location for location, _ in recorded}
+    absent -= closed.keys()
+    closed |= {name: f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist" for name in absent}
     cluster = await read_cluster(client)
     if not cluster:
         raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
     existing = {copy.uid for copy in copies}
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
-    stale = recorded - unfinished
-    if check is not None:
-        unfinished = frozenset(one for one in unfinished if not check.refusal(one[0], one[1].volume_namespace))
-    plan = DeletionPlan(wish, cluster, record, (), unfinished=unfinished, stale=stale, check=check, time=time)
+    plan = DeletionPlan(wish, cluster, record, (), stale=recorded - unfinished, check=check, time=time)
     situation = Situation(restoring, closed, _now(tools, plan), check)
     judgments = judge_backups(copies, situation)
     if wish.name is not None:
@@ -218,26 +227,42 @@ async def _judge(
             plan,
             judgments=tuple(judgments),
             deleted=tuple(one for one in judgments if one.backup == wish.name),
-            unfinished=_of_backup(plan.unfinished, wish.name),
+            unfinished=_of_backup(unfinished, wish.name),
             stale=_of_backup(plan.stale, wish.name),
+            absent=frozenset(absent),
         )
     if situation.now is None:
         raise DeletionError("the API server's answers have no Date: how old backups are is not known")
-    judgments = limit_deletions(judgments, record.find_gone(existing, situation.now), situation.now, most=wish.most)
-    wanted = {copy.uid for one in judgments for copy in one.copies} if check is None else check.wanted
+    if check is not None:
+        # What was not looked at, such as what has expired since, is for the next run.
+        looked = [one for one in judgments if one.holds or check.wanted.issuperset(copy.uid for copy in one.copies)]
+        gone = record.find_gone(existing, situation.now)
+        judgments = limit_deletions(looked, gone, situation.now, most=wish.most)
     return replace(
         plan,
         now=situation.now,
         judgments=tuple(judgments),
-        deleted=tuple(one for one in judgments if not one.holds and wanted.issuperset(copy.uid for copy in one.copies)),
+        deleted=tuple(one for one in judgments if not one.holds),
+        # What is left in a location that is closed waits until it is open again.
+        unfinished=frozenset(one for one in unfinished if not (closed.get(one[0]) or _refusal(check, one))),
     )
+
+
+def _refusal(check: Check | None, where: Located) -> str | None:
+    location, one = where
+    return check.refusal(location, one.volume_namespace) if check is not None else None
 
 
 def _now(tools: DeletionTools, plan: DeletionPlan) -> datetime | None:
     """Return the time by which ages count: once checked, by the witnesses; None: not known, or not needed."""
     if plan.wish.name is not None:
         return None
-    return plan.time.now(tools.jobs.clock) if plan.time is not None else tools.date()
+    if plan.time is not None:
+        return plan.time.now(tools.jobs.clock)
+    if not tools.in_pod:
+        return tools.date()
+    # With a Date that is behind nothing would be expired, and no Job would show that it is wrong.
+    return decide_now({_DATE: tools.date(), _POD: tools.jobs.clock.now()}, plan.wish.begun)
 
 
 def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
@@ -252,7 +277,7 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deletion
         DeletionError: the clocks do not agree, so that no age is known.
         KubeError: the API server rejected a request.
     """
-    run = _CheckRun(tools, {} if plan.wish.name is not None else _find_needed(plan))
+    run = _CheckRun(tools, _find_needed(plan))
     for location in plan.locations:
         await run.look(plan, location)
     check = Check(
@@ -261,9 +286,7 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deletion
         faults=run.faults,
         refused=run.refused,
     )
-    if plan.wish.name is not None:
-        return replace(plan, check=check), run.found
-    time = run.decide_time(plan.wish.begun)
+    time = run.decide_time(plan.wish.begun) if plan.wish.name is None else None
     settled = await _judge(tools, plan.wish, check, time)
     left = {one.uid for _, one in settled.transfers}
     return settled, [one for one in run.found if one.transfer_uid in left]
@@ -272,7 +295,8 @@ async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[Deletion
 def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
     """Return the copies that have to be restorable, by the UIDs of the transfers that may go because they are."""
     witnesses = find_witnesses(copy for one in plan.judgments for copy in one.copies)
-    return {copy.uid: witnesses[copy.series] for copy in plan.copies if copy.has_data and copy.series in witnesses}
+    wanted = [copy for copy in plan.copies if copy.has_data and copy.series in witnesses]
+    return {copy.uid: witnesses[copy.series] for copy in wanted if witnesses[copy.series].backup != copy.backup}
 
 
 @dataclass
@@ -302,7 +326,7 @@ class _CheckRun:
             return
         if not self.tools.in_pod and run.ended is not None:
             taken = timedelta(seconds=self.tools.jobs.clock.monotonic() - self.at_seconds)
-            self.said["the clock of the check Job's pod"] = run.ended - taken
+            self.said[_JOB_POD] = run.ended - taken
         self.found += run.found
         self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
         for uid, one in checks.items():
@@ -312,14 +336,8 @@ class _CheckRun:
     def _note_times(self, job: JsonDict) -> None:
         self.at_seconds = self.tools.jobs.clock.monotonic()
         created = parse_time(job["metadata"]["creationTimestamp"])
-        own = {"the clock of this pod": self.tools.jobs.clock.now()} if self.tools.in_pod else {}
-        other = {} if self.tools.in_pod else {"the clock of the check Job's pod": None}
-        self.said = {
-            "the Date of the API server's answer": self.tools.date(),
-            f"the creation of Job {job['metadata']['name']}": created,
-            **own,
-            **other,
-        }
+        self.said = {_DATE: self.tools.date(), f"the creation of Job {job['metadata']['name']}": created}
+        self.said |= {_POD: self.tools.jobs.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
 
     def decide_time(self, begun: datetime | None) -> RunTime | None:
         """Return the time of the run; None: there was no Job.
@@ -344,7 +362,12 @@ async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: Deletion
     for planned in _divide(plan):
         await guard.confirm()
         part, why = await _judge_again(tools, planned)
-        changed += why
+        if plan.wish.name is not None:
+            changed += why
+        else:
+            # Such as a backup that was completed meanwhile: the next run looks again.
+            for text in why:
+                tools.jobs.on_note(text)
         await part.record.drop({one for _, one in part.stale})
         deleted, failed = await _execute(tools, part, guard)
         found += deleted
@@ -399,8 +422,8 @@ async def _execute(
 ) -> tuple[list[DeletedSnapshot], list[str]]:
     """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
     record = plan.record
-    if plan.deleted:
-        await record.add(plan.copies)
+    if recorded := [copy for copy in plan.copies if copy.location not in plan.absent]:
+        await record.add(recorded)
     held = await _delete_transfers(tools.jobs, plan.copies, guard)
     plan = replace(plan, held=frozenset(locate(copy) for copy in held))
     found: list[DeletedSnapshot] = []
@@ -417,8 +440,12 @@ async def _execute(
         kept = {one.transfer_uid for one in run.found if one.kept}
         failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
         done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
-        gone_at = _now(tools, plan) or tools.date() or tools.jobs.clock.now()
-        await record.drop({one for one in done if not {"", one.volume_namespace} & run.unread.keys()}, gone_at)
+        dropped = {one for one in done if not {"", one.volume_namespace} & run.unread.keys()}
+        if plan.time is not None:
+            await record.drop(dropped, plan.time.now(tools.jobs.clock), proved=True)
+        else:
+            # One of these may be wrong: the later one counts for longer.
+            await record.drop(dropped, max(filter(None, (tools.date(), tools.jobs.clock.now()))), proved=False)
     return found, failed
 
 
@@ -426,7 +453,10 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: Delet
     """Delete the transfers, and return those that are still being deleted after a while, and why."""
     deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
     left = []
-    for copy in copies:
+    for number, copy in enumerate(copies):
+        # A machine that slept does not know for how long.
+        if number % _CONFIRMED_EACH == 0:
+            await guard.confirm()
         guard.check()
         answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
         if answer is Deletion.STARTED:

@@ -88,7 +88,7 @@ async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
 
 async def _acquire(jobs: JobTools, lease: Lease) -> None:
     clock, deadline = jobs.clock, Deadline.after(jobs.clock, _LONGEST_WAIT)
-    seen, since_seconds = "", clock.monotonic()
+    last_holder, seen, since_seconds = "", "", clock.monotonic()
     while True:
         try:
             observed = await jobs.client.read(LEASES, jobs.namespace, DELETIONS_LEASE)
@@ -100,8 +100,8 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
                 return
         except ForbiddenError as e:
             raise DeletionError(
-                f"nothing is deleted, since one command may delete at a time, and knows it by a Lease: {e}; "
-                "nodeagent schedule renew gives a schedule this permission"
+                f"nothing is deleted, since one command may delete at a time, and knows it by a Lease: {e}; nodeagent "
+                "schedule renew, or applying its files again, gives a schedule this permission"
             ) from e
         except ConflictError:
             continue
@@ -109,11 +109,13 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
             raise DeletionError(f"nothing is deleted: Lease {DELETIONS_LEASE} cannot be acquired in time") from e
         if version != seen:
             seen, since_seconds = version, clock.monotonic()
+        if holder != last_holder:
+            last_holder, deadline = holder, Deadline.after(clock, _LONGEST_WAIT)
+            jobs.on_progress(f"waiting for another command that deletes backups: {holder}")
         if deadline.expired:
             raise DeletionError(
                 f"nothing is deleted: {holder} has deleted backups for {format_duration(_LONGEST_WAIT)}"
             )
-        jobs.on_progress(f"waiting for another command that deletes backups: {holder}")
         await clock.sleep(_POLL_SECONDS)
 
 

@@ -1,6 +1,6 @@
 """Reads what a deletion of backups is judged by: all transfers of backups, restores that have not ended, locations."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
@@ -18,7 +18,7 @@ from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, Pod
 from nodeagent.operations.backups.copies import Copy, build_copy, build_unreadable_copy
 from nodeagent.operations.backups.retention import DeletionError
 
-__all__ = ["read_closed", "read_copies", "read_restoring"]
+__all__ = ["read_copies", "read_locations", "read_restoring"]
 
 
 async def read_copies(client: KubeClient, namespace: str) -> AsyncIterator[Copy]:
@@ -56,27 +56,24 @@ async def read_restoring(client: KubeClient, namespace: str) -> AsyncIterator[tu
             yield restore.spec.snapshot_id, f"PodVolumeRestore {restore.name}"
 
 
-async def read_closed(client: KubeClient, namespace: str, names: Iterable[str]) -> dict[str, str]:
-    """Return why nothing may be deleted in the locations of these names, for each where it may not.
+async def read_locations(client: KubeClient, namespace: str) -> dict[str, str]:
+    """Return why nothing may be deleted in each location that exists, by its name; empty: something may.
 
     Raises:
         KubeError: the API server rejected a request.
     """
-    kind = BACKUP_STORAGE_LOCATIONS.kind
-    closed = {name: f"{kind} {namespace}/{name} does not exist" for name in names}
+    found = {}
     for raw in await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace)):
         name = raw["metadata"]["name"]
-        closed.pop(name, None)
         try:
             location = BackupStorageLocation.parse(raw)
         except ContractError as e:
-            closed[name] = f"{kind} {namespace}/{name} cannot be read: {e}"
-            continue
-        if not location.available:
-            closed[name] = f"{kind} {namespace}/{name} is {location.status.phase}"
-        elif location.read_only:
-            closed[name] = f"{kind} {namespace}/{name} is read-only"
-    return closed
+            why = f"cannot be read: {e}"
+        else:
+            why = f"is {location.status.phase}" if not location.available else "is read-only"
+            why = "" if location.available and not location.read_only else why
+        found[name] = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} {why}" if why else ""
+    return found
 
 
 async def _read_all(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:

@@ -134,8 +134,12 @@ class DeletionRecord:
         await self._write({backup: _format(entry) for backup, entry in changed.items()})
         self.entries |= changed
 
-    async def drop(self, transfers: Collection[TransferToDelete], gone_at: datetime | None = None) -> None:
-        """Note that nothing is to be deleted any more of these transfers; `gone_at`: since they went then, with data.
+    async def drop(
+        self, transfers: Collection[TransferToDelete], gone_at: datetime | None = None, *, proved: bool = False
+    ) -> None:
+        """Note that nothing is to be deleted any more of these transfers.
+
+        `gone_at`: since they went then, with their snapshots; `proved`: by witnesses, not by one clock alone.
 
         Raises:
             KubeError: it cannot be written.
@@ -152,7 +156,9 @@ class DeletionRecord:
             name: _format(entry) if entry else None for name, entry in left.items() if entry != self.entries[name]
         }
         if gone_at is not None:
-            history = [one for one in history if one.at > gone_at - WINDOW]
+            if proved:
+                # What a wrong clock has noted in the future went before now.
+                history = [one._replace(at=min(one.at, gone_at)) for one in history if one.at > gone_at - WINDOW]
             changes[HISTORY_KEY] = _format_history(history)
         if changes:
             await self._write(changes)

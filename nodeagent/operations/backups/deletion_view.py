@@ -1,6 +1,6 @@
 """A deletion of backups as people and programs see it: what goes, what stays and why; and the report of a run. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -10,12 +10,23 @@ from core.models.base import Time, WireModel
 from core.models.retention import HeldBackup, RetentionReport
 from core.snapshot_contract import DeletedSnapshot
 from nodeagent.operations.backups.delete import DeletionPlan
-from nodeagent.operations.backups.retention import Judgment, Rule, explain_backlog
+from nodeagent.operations.backups.retention import Backlog, Judgment, Rule, explain_backlog
 
 __all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion", "build_report"]
 
-_REPORTED: Final = (Rule.FAILING_VOLUME, Rule.LOCATION, Rule.UNCONFIRMED, Rule.NOT_FOUND, Rule.NEWEST_COPY)
-"""Rules that do not end by themselves, the first one that holds a backup first: what the report has."""
+_REPORTED: Final = (
+    Rule.FAILING_VOLUME,
+    Rule.UNCONFIRMED,
+    Rule.NOT_FOUND,
+    Rule.FOREIGN,
+    Rule.RESTORING,
+    Rule.NEWEST_COPY,
+    Rule.LOCATION,
+)
+"""Rules that may not end by themselves, the most urgent first: what the report has."""
+
+_LET_GO: Final = (Rule.FAILING_VOLUME, Rule.NOT_FOUND, Rule.NEWEST_COPY)
+"""Those of which a person may let go by deleting the backup. What is unconfirmed may be the last copy that is left."""
 
 _MOST_REPORTED: Final = 100
 
@@ -81,7 +92,7 @@ def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, 
         f"nothing can be deleted in BackupStorageLocation {where}: {text}" for (where, _), text in refused.items()
     ]
     notes += _name_gone(plan, snapshots)
-    backlog = explain_backlog(plan.judgments, plan.now) if plan.now is not None else None
+    backlog = explain_backlog(plan.judgments, plan.now) if plan.now is not None else Backlog()
     return BackupDeletion(
         done=done,
         backups=[_build_backup(one, snapshots) for one in plan.deleted],
@@ -91,16 +102,18 @@ def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, 
             if not one.held_by((Rule.LIMIT,))
         ],
         unfinished=len(plan.unfinished),
-        waiting=backlog.copies if backlog is not None else 0,
-        waiting_why=backlog.why if backlog is not None else "",
-        through=backlog.through if backlog is not None else None,
+        waiting=backlog.copies,
+        waiting_why=backlog.why,
+        through=backlog.through,
         notes=notes,
     )
 
 
 def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> RetentionReport:
     """Return the report of a run that carried this plan out, or is about to; `at` is the time now."""
-    held = [one for judgment in plan.kept for one in _report_held(judgment)]
+    held = [one for judgment in plan.kept for one in _report_held(judgment, plan.absent)]
+    # What a person can do something about must not be cut off by what waits for a location.
+    held.sort(key=lambda one: _REPORTED.index(Rule(one.rule)))
     backlog = explain_backlog(plan.judgments, at)
     return RetentionReport(
         at=at,
@@ -108,40 +121,45 @@ def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> Retent
         deleted=len(plan.deleted),
         held=held[:_MOST_REPORTED],
         held_count=len(held),
-        waiting=backlog.copies if backlog is not None else 0,
-        waiting_why=backlog.why if backlog is not None else "",
-        through=backlog.through if backlog is not None else None,
+        waiting=backlog.copies,
+        waiting_backups=backlog.backups,
+        waiting_why=backlog.why,
+        through=backlog.through,
     )
 
 
-def _report_held(judgment: Judgment) -> Iterator[HeldBackup]:
-    """Yield the backup for the first volume by which a rule of _REPORTED holds it."""
-    for rule in _REPORTED:
-        for hold in judgment.held_by((rule,)):
-            copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
-            namespace, claim = copy.volume
-            yield HeldBackup(
-                backup=judgment.backup,
-                rule=rule,
-                reason=hold.text,
-                namespace=namespace,
-                claim=claim,
-                location=copy.location,
-                created=copy.created,
-                bytes=judgment.bytes,
-                # In a location that is closed, it could delete nothing either.
-                command="" if rule is Rule.LOCATION else f"nodeagent backup delete {judgment.backup}",
-            )
-            return
+def _report_held(judgment: Judgment, absent: Collection[str]) -> Iterator[HeldBackup]:
+    """Yield the backup for the first rule of _REPORTED that holds it: for each failing volume, else for one volume."""
+    holds = next((found for rule in _REPORTED if (found := judgment.held_by((rule,)))), ())
+    for hold in holds if holds and holds[0].rule is Rule.FAILING_VOLUME else holds[:1]:
+        copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
+        namespace, claim = copy.volume
+        lets_go = hold.rule in _LET_GO or copy.location in absent
+        yield HeldBackup(
+            backup=judgment.backup,
+            rule=hold.rule,
+            reason=hold.text,
+            namespace=namespace,
+            claim=claim,
+            location=copy.location,
+            created=copy.created,
+            bytes=judgment.bytes,
+            command=f"nodeagent backup delete {judgment.backup}" if lets_go else "",
+        )
 
 
 def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list[str]:
     """Return a note about each volume whose snapshot is not in its repository: it was no copy any more."""
     found = {one.transfer_uid for one in snapshots}
-    return [
+    left = [one for one in plan.copies if one.location in plan.absent and one.snapshot_id]
+    notes = [
+        f"BackupStorageLocation {one.location} does not exist: snapshot {one.snapshot_id} stays in its bucket"
+        for one in left
+    ]
+    return notes + [
         f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in the repository"
         for one in plan.copies
-        if one.snapshot_id and one.uid not in found
+        if one.snapshot_id and one.uid not in found and one not in left
     ]
 
 
@@ -162,4 +180,5 @@ def _build_backup(judgment: Judgment, snapshots: Sequence[DeletedSnapshot]) -> D
             )
         )
     losses = [hold.text for hold in judgment.held_by((Rule.NEWEST_COPY,))]
+    losses += [f"it may have the last copy: {hold.text}" for hold in judgment.held_by((Rule.UNCONFIRMED,))]
     return DeletedBackup(name=judgment.backup, volumes=volumes, losses=losses)

@@ -160,9 +160,9 @@ def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Judgment
     for copy in everything:
         by_backup.setdefault(copy.backup, []).append(copy)
     kept = _find_kept(everything)
-    witnesses = find_witnesses(everything)
+    proofs = _Proofs(situation, everything)
     judgments = [
-        Judgment(name, tuple(found), tuple(_find_holds(found, situation, kept, witnesses)))
+        Judgment(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs)))
         for name, found in by_backup.items()
     ]
     return sorted(judgments, key=lambda one: (_age_key(one.copies), one.backup))
@@ -228,7 +228,7 @@ def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
 
 
 def _find_holds(
-    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, Hold], witnesses: Mapping[Series, Copy]
+    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, Hold], proofs: "_Proofs"
 ) -> Iterator[Hold]:
     for one in copies:
         place = f"{one.kind} {one.transfer}"
@@ -241,36 +241,56 @@ def _find_holds(
             yield Hold(Rule.RESTORING, f"{restore} restores {one.shown_volume} from it", one.uid)
         if hold := kept.get(one.uid):
             yield hold
-        if hold := _unproved(one, situation, witnesses.get(one.series)):
+        if hold := proofs.find_closed(one) or (proofs.find_missing(one) if one.uid not in kept else None):
             yield hold
     if situation.now is not None and (hold := _not_expired(copies, situation.now)):
         yield hold
 
 
-def _unproved(one: Copy, situation: Situation, witness: Copy | None) -> Hold | None:
-    """Return what is missing of the proof that nothing is lost with the copy; None: nothing."""
-    if closed := situation.closed.get(one.location):
-        return Hold(Rule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
-    check = situation.check
-    if check is not None and (refusal := check.refusal(one.location, one.volume_namespace)):
-        text = f"nothing can be deleted in BackupStorageLocation {one.location}: {refusal}"
-        return Hold(Rule.LOCATION, text, one.uid)
-    if not one.has_data:
-        return None
-    if witness is None:
-        text = f"there is no other copy of {one.shown_volume} in {one.location} whose verification did not fail"
-        return Hold(Rule.UNCONFIRMED, text, one.uid)
-    if check is None or one.uid not in check.wanted:
-        return None
-    if fault := check.faults.get(witness.uid, "it was not looked at in this run"):
-        text = f"{witness.kind} {witness.transfer}, the newest copy of {one.shown_volume} in {one.location}: {fault}"
-        return Hold(Rule.UNCONFIRMED, text, one.uid)
-    if one.uid not in check.found:
-        text = (
-            f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in {one.location}"
+class _Proofs:
+    """What proves that nothing is lost with a copy."""
+
+    def __init__(self, situation: Situation, copies: Sequence[Copy]) -> None:
+        self._closed = situation.closed
+        self._check = check = situation.check
+        self._newest = find_witnesses(copies)
+        # Another backup may have been completed since the check: what was seen then still proves.
+        self._seen = (
+            self._newest
+            if check is None
+            else find_witnesses(one for one in copies if not check.faults.get(one.uid, "not seen"))
         )
-        return Hold(Rule.NOT_FOUND, text, one.uid)
-    return None
+
+    def find_closed(self, one: Copy) -> Hold | None:
+        """Return why nothing may be deleted in the location of the copy; None: it may."""
+        if one.foreign:
+            return None
+        if closed := self._closed.get(one.location):
+            return Hold(Rule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
+        if self._check is not None and (refusal := self._check.refusal(one.location, one.volume_namespace)):
+            text = f"nothing can be deleted in BackupStorageLocation {one.location}: {refusal}"
+            return Hold(Rule.LOCATION, text, one.uid)
+        return None
+
+    def find_missing(self, one: Copy) -> Hold | None:
+        """Return what is missing of the proof; None: nothing, or the copy was not looked at."""
+        if not one.has_data or (self._check is not None and one.uid not in self._check.wanted):
+            return None
+        place = f"{one.shown_volume} in {one.location}"
+        seen, newest = self._seen.get(one.series), self._newest.get(one.series)
+        if newest is None:
+            text = f"there is no other copy of {place} whose verification did not fail"
+            return Hold(Rule.UNCONFIRMED, text, one.uid)
+        if seen is None or _age(seen) <= _age(one):
+            fault = self._check and self._check.faults.get(newest.uid)
+            text = (
+                f"{newest.kind} {newest.transfer}, the newest copy of {place}: {fault or 'not looked at in this run'}"
+            )
+            return Hold(Rule.UNCONFIRMED, f"{text} (nodeagent backup verify {newest.backup})", one.uid)
+        if self._check is not None and one.uid not in self._check.found:
+            text = f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in "
+            return Hold(Rule.NOT_FOUND, text + one.location, one.uid)
+        return None
 
 
 def _not_expired(copies: Sequence[Copy], now: datetime) -> Hold | None:
@@ -356,34 +376,39 @@ def _count_allowed(judgments: Iterable[Judgment], gone: Iterable[GoneCopy], now:
     allowed: Counter[Series] = Counter()
     for copy in (copy for one in judgments for copy in one.copies if copy.has_data):
         allowed.setdefault(copy.series, _EXTRA_DELETIONS)
-        allowed[copy.series] += (completed := copy.completed) is not None and completed > since
+        allowed[copy.series] += any(
+            # The end is by the clock of a node, which may be wrong.
+            since < time <= now + _CLOCK_TOLERANCE
+            for time in (copy.ended or copy.created, copy.created)
+            if time is not None
+        )
     for one in gone:
         # What went in the future did so by a clock that was wrong: it counts.
-        allowed[one.volume, one.location] += (one.completed > since) - (one.at > since)
+        allowed[one.volume, one.location] += (since < one.completed <= now + _CLOCK_TOLERANCE) - (one.at > since)
     return allowed
 
 
 class Backlog(NamedTuple):
-    """Expired copies that wait for the limit: how many, why there are so many, and when the last one is gone."""
+    """Expired backups and copies that wait for the limit: how many, why so many, and when the last one is gone."""
 
-    copies: int
-    why: str
-    through: datetime
+    backups: int = 0
+    copies: int = 0
+    why: str = ""
+    through: datetime | None = None
 
 
-def explain_backlog(judgments: Iterable[Judgment], now: datetime) -> Backlog | None:
-    """Return what waits for the limit of `limit_deletions`; None: nothing."""
+def explain_backlog(judgments: Iterable[Judgment], now: datetime) -> Backlog:
+    """Return what waits for the limit of `limit_deletions`."""
     everything = list(judgments)
-    waiting = Counter(
-        copy.series for one in everything if one.held_by((Rule.LIMIT,)) for copy in one.copies if copy.has_data
-    )
+    backups = [one for one in everything if one.held_by((Rule.LIMIT,))]
+    waiting = Counter(copy.series for one in backups for copy in one.copies if copy.has_data)
     if not waiting:
-        return None
+        return Backlog()
     series, most = waiting.most_common(1)[0]
     copies = [copy for one in everything for copy in one.copies if copy.series == series and copy.has_data]
     # As many as are completed from now on expire, too.
     days = ceil(most / _EXTRA_DELETIONS)
-    return Backlog(waiting.total(), _explain_waiting(copies), now + days * WINDOW)
+    return Backlog(len(backups), waiting.total(), _explain_waiting(copies), now + days * WINDOW)
 
 
 def _explain_waiting(copies: Sequence[Copy]) -> str:
@@ -424,7 +449,7 @@ def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None)
     if max(said.values()) - now > _CLOCK_TOLERANCE:
         apart = format_duration(_CLOCK_TOLERANCE)
         raise DeletionError(f"nothing is deleted: clocks are more than {apart} apart ({shown})")
-    if begun is not None and now < begun:
+    if begun is not None and now < begun - _CLOCK_TOLERANCE:
         raise DeletionError(
             f"nothing is deleted: by the clocks ({shown}) this run has not begun yet ({format_time(begun)})"
         )

@@ -22,7 +22,7 @@ def test_a_report_is_read_as_it_was_written_and_an_invalid_or_absent_one_is_none
 
 def test_ten_copies_that_wait_are_a_backlog() -> None:
     assert RetentionReport(at=_NOON, waiting=9).backlog is None
-    assert RetentionReport(at=_NOON, waiting=10).backlog == (
+    assert RetentionReport(at=_NOON, waiting=10, waiting_backups=10).backlog == (
         "10 expired copies wait for the limit of deletions; "
         "to delete them at once: nodeagent backup delete --expired --at-most 10"
     )

@@ -29,12 +29,14 @@ def test_each_volume_and_rule_has_one_series_with_its_oldest_backup_and_none_wit
         return HeldBackup(backup=backup, rule=rule, reason="kept", created=created, bytes=5, **place)
 
     found = [held("unknown", None), held("younger", 8), held("oldest", 9), held("last", 1, "newest-copy")]
-    metrics.show(RetentionReport(at=noon, held=found, waiting=3), ["nightly"])
+    report = RetentionReport(at=noon, held=found, waiting=3, waiting_why="runs missed", through=noon)
+    metrics.show(report, ["nightly"])
     labels = 'claim="data",created="2026-11-{}T12:00:00Z",node="a",rule="{}",volume_namespace="app"'
     assert _shown(registry) == {
         f'nodeagent_retention_held_bytes{{backup="oldest",{labels.format(12, "failing-volume")}}}': 15,
         f'nodeagent_retention_held_bytes{{backup="last",{labels.format(20, "newest-copy")}}}': 5,
-        'nodeagent_retention_waiting_copies{node="a"}': 3,
+        'nodeagent_retention_waiting_copies{node="a",why="runs missed"}': 3,
+        'nodeagent_retention_waiting_until_timestamp_seconds{node="a"}': noon.timestamp(),
         'nodeagent_retention_old_rules{node="a",schedule="nightly"}': 1,
     }
     metrics.show(None, [])

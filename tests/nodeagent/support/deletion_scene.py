@@ -1,7 +1,7 @@
 """A cluster with agents, old backups and a bucket, whose Jobs run at once and delete snapshots."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from email.utils import format_datetime
@@ -160,9 +160,10 @@ class DeletionScene:
 
     clock: HandClock = field(default_factory=HandClock)
     notes: list[str] = field(default_factory=list)
+    make_kube: Callable[[HandClock], JobKube] = JobKube
 
     def __post_init__(self) -> None:
-        self.kube = JobKube(self.clock)
+        self.kube = self.make_kube(self.clock)
         self.time = ServerTime(self.kube, self.clock)
         self.put_agents()
         self.put_location("default")
@@ -185,9 +186,19 @@ class DeletionScene:
         self.put("BackupStorageLocation", name, spec=whole, status={"phase": phase})
 
     def put_backup(
-        self, name: str, days_old: float, *claims: str, ttl: str = "24h", location: str = "default", **status: Any
+        self,
+        name: str,
+        days_old: float,
+        *claims: str,
+        ttl: str = "24h",
+        location: str = "default",
+        pods: Collection[str] = (),
+        **status: Any,
     ) -> None:
-        """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket."""
+        """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket.
+
+        Those of `pods` are backed up by PodVolumeBackups.
+        """
         for claim in claims or ("data",):
             uid = f"uid-{name}-{claim}"
             saved = SavedClaim(namespace="app", name=claim, size="1Gi")
@@ -202,10 +213,15 @@ class DeletionScene:
                 "annotations": annotations,
                 "creationTimestamp": format_time(self.ago(days_old)),
             }
-            spec = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim}
+            spec: JsonDict = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim}
             spec |= {"backupStorageLocation": location, "operationTimeout": "10m0s"}
+            kind, version = "DataUpload", "velero.io/v2alpha1"
+            if claim in pods:
+                kind, version = "PodVolumeBackup", "velero.io/v1"
+                annotations |= {"velero.io/pvc-name": claim}
+                spec |= {"pod": {"namespace": "app", "name": "web"}, "volume": "vol", "node": "a"}
             done = {"phase": "Completed", "snapshotID": f"s-{name}-{claim}", "progress": {"totalBytes": 2**30}}
-            self.put("DataUpload", f"{name}-{claim}", "velero.io/v2alpha1", meta=meta, spec=spec, status=done | status)
+            self.put(kind, f"{name}-{claim}", version, meta=meta, spec=spec, status=done | status)
             if (done | status)["phase"] == "Completed":
                 self.kube.bucket[f"s-{name}-{claim}"] = TransferToDelete("app", name, uid)
                 self.kube.places[f"s-{name}-{claim}"] = location

@@ -83,13 +83,15 @@ async def test_a_backlog_is_one_event_on_its_schedule_for_each_report_and_the_me
                 at=NOW + timedelta(days=max(number, 2)),
                 schedule=schedule,
                 waiting=waiting,
+                waiting_backups=waiting,
                 waiting_why="runs missed",
                 through=NOW + timedelta(days=9),
             )
             kube.put(deletions(report.to_json()))
             await asyncio.sleep(300)
         assert shown(metrics, "nodeagent_retention") == [
-            'nodeagent_retention_waiting_copies{node="node-a"} 11.0',
+            'nodeagent_retention_waiting_copies{node="node-a",why="runs missed"} 11.0',
+            'nodeagent_retention_waiting_until_timestamp_seconds{node="node-a"} 1.79604e+09',
             'nodeagent_retention_old_rules{node="node-a",schedule="nightly"} 1.0',
         ]
     assert shown(metrics, "nodeagent_retention") == []

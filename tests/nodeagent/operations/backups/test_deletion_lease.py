@@ -110,7 +110,7 @@ async def test_without_the_permission_nothing_is_deleted_and_what_gives_it_is_na
     scene = _Scene()
     scene.kube.fail_next("GET", "/leases/", 403, message="night cannot get leases")
     with pytest.raises(
-        DeletionError, match=r"^nothing is deleted, .*night cannot get leases.*; nodeagent schedule renew gives"
+        DeletionError, match=r"^nothing is deleted, .*night cannot get leases.*; nodeagent schedule renew, or"
     ):
         await scene.hold(1, [])
 

@@ -134,12 +134,18 @@ _CHECKED: Final = Check(frozenset({"old-data"}), frozenset({"old-data"}), {"new-
         (
             {"faults": {"new-data": "snapshot s-new is not in the repository"}},
             Rule.UNCONFIRMED,
-            "DataUpload new-1, the newest copy of app/data in default: snapshot s-new is not in the repository",
+            (
+                "DataUpload new-1, the newest copy of app/data in default: snapshot s-new is not in the repository "
+                "(nodeagent backup verify new)"
+            ),
         ),
         (
             {"faults": {}},
             Rule.UNCONFIRMED,
-            "DataUpload new-1, the newest copy of app/data in default: it was not looked at in this run",
+            (
+                "DataUpload new-1, the newest copy of app/data in default: not looked at in this run "
+                "(nodeagent backup verify new)"
+            ),
         ),
         ({"found": frozenset()}, Rule.NOT_FOUND, "DataUpload old-1 of app/data: its snapshot s-old is not in default"),
         (
