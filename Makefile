@@ -2,7 +2,7 @@
 #
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
-# (of soak; fuzz has EXAMPLES and SEED), PREVIOUS (the revision that crash-matrix and test-upgrade mix with this one, default: see tools/previous.sh),
+# (of soak; fuzz has EXAMPLES and SEED, retention-machine STEPS and SEED), PREVIOUS (the revision that crash-matrix and test-upgrade mix with this one, default: see tools/previous.sh),
 # BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing),
 # and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md), and
 # TAG (of release-check).
@@ -47,7 +47,7 @@ screenshots: venv ## draw the pictures of the documentation
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz retention-machine test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
@@ -150,6 +150,11 @@ EXAMPLES ?= 100000
 fuzz: venv ## EXAMPLES (100000) malformed objects and answers, by SEED if given; nothing may stop the agent; an hour
 	$(step)
 	@$(venv)/python -m tests.fuzz --examples $(EXAMPLES) $(if $(SEED),--seed $(SEED))
+
+STEPS ?= 10000
+retention-machine: venv ## backups, losses, clock errors, kills and commands at random for STEPS (10000), by SEED if given; minutes
+	$(step)
+	@$(venv)/python -m tests.retention --steps $(STEPS) $(if $(SEED),--seed $(SEED))
 
 test-mover-full: venv unit-tools ## more random trees, kills, drains and storage outages for the data mover; half an hour
 	$(step)

@@ -1,0 +1,251 @@
+"""The state machine: whatever happens in whatever order, the last copy of a volume stays, and nothing stays behind."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Final, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from core.models.verification import VerificationOutcome
+from tests.retention.commands import Command, Fault
+from tests.retention.world import Fact, World
+
+__all__ = ["RetentionMachine"]
+
+_T = TypeVar("_T")
+
+_MOST_COMMANDS: Final = 3
+_WHOLE: Final = 400
+"""Requests: more than a command sends that is not held up."""
+
+_ANY: Final = st.integers(0, 7)
+_NEW: Final = st.sampled_from([0, 0, 0, 1, 2, 3, 5])
+"""Which copy, the newest first."""
+
+_PHASES: Final = st.sampled_from(["Completed"] * 5 + ["Failed", "Canceled", "InProgress"])
+_CLAIMS: Final = st.sampled_from([("data",), ("data",), ("data", "files"), ("data", "files", "logs")])
+_LOCATIONS: Final = st.sampled_from(["default", "default", "default", "lab"])
+_TTLS: Final = st.sampled_from([1, 1, 24, 72, 720])
+_FAULTS: Final = st.sampled_from([None] * 6 + ["lost", "lost-applied", 500, 409, 403, "stopped", "stopped", "asleep"])
+_WRITES: Final = st.integers(0, 12)
+_COMMANDS: Final = st.one_of(
+    st.tuples(st.just("schedule"), st.none()),
+    st.tuples(st.just("expired"), st.sampled_from([None, 1, 3, 50])),
+    st.tuples(st.just("named"), _NEW),
+)
+"""Those that delete what is expired, at most so many, and those that delete a backup, the newest with the number 0."""
+
+_CLOCKS: Final = st.sampled_from([0.0] * 6 + [0.06, -0.06, 1.0, -1.0, 744.0, -744.0])
+"""Hours ahead: a little, too much, and a month."""
+
+
+class RetentionMachine(RuleBasedStateMachine):
+    """A cluster in which backups are made and expire."""
+
+    steps: ClassVar[int] = 0
+    """Steps of all machines of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.world = World()
+        self.made = 0
+        self.failed = False
+
+    def _run(self, what: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            return self.loop.run_until_complete(what)
+        except BaseException:
+            self.failed = True
+            raise
+
+    def _choose(self, number: int, wanted: Callable[[Fact], bool] = lambda _: True) -> Fact | None:
+        """Return one of the copies that exist, the newest with the number 0."""
+        found = [one for one in reversed(self.world.facts.values()) if one.exists and wanted(one)]
+        return found[number % len(found)] if found else None
+
+    def _choose_command(self, number: int) -> Command:
+        return self.world.commands[number % len(self.world.commands)]
+
+    # -- backups -------------------------------------------------------------------------------
+
+    @initialize(claims=_CLAIMS, location=_LOCATIONS, count=st.integers(1, 6), hours=st.sampled_from([1, 6, 24, 24]))
+    def begin(self, claims: tuple[str, ...], location: str, count: int, hours: int) -> None:
+        """Make some backups, and let them expire."""
+        for _ in range(count):
+            self.back_up(claims, ("Completed",) * 3, location, 1)
+            self.wait(hours)
+        self.wait(24)
+
+    @rule(claims=_CLAIMS, phases=st.tuples(_PHASES, _PHASES, _PHASES), location=_LOCATIONS, ttl=_TTLS)
+    def back_up(self, claims: Sequence[str], phases: Sequence[str], location: str, ttl: int) -> None:
+        self.made += 1
+        self.world.back_up(f"b{self.made:03}", dict(zip(claims, phases, strict=False)), location, ttl)
+
+    @rule(claims=_CLAIMS, location=_LOCATIONS, ttl=_TTLS, hours=st.sampled_from([1, 6, 24]), runs=st.booleans())
+    def follow_a_schedule(self, claims: Sequence[str], location: str, ttl: int, hours: int, *, runs: bool) -> None:
+        """Make backups at fixed times; each run may also delete what is expired."""
+        for _ in range(4):
+            self.back_up(claims, ("Completed",) * 3, location, ttl)
+            if runs and not self.world.commands:
+                self._run(self.world.advance(self._run(self.world.start(schedule=True)), _WHOLE))
+            self.wait(hours)
+
+    @precondition(lambda self: self._choose(0, lambda one: one.phase == "InProgress"))
+    @rule(number=_NEW, phase=st.sampled_from(["Completed", "Completed", "Failed", "Canceled"]))
+    def end_transfer(self, number: int, phase: str) -> None:
+        if fact := self._choose(number, lambda one: one.phase == "InProgress"):
+            self.world.end_transfer(fact, phase)
+
+    @rule(number=_NEW, outcome=st.sampled_from(VerificationOutcome))
+    def verify(self, number: int, outcome: VerificationOutcome) -> None:
+        if fact := self._choose(number, lambda one: one.phase == "Completed"):
+            self.world.verify(fact, outcome)
+
+    @rule(number=_NEW, root=st.booleans())
+    def lose_data(self, number: int, *, root: bool) -> None:
+        if fact := self._choose(number, lambda one: one.phase == "Completed"):
+            (self.world.lose_root if root else self.world.lose_snapshot)(fact)
+
+    @rule(number=_ANY)
+    def restore(self, number: int) -> None:
+        if fact := self._choose(-number, lambda one: one.phase == "Completed"):
+            self.world.restore(fact)
+
+    @precondition(lambda self: self.world.kube.pinned)
+    @rule()
+    def end_restores(self) -> None:
+        self.world.end_restores()
+
+    # -- the cluster ---------------------------------------------------------------------------
+
+    @rule(
+        name=st.sampled_from(["default", "lab"]),
+        state=st.sampled_from(["Available", "Available", "Unavailable", "read-only", "gone", "other"]),
+    )
+    def set_location(self, name: str, state: str) -> None:
+        self._run(self.world.set_location(name, state))
+
+    @rule(hours=st.sampled_from([0.001, 0.01, 0.02, 0.1, 1, 6, 23, 24, 25, 72, 720]))
+    def wait(self, hours: float) -> None:
+        self._run(self.world.run_time(hours * 3600.0))
+
+    @rule(dates=_CLOCKS, pods=_CLOCKS, ahead=_CLOCKS, dated=st.sampled_from([True] * 5 + [False]))
+    def set_clocks(self, dates: float, pods: float, ahead: float, *, dated: bool) -> None:
+        """Set the Dates of answers and the clocks of pods, compared with the API server's; and all of them."""
+        kube = self.world.kube
+        kube.dates_ahead, kube.pod_ahead, kube.dated = timedelta(hours=dates), timedelta(hours=pods), dated
+        self.world.set_clocks(timedelta(hours=ahead), timedelta(hours=pods))
+
+    @rule(slow=st.booleans())
+    def set_jobs(self, *, slow: bool) -> None:
+        self.world.kube.slow = slow
+
+    @precondition(lambda self: self.world.kube.running)
+    @rule(number=_ANY, killed=st.booleans())
+    def end_job(self, number: int, *, killed: bool) -> None:
+        names = list(self.world.kube.running)
+        self.world.kube.end_job(names[number % len(names)], killed=killed)
+
+    # -- commands ------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.world.commands) < _MOST_COMMANDS)
+    @rule(what=_COMMANDS, writes=_WRITES)
+    def start(self, what: tuple[str, int | None], writes: int) -> None:
+        """Start a command, which stops before it changes something."""
+        if (command := self._start(*what)) is not None:
+            self._run(self.world.advance_to_write(command, writes))
+
+    def _start(self, kind: str, number: int | None) -> Command | None:
+        if kind == "schedule":
+            return self._run(self.world.start(schedule=True))
+        if kind == "expired":
+            return self._run(self.world.start(most=number))
+        fact = self._choose(number or 0)
+        return self._run(self.world.start(name=fact.backup)) if fact is not None else None
+
+    @precondition(lambda self: not self.world.commands)
+    @rule(
+        first=_COMMANDS,
+        second=_COMMANDS,
+        order=st.lists(st.tuples(st.booleans(), _WRITES, _FAULTS), max_size=5),
+        last=st.booleans(),
+    )
+    def race(
+        self,
+        first: tuple[str, int | None],
+        second: tuple[str, int | None],
+        order: list[tuple[bool, int, Fault]],
+        *,
+        last: bool,
+    ) -> None:
+        """Run two commands at the same time."""
+        commands = [one for one in (self._start(*first), self._start(*second)) if one is not None]
+        if not commands:
+            return
+        for which, writes, fault in order:
+            self._run(self.world.advance_to_write(commands[which % len(commands)], writes, fault=fault))
+        for one in commands[:: -1 if last else 1]:
+            self._run(self.world.advance(one, _WHOLE))
+
+    @precondition(lambda self: self.world.commands)
+    @rule(number=_ANY, requests=st.integers(1, 5), fault=_FAULTS)
+    def advance(self, number: int, requests: int, fault: Fault) -> None:
+        self._run(self.world.advance(self._choose_command(number), requests, fault=fault))
+
+    @precondition(lambda self: self.world.commands)
+    @rule(number=_ANY, writes=_WRITES, fault=_FAULTS)
+    def advance_to_write(self, number: int, writes: int, fault: Fault) -> None:
+        self._run(self.world.advance_to_write(self._choose_command(number), writes, fault=fault))
+
+    @precondition(lambda self: self.world.commands)
+    @rule(number=_ANY)
+    def finish(self, number: int) -> None:
+        self._run(self.world.advance(self._choose_command(number), _WHOLE))
+
+    @precondition(lambda self: self.world.commands)
+    @rule(number=_ANY, killed=st.booleans())
+    def end(self, number: int, *, killed: bool) -> None:
+        self._run(self.world.end(self._choose_command(number), killed=killed))
+
+    # -- what may not happen; the rest is checked at each deletion -------------------------------
+
+    @invariant()
+    def no_snapshot_goes_before_its_transfer(self) -> None:
+        RetentionMachine.steps += 1
+        try:
+            self.world.check_bucket()
+        except AssertionError:
+            self.failed = True
+            raise
+
+    def teardown(self) -> None:
+        """Heal everything, and let two runs finish what was interrupted."""
+        try:
+            if not self.failed:
+                self._run(self._finish())
+        finally:
+            for command in self.world.commands:
+                self.loop.run_until_complete(command.kill())
+            self.loop.close()
+
+    async def _finish(self) -> None:
+        world = self.world
+        world.end_restores()
+        world.kube.slow = False
+        for name in ("default", "lab"):
+            await world.set_location(name, "Available")
+        self.set_clocks(0, 0, 0, dated=True)
+        while world.commands:
+            for command in list(world.commands):
+                await world.advance(command, 10)
+        for _ in range(2):
+            await world.run_time(120)
+            command = await world.start(schedule=True)
+            await world.advance(command, _WHOLE)
+            assert command.task.done()
+            if error := command.task.exception():
+                raise AssertionError("an undisturbed run failed") from error
+        world.check_end()
