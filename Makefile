@@ -22,7 +22,7 @@ pytest = $(venv)/python -m pytest -q $(TESTS)
 # Many tests wait for a clock or a process: one worker more than cores keeps the cores busy. The slow ones stand together:
 # a worker that has no more tests takes some of those that wait for another.
 parallel = -n $$(($$(nproc) + 1)) --dist worksteal
-no_cluster = not integration and not cluster and not slow
+no_cluster = not integration and not cluster and not slow and not thorough
 step = @printf '\n== %s\n' "$@"
 is_root := $(filter 0,$(shell id -u))
 
@@ -46,14 +46,20 @@ screenshots: venv ## draw the pictures of the documentation
 	@$(venv)/python -m tests.docs.draw_pages
 
 # -- tests ------------------------------------------------------------------------------------------------------------
-.PHONY: check coverage test lint format types contracts unit integration cluster-test
+.PHONY: check coverage test test-slow lint format types contracts unit integration cluster-test
 .PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz retention-machine test-mover-full
 test: lint types contracts unit integration cluster-test ## run all checks below
 	@printf '\nAll checks passed.\n'
 
+test-slow: setup ## what make test leaves out: further rows of matrices, real time-outs, tests of tools; under 90 minutes (root)
+	$(step)
+	@$(pytest) -m 'thorough and not integration and not cluster and not slow' $(parallel) --durations 25 --durations-min 5
+	@$(pytest) -m 'thorough and integration and not slow' $(parallel) --durations 15 --durations-min 5
+	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.cluster --thorough -q $(TESTS)
+
 check: lint types contracts ## the quick loop: static checks and the tests that start no process; 2 minutes
 	$(step)
-	@$(pytest) -m '$(no_cluster) and not processes and not exhaustive' $(parallel) --durations 15 --durations-min 0.5
+	@$(pytest) -m '$(no_cluster) and not processes' $(parallel) --durations 15 --durations-min 0.5
 
 coverage: venv unit-tools ## statement and branch coverage of the unit tests, and the modules below 90 %
 	$(step)
@@ -84,7 +90,7 @@ unit: venv unit-tools ## unit tests, with a real kopia
 
 integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
-	@$(pytest) -m 'integration and not slow'
+	@$(pytest) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
 
 cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)

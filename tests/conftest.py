@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sys
 from collections.abc import AsyncIterator, Iterator
+from fnmatch import fnmatchcase as fnmatch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +24,9 @@ _TASKS_FIXTURE = "_no_task_is_left"
 
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"})
 """Audit events of a process that starts. Source: Python 3.11, library/audit_events."""
+
+_TOOLS = {"benchmarks", "testbed"}
+"""Folders with tests of what only developers run."""
 
 _MAY_START = ("processes", "integration", "cluster", "slow")
 
@@ -45,6 +49,14 @@ def pytest_configure() -> None:
     settings.load_profile("untimed")
 
 
+def _is_thorough(item: pytest.Item) -> bool:
+    """Whether a test is of a tool, or a row of a matrix that its marker `sample` does not name."""
+    if _TOOLS & set(item.path.relative_to(item.config.rootpath).parts):
+        return True
+    sample, row = item.get_closest_marker("sample"), getattr(item, "callspec", None)
+    return sample is not None and row is not None and not any(fnmatch(row.id, one) for one in sample.args)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Hold tests with a loop to leaving no task; the others need no loop for it.
@@ -53,6 +65,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The others therefore do not poll 42 times before time moves.
     """
     for item in items:
+        if _is_thorough(item):
+            item.add_marker(pytest.mark.thorough)
         if item.get_closest_marker("looptime") and not _may_start(item):
             item.add_marker(pytest.mark.looptime(noop_cycles=0))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.function)):

@@ -2,7 +2,7 @@
 
 Most of what they do is to wait, so they run in several processes at the same time, called lanes
 (`pytest.mark.lane`): within one they come one after another. What tests of different lanes share is
-in `tests.cluster.sharing`. The arguments are pytest's.
+in `tests.cluster.sharing`. The arguments are pytest's; `--thorough` before them runs what `make test` leaves out.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ LAST = "last"
 FOLDERS = ("cluster", "image", "benchmarks")
 """Where tests of this tier are: to collect all other folders takes longer than some of the tests."""
 
+THOROUGH = "--thorough"
+
 _PASSED, _NONE = 0, 5
 """How pytest ends. Source: https://docs.pytest.org/en/stable/reference/exit-codes.html"""
 
@@ -56,7 +58,9 @@ def _run(lane: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run the tests of a lane to their end."""
     named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
     folders = [] if named else [str(ROOT / "tests" / folder) for folder in FOLDERS]
-    argv = [sys.executable, "-m", "pytest", *arguments, *folders, "-m", f"cluster and lane(name='{lane}')"]
+    thorough, given = arguments[:1] == [THOROUGH], arguments[arguments[:1] == [THOROUGH] :]
+    wanted = f"cluster and lane(name='{lane}') and {'' if thorough else 'not '}thorough"
+    argv = [sys.executable, "-m", "pytest", *given, *folders, "-m", wanted]
     return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
 
 

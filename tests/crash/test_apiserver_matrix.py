@@ -58,6 +58,7 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
     return len(fuses)
 
 
+@pytest.mark.sample("main")
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("version", VERSIONS)

@@ -59,7 +59,7 @@ async def _measure() -> int:
             tracemalloc.stop()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.thorough
 @pytest.mark.timeout(1800)
 def test_malformed_objects_that_keep_coming_cost_no_memory() -> None:
     logging.disable(logging.WARNING)

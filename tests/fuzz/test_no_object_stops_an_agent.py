@@ -7,7 +7,7 @@ from tests.fuzz.run import fuzz
 __all__: list[str] = []
 
 _EXAMPLES = 250
-_SEEDS = [0, *(pytest.param(seeded, marks=pytest.mark.exhaustive) for seeded in range(1, 8))]
+_SEEDS = [0, *(pytest.param(seeded, marks=pytest.mark.thorough) for seeded in range(1, 8))]
 
 
 @pytest.mark.timeout(1800)

@@ -46,7 +46,7 @@ _thoroughly = settings(max_examples=300, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize(
-    "model", [_MODELS[0], *(pytest.param(model, marks=pytest.mark.exhaustive) for model in _MODELS[1:])], ids=_name
+    "model", [_MODELS[0], *(pytest.param(model, marks=pytest.mark.thorough) for model in _MODELS[1:])], ids=_name
 )
 def test_a_model_raises_contract_errors_alone(model: type[CustomResource]) -> None:
     schema = schemas_of(model.kind_name)

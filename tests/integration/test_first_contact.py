@@ -135,6 +135,7 @@ def test_serve_ends_with_one_line_without_permissions(installed: ApiServer, name
     assert re.fullmatch(r"error: permissions missing: get,list,watch,patch datauploads [^\n]+\n", done.stderr)
 
 
+@pytest.mark.sample("podvolumerestores")
 @pytest.mark.parametrize("kind", ["podvolumerestores", "backupstoragelocations"])
 def test_serve_ends_with_one_line_without_a_definition(installed: ApiServer, tmp_path: Path, kind: str) -> None:
     kubeconfig = installed.account_kubeconfig("velero", "node-agent", tmp_path)
@@ -200,6 +201,7 @@ def _put_config(server: ApiServer, data: dict[str, str]) -> None:
     _kubectl(server, "-n", "velero", "create", "configmap", "start-config", *literals)
 
 
+@pytest.mark.sample("wrong type")
 @pytest.mark.parametrize("case", _EXITS)
 def test_serve_ends_with_one_line_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
     data, expected = _EXITS[case]
@@ -211,6 +213,7 @@ def test_serve_ends_with_one_line_where_veleros_agent_would(installed: ApiServer
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sample("unknown key")
 @pytest.mark.parametrize("case", _WARNS)
 def test_serve_only_warns_where_veleros_agent_would(installed: ApiServer, case: str) -> None:
     """It then ends for want of the other ConfigMap, which is read next."""

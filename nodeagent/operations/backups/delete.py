@@ -123,7 +123,7 @@ class DeletionPlan:
 
     `judgments` are about all backups. `stale` entries of the record are of transfers that still exist. `cluster` is
     what identifies the cluster in the tags of its snapshots. `held` are transfers that are still being deleted: their
-    snapshots stay until they are gone. Snapshots in `absent` locations, which do not exist, stay for good. `check` is
+    snapshots stay until they are gone. Those in `absent` locations, which do not exist, stay recorded. `check` is
     what the check Jobs found, `time` when; None: they did not run. `now` is when it was made; None: ages do not matter.
     """
 
@@ -422,8 +422,8 @@ async def _execute(
 ) -> tuple[list[DeletedSnapshot], list[str]]:
     """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
     record = plan.record
-    if recorded := [copy for copy in plan.copies if copy.location not in plan.absent]:
-        await record.add(recorded)
+    if plan.deleted:
+        await record.add(plan.copies)
     held = await _delete_transfers(tools.jobs, plan.copies, guard)
     plan = replace(plan, held=frozenset(locate(copy) for copy in held))
     found: list[DeletedSnapshot] = []
@@ -459,7 +459,8 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: Delet
             await guard.confirm()
         guard.check()
         answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
-        if answer is Deletion.STARTED:
+        # A conflict may be about this object, which is still there then.
+        if answer in {Deletion.STARTED, Deletion.CONFLICT}:
             left.append(copy)
     held = {}
     for copy in left:

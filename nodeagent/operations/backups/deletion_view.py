@@ -153,7 +153,7 @@ def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list
     found = {one.transfer_uid for one in snapshots}
     left = [one for one in plan.copies if one.location in plan.absent and one.snapshot_id]
     notes = [
-        f"BackupStorageLocation {one.location} does not exist: snapshot {one.snapshot_id} stays in its bucket"
+        f"BackupStorageLocation {one.location} does not exist: snapshot {one.snapshot_id} stays until it is back"
         for one in left
     ]
     return notes + [

@@ -120,6 +120,7 @@ async def test_cancel_while_waiting_for_the_repository(
     await upload.ends_canceled(tree, held=lambda: "Data-Path-Waiting" in upload.pod.reasons(), end=end)
 
 
+@pytest.mark.sample("*-spec.cancel", "snapshot create-SIGTERM")
 @_ENDS
 @pytest.mark.parametrize(
     "arguments", ["policy show", "policy set", "snapshot list", "snapshot delete", "snapshot create"]

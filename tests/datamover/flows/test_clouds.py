@@ -136,6 +136,7 @@ async def test_an_account_key_serves_all_kinds(pod: MoverPod, tree: Path, intern
     assert set(internet.connected) == {azurite.host}
 
 
+@pytest.mark.thorough
 @pytest.mark.interop("1.18.2", "ours to ours", "all four", "Azure (Azurite): client secret")
 async def test_a_client_secret_serves_all_kinds(
     pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite
@@ -149,6 +150,7 @@ async def test_a_client_secret_serves_all_kinds(
     assert f"/{TENANT}/oauth2/v2.0/token" in identities.requests
 
 
+@pytest.mark.thorough
 @pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "Azure (Azurite): workload identity")
 async def test_workload_identity_serves_volumes_that_no_pod_uses(
     pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ async def test_a_role_of_a_source_profile_serves_all_kinds(
     assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
 
 
+@pytest.mark.thorough
 async def test_a_role_is_assumed_again_before_its_keys_expire(
     pod: MoverPod, tree: Path, internet: Internet, s3: S3Server
 ) -> None:

@@ -53,6 +53,7 @@ def _format(repository: Path) -> list[Path]:
     return [*repository.glob("kopia.repository*")]
 
 
+@pytest.mark.sample("zeros-_indexes", "cut-_manifests", "gone-_format")
 @pytest.mark.parametrize("found", [_indexes, _manifests, _format])
 @pytest.mark.parametrize("damage", ["zeros", "cut", "gone"])
 async def test_a_damaged_repository_is_reported(

@@ -125,6 +125,7 @@ async def cluster(tmp_path: Path, _new_repository: Path) -> AsyncIterator[_Clust
         yield _Cluster(pod, server, tmp_path / "target")
 
 
+@pytest.mark.sample("Filesystem")
 @pytest.mark.parametrize("mode", list(VolumeMode))
 async def test_a_restore_ends_when_the_api_server_does_not_answer(cluster: _Cluster, mode: VolumeMode) -> None:
     """It went on for longer than the time of the fence before, and its watch was silent."""

@@ -44,6 +44,7 @@ async def test_files_that_are_deleted_before_they_are_read_are_skipped(local_mov
     assert {path.name for path in (tmp_path / "out" / "z").iterdir()} <= {str(number) for number in range(500)}
 
 
+@pytest.mark.sample("grow")
 @pytest.mark.parametrize("change", ["grow", "shrink"])
 async def test_a_file_that_changes_during_the_backup_is_kept_as_it_was_read(
     local_mover: LocalMover, tmp_path: Path, change: str

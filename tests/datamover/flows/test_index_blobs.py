@@ -90,6 +90,7 @@ async def test_a_restore_waits_for_many_index_blobs(kopia_program: Path, tmp_pat
     assert warning.endswith("run `kopia maintenance run --full`")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 async def test_a_storage_that_stops_sending_fails_the_restore_after_the_timeout_not_before(
     kopia_program: Path, tmp_path: Path, proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch

@@ -102,6 +102,7 @@ async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callab
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.sample("kopia")
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 @pytest.mark.parametrize("run", [_running_kopia, _running_mover], ids=["kopia", "the mover"])
 async def test_a_kill_at_any_moment_needs_no_repair(

@@ -80,6 +80,7 @@ _UPLOADS = [pytest.param("DataUpload", name, marks=pytest.mark.cause("storage-bu
 _DOWNLOADS = [("DataDownload", "refused"), ("DataDownload", "503")]
 
 
+@pytest.mark.sample("DataDownload-refused", "DataUpload-503")
 @pytest.mark.parametrize(("kind", "fault"), [*_UPLOADS, *_DOWNLOADS])
 async def test_a_transfer_waits_for_a_storage_that_does_not_answer(
     pod: MoverPod, proxy: S3Proxy, tree: Path, kind: str, fault: str
@@ -100,6 +101,7 @@ async def test_a_transfer_waits_for_a_storage_that_does_not_answer(
     assert describe_tree(volume) == describe_tree(tree)
 
 
+@pytest.mark.sample("refused")
 @pytest.mark.parametrize("fault", ["refused", "503"])
 async def test_a_storage_that_never_answers_fails_a_transfer_after_the_timeout(
     pod: MoverPod, proxy: S3Proxy, tree: Path, monkeypatch: pytest.MonkeyPatch, fault: str
@@ -137,6 +139,7 @@ def _stop(pod: MoverPod) -> None:
     pod.stop._take(signal.SIGTERM, None)
 
 
+@pytest.mark.sample("refused-SIGTERM", "503-spec.cancel")
 @pytest.mark.parametrize("end", [_cancel, _stop], ids=["spec.cancel", "SIGTERM"])
 @pytest.mark.parametrize("fault", ["refused", "503"])
 async def test_a_cancel_ends_the_wait_for_a_storage(
@@ -153,6 +156,7 @@ async def test_a_cancel_ends_the_wait_for_a_storage(
     assert running.result() == 14, pod.message
 
 
+@pytest.mark.sample("503")
 @pytest.mark.parametrize("fault", ["refused", "503"])
 async def test_an_init_pod_waits_for_a_storage_that_does_not_answer(pod: MoverPod, proxy: S3Proxy, fault: str) -> None:
     kopias, cause = _FAULTS[fault]

@@ -83,6 +83,7 @@ async def _interrupted(
     return failed.value
 
 
+@pytest.mark.sample("bucket")
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ async def test_what_an_earlier_attempt_read_counts_as_incremental(
     assert {one["id"] for one in kopia.snapshots()} == {first.snapshot_id, result.snapshot_id}
 
 
+@pytest.mark.sample("two")
 @pytest.mark.parametrize(
     ("late", "is_alone"), [(timedelta(seconds=20), _alone), (timedelta(), _not_alone)], ids=["other start", "two"]
 )

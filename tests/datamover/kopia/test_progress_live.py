@@ -41,6 +41,7 @@ def _check(readings: list[ProgressMessage]) -> None:
     assert any(one.bytes_per_second for one in readings)
 
 
+@pytest.mark.sample("Filesystem")
 @pytest.mark.parametrize("mode", list(VolumeMode), ids=str)
 async def test_progress_is_frequent_and_never_decreases(
     mover_repository: Repository, tmp_path: Path, mode: VolumeMode

@@ -305,6 +305,7 @@ async def test_after_a_refusal_for_a_skewed_clock_the_next_run_is_full_again(on_
     assert on_s3.result["mode"] == "full"
 
 
+@pytest.mark.sample("kopia")
 @pytest.mark.parametrize(
     ("end", "cause"),
     [("kill", "kopia was killed by signal 9"), ("stop", "the data mover was stopped by SIGTERM")],

@@ -26,7 +26,7 @@ from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("bucket*", "*-bucket*")]
 
 _PATH: Final = "snapshot-data-upload-download/kopia/app/data"
 _TRANSFER: Final = TransferToDelete("app", "night", "uid-of-night")
@@ -110,6 +110,7 @@ def _faults(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
     return {(line.volume_namespace, line.snapshot_id): line.fault for line in lines}
 
 
+@pytest.mark.sample("*")
 async def test_only_what_the_tags_say_is_of_the_transfer_is_deleted(
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:

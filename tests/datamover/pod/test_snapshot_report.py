@@ -138,6 +138,7 @@ async def test_the_command_deletes_the_snapshot(bed: Bed, capsys: pytest.Capture
     assert [one["id"] for one in bed.kopia.snapshots()] == [kept]
 
 
+@pytest.mark.sample("file")
 @pytest.mark.parametrize("denied", [_LISTING, "b-volumeinfo.json.gz"], ids=["listing", "file"])
 async def test_nothing_is_unreferenced_when_the_bucket_cannot_be_read(
     bed: Bed, capsys: pytest.CaptureFixture[str], denied: str

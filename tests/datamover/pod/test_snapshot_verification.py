@@ -191,6 +191,7 @@ def _empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
+@pytest.mark.sample("*-read back")
 @pytest.mark.parametrize("restored", [False, True], ids=["read back", "restored"])
 @pytest.mark.parametrize(
     ("blobs", "damage"),

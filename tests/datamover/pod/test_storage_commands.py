@@ -76,6 +76,7 @@ async def test_a_missing_secret_is_named(on_s3: MoverPod, s3: S3Server) -> None:
     assert on_s3.message == "Secret velero/other does not exist"
 
 
+@pytest.mark.thorough
 async def test_an_endpoint_that_refuses_connections_is_reported_within_a_minute(s3: S3Server, on_s3: MoverPod) -> None:
     with run_s3_proxy(s3) as proxy:
         on_s3.put_location({"s3Url": proxy.url}, bucket="validation", credential=_CLOUD)

@@ -54,7 +54,7 @@ async def cut_short(work: Awaitable[Any]) -> bool:
 
 
 CUTS: Final = pytest.mark.parametrize(
-    "applied", [pytest.param(False, marks=pytest.mark.exhaustive), True], ids=["before", "after"]
+    "applied", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["before", "after"]
 )
 """Whether a request that is cut short has had its effect."""
 

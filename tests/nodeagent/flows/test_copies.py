@@ -14,7 +14,7 @@ from exposer.settings import BackupPVCSettings
 from tests.nodeagent.flows.test_crash_matrix import (
     BROKEN,
     CANCELED,
-    EXHAUSTIVE,
+    THOROUGH,
     FAULTS,
     GOOD,
     STEP_SECONDS,
@@ -92,9 +92,10 @@ async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
         return found | changes(before, world.everything())
 
 
+@pytest.mark.sample("DataUpload-good-*", "DataUpload-broken-stop_before")
 @pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
 @pytest.mark.parametrize(
-    "scenario", [GOOD, pytest.param(BROKEN, marks=EXHAUSTIVE), CANCELED], ids=["good", "broken", "canceled"]
+    "scenario", [GOOD, pytest.param(BROKEN, marks=THOROUGH), CANCELED], ids=["good", "broken", "canceled"]
 )
 @pytest.mark.parametrize("kind", KINDS)
 async def test_every_request_for_a_copy_may_fail(kind: str, scenario: Scenario, fault: Fault) -> None:

@@ -23,10 +23,10 @@ from tests.nodeagent.support.transfers import TRANSFERS
 pytestmark = pytest.mark.looptime
 
 LEAST_REQUESTS = 8
-EXHAUSTIVE = pytest.mark.exhaustive
-STOPS_SAMPLED = [pytest.param(Fault.STOP_BEFORE, marks=EXHAUSTIVE), Fault.STOP_AFTER]
-FAULTS = [f if f in {Fault.STOP_AFTER, Fault.SERVER_ERROR} else pytest.param(f, marks=EXHAUSTIVE) for f in Fault]
-READ_FAULTS = [*STOPS_SAMPLED, *(pytest.param(fault, marks=EXHAUSTIVE) for fault in (Fault.SERVER_ERROR, Fault.LOST))]
+THOROUGH = pytest.mark.thorough
+STOPS_SAMPLED = [pytest.param(Fault.STOP_BEFORE, marks=THOROUGH), Fault.STOP_AFTER]
+FAULTS = [f if f in {Fault.STOP_AFTER, Fault.SERVER_ERROR} else pytest.param(f, marks=THOROUGH) for f in Fault]
+READ_FAULTS = [*STOPS_SAMPLED, *(pytest.param(fault, marks=THOROUGH) for fault in (Fault.SERVER_ERROR, Fault.LOST))]
 """A read has no conflicts, and one whose answer is lost equals one that is lost."""
 STEP_SECONDS = 0.25
 

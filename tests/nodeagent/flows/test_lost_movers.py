@@ -196,7 +196,7 @@ async def test_a_mover_pod_that_is_killed_three_times_is_not_recreated(kind: str
     assert MOVER_LOST_ANNOTATION not in world.transfer(kind)["metadata"].get("annotations", {})
 
 
-@pytest.mark.exhaustive
+@pytest.mark.thorough
 async def test_a_mover_pod_that_is_lost_twenty_times_is_not_recreated() -> None:
     """Each pod runs for an hour, so that the prepare timeout does not apply."""
     transfer = accepted(data_upload())

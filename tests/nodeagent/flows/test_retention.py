@@ -240,6 +240,9 @@ def _week(_: float) -> int:
 _DAILY = _Schedule("daily", 24, _week)
 
 
+@pytest.mark.sample(
+    "hourly with 2 h", "two schedules on one volume", "10 days suspended", "a volume gone", "50 volumes"
+)
 @pytest.mark.parametrize(
     ("schedules", "days", "most_waiting", "oldest"),
     [

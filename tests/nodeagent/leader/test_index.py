@@ -101,7 +101,7 @@ def test_only_the_next_attempt_of_a_transfer_in_progress_is_admitted_again(
 
 
 @pytest.mark.looptime
-@pytest.mark.parametrize("what", ["queue", pytest.param("snapshot", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("what", ["queue", pytest.param("snapshot", marks=pytest.mark.thorough)])
 async def test_a_pending_transfer_takes_two_kibibytes_at_most(what: str) -> None:
     scene = open_scene("node-a", limit=1)
     scene.kube = Forgetful()

@@ -31,7 +31,7 @@ def passes(function: Callable[..., Any], cases: Iterable[tuple[tuple[Any, ...], 
         return False
 
 
-@pytest.mark.exhaustive
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_every_change_to_the_life_cycle_is_detected() -> None:
     cases = [((view,), action_of(view)) for view in every_view()]

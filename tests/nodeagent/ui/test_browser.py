@@ -63,6 +63,7 @@ def _missing(path: str, text: str) -> list[str]:
     return [f"{path}: {fact}" for fact in _FACTS[path] if fact not in text]
 
 
+@pytest.mark.sample("light")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_every_page_is_accessible_and_without_an_error(scene: StatusScene, theme: str) -> None:
     async with open_site(scene, signed_in=False) as site, visit(site.url, theme=theme) as tab:
@@ -258,6 +259,7 @@ async def test_rejected_edits_and_agents_that_differ_are_on_the_overview(scene: 
         assert await tab.violations() == []
 
 
+@pytest.mark.thorough
 async def test_ten_thousand_transfers_on_five_hundred_nodes_are_shown_by_pages() -> None:
     async with open_site(crowded_scene(), signed_in=False) as site, visit(site.url) as tab:
         for path in CROWDED_PATHS:

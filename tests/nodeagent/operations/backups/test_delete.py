@@ -249,9 +249,14 @@ async def test_a_person_lets_go_of_what_is_in_a_location_that_is_gone_for_good(s
     assert held["second"] == "nodeagent backup delete second"
     plan = await scene.check("second")
     deletion = build_deletion(plan, await scene.execute(plan), done=True)
-    assert deletion.notes == ["BackupStorageLocation gone does not exist: snapshot s-second-data stays in its bucket"]
+    assert deletion.notes == [
+        "BackupStorageLocation gone does not exist: snapshot s-second-data stays until it is back"
+    ]
     assert "second-data" not in scene.names()
-    assert _recorded(scene) == {}
+    scene.put_location("gone")
+    scene.kube.places["s-second-data"] = "gone"
+    await scene.run()
+    assert "s-second-data" not in scene.kube.bucket
 
 
 async def test_what_is_unfinished_in_a_location_that_is_closed_waits_for_it(scene: DeletionScene) -> None:
@@ -303,6 +308,19 @@ async def test_a_transfer_with_a_finalizer_keeps_its_snapshot_alone() -> None:
     await scene.run()
     assert "s-old-held" not in scene.kube.bucket
     assert _recorded(scene) == {}
+
+
+async def test_a_transfer_whose_deletion_met_another_write_keeps_its_snapshot() -> None:
+    scene = DeletionScene(FreeClock())
+    scene.put_backup("old", 20)
+    scene.put_backup("new", 0.5)
+    plan = await scene.check()
+    scene.kube.fail_next("DELETE", "/datauploads/", 409)
+    with pytest.raises(DeletionError, match=r"^DataUpload old-data is still being deleted"):
+        await scene.execute(plan)
+    assert "s-old-data" in scene.kube.bucket
+    await scene.run()
+    assert (scene.names(), scene.kube.bucket.keys()) == ({"new-data"}, {"s-new-data"})
 
 
 async def test_a_large_deletion_is_recorded_in_parts(scene: DeletionScene, monkeypatch: pytest.MonkeyPatch) -> None:
