@@ -14,10 +14,10 @@ from exposer.settings import BackupPVCSettings
 from tests.nodeagent.flows.test_crash_matrix import (
     BROKEN,
     CANCELED,
-    THOROUGH,
     FAULTS,
     GOOD,
     STEP_SECONDS,
+    THOROUGH,
     Scenario,
     changes,
     expected_changes,
