@@ -19,6 +19,7 @@ _TESTED_ELSEWHERE: Final = {
     "core/models/base.py": "tests/core/models/test_transfers.py",
     "core/models/names.py": "tests/core/models/test_units.py",
     "core/models/storage.py": "tests/core/models/test_transfers.py",
+    "nodeagent/operations/backups/deletion_jobs.py": "tests/nodeagent/operations/backups/test_delete.py",
     "nodeagent/runtime/lease.py": "tests/nodeagent/leader/test_election.py",
     "core/version.py": "tests/nodeagent/cli/test_main.py",
     "datamover/__main__.py": "tests/datamover/test_main.py",

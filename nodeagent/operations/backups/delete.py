@@ -4,23 +4,20 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `nodeagent.operations.backups.retention`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from core.clock import Clock, Deadline
-from core.contract import parse_result
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict, parse_time
-from core.models.storage import RepositoryKey
-from core.snapshot_contract import CHECKED_LINE, DELETED_LINE, CopyToCheck, DeletedSnapshot, SnapshotDeletion
-from exposer.maintenance_job import build_deletion_job
-from exposer.model import Owner
+from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.operations.backups.copies import Copy
+from nodeagent.operations.backups.deletion_jobs import LocationJobs
 from nodeagent.operations.backups.deletion_lease import DeletionGuard
 from nodeagent.operations.backups.deletion_reads import read_copies, read_locations, read_restoring
 from nodeagent.operations.backups.deletion_record import DeletionRecord, Located, locate
@@ -37,7 +34,7 @@ from nodeagent.operations.backups.retention import (
     judge_backups,
     limit_deletions,
 )
-from nodeagent.operations.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_location, run_job
+from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.startup import read_cluster
 
 __all__ = [
@@ -50,11 +47,6 @@ __all__ = [
     "plan_expired",
     "plan_named",
 ]
-
-_JOB_TIMEOUT: Final = timedelta(hours=1)
-
-_AT_ONCE: Final = 1000
-"""Transfers of one Job: some 100 KiB of its command line."""
 
 _MOST_RECORDED: Final = 2000
 """Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy."""
@@ -313,11 +305,11 @@ class _CheckRun:
 
     async def look(self, plan: DeletionPlan, location: str) -> None:
         """Run the Jobs of one location."""
-        run = _JobRun(replace(self.tools.jobs, on_created=self._note_times), plan, location)
+        run = LocationJobs(replace(self.tools.jobs, on_created=self._note_times), location, plan.cluster)
         checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id) for uid, one in self.needed.items()}
         before = self.said, self.at_seconds
         try:
-            await run.run(checks)
+            await run.run(plan.transfers, checks)
         except ConfigError:
             raise
         except AgentError as e:
@@ -430,9 +422,9 @@ async def _execute(
     failed = list(held.values())
     for location in plan.locations:
         await guard.confirm()
-        run = _JobRun(tools.jobs, plan, location)
+        run = LocationJobs(tools.jobs, location, plan.cluster)
         try:
-            await run.run(None)
+            await run.run(plan.transfers, None)
         except AgentError as e:
             failed.append(f"{_NOT_DELETED}: {e}")
             continue
@@ -474,54 +466,3 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: Delet
                 break
             await jobs.clock.sleep(_POLL_SECONDS)
     return held
-
-
-@dataclass
-class _JobRun:
-    """The Jobs of one location, and what they found.
-
-    `unread` has why some snapshots were not looked for, by the namespace of their repository; empty: of any. `faults`
-    are of the copies that were checked, `ended` is the time by the clock of the last pod.
-    """
-
-    jobs: JobTools
-    plan: DeletionPlan
-    location: str
-    found: list[DeletedSnapshot] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
-    faults: dict[CopyToCheck, str] = field(default_factory=dict)
-    ended: datetime | None = None
-
-    async def run(self, checks: Mapping[str, CopyToCheck] | None) -> None:
-        """Run them: only to check, with the copies of `checks`, by the UIDs of transfers; None: to delete.
-
-        Raises:
-            AgentError: a Job cannot run, or failed.
-        """
-        jobs, plan = self.jobs, self.plan
-        location = await read_location(jobs.client, jobs.namespace, self.location)
-        subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location))
-        transfers = sorted(one for where, one in plan.transfers if where == self.location)
-        more = [f"--cluster={plan.cluster}", *(["--dry-run"] if checks is not None else [])]
-        for first in range(0, len(transfers), _AT_ONCE):
-            some = transfers[first : first + _AT_ONCE]
-            options = [f"--transfer={one}" for one in some]
-            needed = {checks[one.uid] for one in some if one.uid in checks} if checks is not None else set()
-            options += [f"--check={one}" for one in sorted(needed)]
-            run, expose = await plan_job(jobs, subject, location)
-            manifest = build_deletion_job(run, expose, [*options, *more])
-            self._read(await run_job(jobs, manifest, "deletion", _JOB_TIMEOUT))
-
-    def _read(self, answer: JobAnswer) -> None:
-        totals = parse_result(SnapshotDeletion, answer.message)
-        for missed in totals.unread:
-            key = missed.volume_namespace if totals.unread_count == len(totals.unread) else ""
-            self.unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
-        lines, checked = DELETED_LINE.find(answer.log), CHECKED_LINE.find(answer.log)
-        expected = totals.deleted + totals.kept + totals.checked
-        if len(lines) + len(checked) < expected:
-            shown = len(lines) + len(checked)
-            self.unread[""] = f"the log of the pod has only {shown} of {expected} snapshots"
-        self.found += lines
-        self.faults |= {CopyToCheck(one.volume_namespace, one.snapshot_id): one.fault for one in checked}
-        self.ended = totals.now
