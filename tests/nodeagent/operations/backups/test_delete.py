@@ -320,7 +320,7 @@ async def test_a_transfer_whose_deletion_met_another_write_keeps_its_snapshot() 
         await scene.execute(plan)
     assert "s-old-data" in scene.kube.bucket
     await scene.run()
-    assert (scene.names(), scene.kube.bucket.keys()) == ({"new-data"}, {"s-new-data"})
+    assert (scene.names(), set(scene.kube.bucket)) == ({"new-data"}, {"s-new-data"})
 
 
 async def test_a_large_deletion_is_recorded_in_parts(scene: DeletionScene, monkeypatch: pytest.MonkeyPatch) -> None:
