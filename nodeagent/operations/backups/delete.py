@@ -211,7 +211,8 @@ async def _judge(
         raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
     existing = {copy.uid for copy in copies}
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
-    plan = DeletionPlan(wish, cluster, record, (), stale=recorded - unfinished, check=check, time=time)
+    stale = recorded - unfinished
+    plan = DeletionPlan(wish, cluster, record, (), stale=stale, absent=frozenset(absent), check=check, time=time)
     situation = Situation(restoring, closed, _now(tools, plan), check)
     judgments = judge_backups(copies, situation)
     if wish.name is not None:
@@ -221,7 +222,6 @@ async def _judge(
             deleted=tuple(one for one in judgments if one.backup == wish.name),
             unfinished=_of_backup(unfinished, wish.name),
             stale=_of_backup(plan.stale, wish.name),
-            absent=frozenset(absent),
         )
     if situation.now is None:
         raise DeletionError("the API server's answers have no Date: how old backups are is not known")

@@ -242,11 +242,13 @@ async def test_a_backup_whose_location_was_removed_stays_until_it_is_back(scene:
 
 
 async def test_a_person_lets_go_of_what_is_in_a_location_that_is_gone_for_good(scene: DeletionScene) -> None:
-    scene.change("second-data", spec={"backupStorageLocation": "gone"})
+    for name in ("second", "older"):
+        scene.put_backup(name, 5 + len(name), location="gone")
     expired = await scene.check()
     assert expired.now is not None
-    held = {one.backup: one.command for one in build_report(expired, expired.now).held}
-    assert held["second"] == "nodeagent backup delete second"
+    held = {one.backup: (one.rule, one.command) for one in build_report(expired, expired.now).held}
+    assert held["second"] == ("location", "nodeagent backup delete second")
+    assert held["older"] == ("newest-copy", "nodeagent backup delete older")
     plan = await scene.check("second")
     deletion = build_deletion(plan, await scene.execute(plan), done=True)
     assert deletion.notes == [
