@@ -39,15 +39,12 @@ class WorldClock(HandClock):
 
 @dataclass
 class _Waiting:
-    """A request that was not sent, or a sleep: since or until a time; `background`: of the renewal of a Lease.
-
-    `writes`: the request changes something.
-    """
+    """A request that was not sent, or a sleep: since or until a time; `background`: of the renewal of a Lease."""
 
     at_seconds: float
     future: asyncio.Future[Fault]
     background: bool = False
-    writes: bool = False
+    request: Request | None = None
 
 
 @dataclass
@@ -89,6 +86,8 @@ class Command:
     async def sleep(self, seconds: float) -> None:
         if not self.dead:
             await self._wait(self.sleeps, self.clock.seconds + seconds)
+        if self._ended:
+            raise asyncio.CancelledError
 
     @property
     def _ended(self) -> bool:
@@ -98,7 +97,7 @@ class Command:
         if self.dead:
             raise UnreachableError("the process was killed", status=0)
         sent = self.clock.seconds
-        fault = None if _in_background() else await self._wait(self.requests, sent, writes=request.method != "GET")
+        fault = None if _in_background() else await self._wait(self.requests, sent, request)
         if fault == "lost" or self._ended or self.clock.seconds - sent > _REQUEST_SECONDS:
             raise UnreachableError("the request was lost", status=0)
         if isinstance(fault, int):
@@ -120,8 +119,8 @@ class Command:
             # As on Linux: the time in which a machine sleeps is not counted.
             self.slept_seconds += self.clock.seconds - began
 
-    async def _wait(self, queue: list[_Waiting], at_seconds: float, *, writes: bool = False) -> Fault:
-        waiting = _Waiting(at_seconds, asyncio.get_running_loop().create_future(), _in_background(), writes)
+    async def _wait(self, queue: list[_Waiting], at_seconds: float, request: Request | None = None) -> Fault:
+        waiting = _Waiting(at_seconds, asyncio.get_running_loop().create_future(), _in_background(), request)
         queue.append(waiting)
         try:
             return await waiting.future
@@ -145,9 +144,9 @@ class Command:
         return self._next is not None
 
     @property
-    def writes(self) -> bool:
-        """Whether it waits for a request that changes something."""
-        return self._next is not None and self._next.writes
+    def next_request(self) -> Request | None:
+        """The request that it waits for; None: it is stopped, or waits for no request."""
+        return self._next.request if self._next is not None else None
 
     async def settle(self) -> None:
         """Let it come to its next request, sleep or end.

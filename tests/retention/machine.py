@@ -1,6 +1,7 @@
 """The state machine: whatever happens in whatever order, the last copy of a volume stays, and nothing stays behind."""
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, ClassVar, Final, TypeVar
@@ -28,8 +29,12 @@ _PHASES: Final = st.sampled_from(["Completed"] * 5 + ["Failed", "Canceled", "InP
 _CLAIMS: Final = st.sampled_from([("data",), ("data",), ("data", "files"), ("data", "files", "logs")])
 _LOCATIONS: Final = st.sampled_from(["default", "default", "default", "lab"])
 _TTLS: Final = st.sampled_from([1, 1, 24, 72, 720])
-_FAULTS: Final = st.sampled_from([None] * 6 + ["lost", "lost-applied", 500, 409, 403, "stopped", "stopped", "asleep"])
-_WRITES: Final = st.integers(0, 12)
+_FAULTS: Final = st.sampled_from(
+    [None] * 8 + ["lost", "lost-applied", 500, 409, 403, "stopped", "stopped", "asleep", "killed"]
+)
+_STOPS: Final = st.sampled_from(["leases", "configmaps", "configmaps", "datauploads", "datauploads", "jobs"])
+"""What a command is about to change."""
+
 _COMMANDS: Final = st.one_of(
     st.tuples(st.just("schedule"), st.none()),
     st.tuples(st.just("expired"), st.sampled_from([None, 1, 3, 50])),
@@ -37,7 +42,7 @@ _COMMANDS: Final = st.one_of(
 )
 """Those that delete what is expired, at most so many, and those that delete a backup, the newest with the number 0."""
 
-_CLOCKS: Final = st.sampled_from([0.0] * 6 + [0.06, -0.06, 1.0, -1.0, 744.0, -744.0])
+_CLOCKS: Final = st.sampled_from([0.0] * 10 + [0.06, -0.06, 1.0, -1.0, 744.0, -744.0])
 """Hours ahead: a little, too much, and a month."""
 
 
@@ -99,20 +104,21 @@ class RetentionMachine(RuleBasedStateMachine):
         if fact := self._choose(number, lambda one: one.phase == "InProgress"):
             self.world.end_transfer(fact, phase)
 
-    @rule(number=_NEW, outcome=st.sampled_from(VerificationOutcome))
-    def verify(self, number: int, outcome: VerificationOutcome) -> None:
+    @rule(number=_NEW, change=st.sampled_from(["fails", "fails", "passes", "lost", "rootless", "read"]))
+    def change_copy(self, number: int, change: str) -> None:
+        """Let a verification end, the snapshot or its root be lost, or a restore begin."""
         if fact := self._choose(number, lambda one: one.phase == "Completed"):
-            self.world.verify(fact, outcome)
-
-    @rule(number=_NEW, root=st.booleans())
-    def lose_data(self, number: int, *, root: bool) -> None:
-        if fact := self._choose(number, lambda one: one.phase == "Completed"):
-            (self.world.lose_root if root else self.world.lose_snapshot)(fact)
-
-    @rule(number=_ANY)
-    def restore(self, number: int) -> None:
-        if fact := self._choose(-number, lambda one: one.phase == "Completed"):
-            self.world.restore(fact)
+            match change:
+                case "fails":
+                    self.world.verify(fact, VerificationOutcome.FAILED)
+                case "passes":
+                    self.world.verify(fact, VerificationOutcome.PASSED)
+                case "lost":
+                    self.world.lose_snapshot(fact)
+                case "rootless":
+                    self.world.lose_root(fact)
+                case _:
+                    self.world.restore(fact)
 
     @precondition(lambda self: self.world.kube.pinned)
     @rule()
@@ -151,13 +157,6 @@ class RetentionMachine(RuleBasedStateMachine):
 
     # -- commands ------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.world.commands) < _MOST_COMMANDS)
-    @rule(what=_COMMANDS, writes=_WRITES)
-    def start(self, what: tuple[str, int | None], writes: int) -> None:
-        """Start a command, which stops before it changes something."""
-        if (command := self._start(*what)) is not None:
-            self._run(self.world.advance_to_write(command, writes))
-
     def _start(self, kind: str, number: int | None) -> Command | None:
         if kind == "schedule":
             return self._run(self.world.start(schedule=True))
@@ -166,39 +165,45 @@ class RetentionMachine(RuleBasedStateMachine):
         fact = self._choose(number or 0)
         return self._run(self.world.start(name=fact.backup)) if fact is not None else None
 
-    @precondition(lambda self: not self.world.commands)
+    @precondition(lambda self: len(self.world.commands) < _MOST_COMMANDS)
+    @rule(what=_COMMANDS, stop=_STOPS, fault=_FAULTS)
+    def start(self, what: tuple[str, int | None], stop: str, fault: Fault) -> None:
+        """Start a command, which stops before it changes something."""
+        if (command := self._start(*what)) is not None:
+            self._run(self.world.advance_to(command, stop, fault=fault))
+
+    @precondition(lambda self: len(self.world.commands) < _MOST_COMMANDS)
     @rule(
-        first=_COMMANDS,
-        second=_COMMANDS,
-        order=st.lists(st.tuples(st.booleans(), _WRITES, _FAULTS), max_size=5),
+        both=st.tuples(_COMMANDS, _COMMANDS),
+        order=st.lists(st.tuples(st.booleans(), _STOPS, _FAULTS), min_size=1, max_size=5),
         last=st.booleans(),
     )
     def race(
         self,
-        first: tuple[str, int | None],
-        second: tuple[str, int | None],
-        order: list[tuple[bool, int, Fault]],
+        both: tuple[tuple[str, int | None], tuple[str, int | None]],
+        order: list[tuple[bool, str, Fault]],
         *,
         last: bool,
     ) -> None:
         """Run two commands at the same time."""
-        commands = [one for one in (self._start(*first), self._start(*second)) if one is not None]
-        if not commands:
-            return
-        for which, writes, fault in order:
-            self._run(self.world.advance_to_write(commands[which % len(commands)], writes, fault=fault))
-        for one in commands[:: -1 if last else 1]:
-            self._run(self.world.advance(one, _WHOLE))
+        commands = [one for one in itertools.starmap(self._start, both) if one is not None]
+        for which, stop, fault in order:
+            for command in commands[which : which + 1]:
+                self._run(self.world.advance_to(command, stop, fault=fault))
+        # The first one may wait for the other one.
+        for command in 2 * commands[:: -1 if last else 1]:
+            self._run(self.world.advance(command, _WHOLE))
 
     @precondition(lambda self: self.world.commands)
     @rule(number=_ANY, requests=st.integers(1, 5), fault=_FAULTS)
     def advance(self, number: int, requests: int, fault: Fault) -> None:
-        self._run(self.world.advance(self._choose_command(number), requests, fault=fault))
+        command = self._choose_command(number)
+        self._run(self.world.advance(command, requests, fault=None if fault == "killed" else fault))
 
     @precondition(lambda self: self.world.commands)
-    @rule(number=_ANY, writes=_WRITES, fault=_FAULTS)
-    def advance_to_write(self, number: int, writes: int, fault: Fault) -> None:
-        self._run(self.world.advance_to_write(self._choose_command(number), writes, fault=fault))
+    @rule(number=_ANY, stop=_STOPS, fault=_FAULTS)
+    def advance_to(self, number: int, stop: str, fault: Fault) -> None:
+        self._run(self.world.advance_to(self._choose_command(number), stop, fault=fault))
 
     @precondition(lambda self: self.world.commands)
     @rule(number=_ANY)
