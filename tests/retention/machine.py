@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core.models.verification import VerificationOutcome
 from tests.retention.commands import Command, Fault
-from tests.retention.world import Fact, World
+from tests.retention.facts import Fact
+from tests.retention.world import World
 
 __all__ = ["RetentionMachine"]
 

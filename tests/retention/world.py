@@ -18,7 +18,6 @@ from core.kube.resources import (
     DATA_UPLOADS,
     JOBS,
     POD_VOLUME_BACKUPS,
-    PODS,
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request
@@ -38,11 +37,12 @@ from nodeagent.operations.backups.deletion_lease import hold_deletions
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.schedules import run as schedules
 from nodeagent.runtime.connection import ServerTime
-from tests.nodeagent.support.deletion_scene import DeletionScene, JobKube
-from tests.nodeagent.support.hand_clock import NOON, HandClock
+from tests.nodeagent.support.deletion_scene import DeletionScene
+from tests.nodeagent.support.hand_clock import NOON
 from tests.retention.commands import Command, Fault, WorldClock, run_time
+from tests.retention.facts import Fact, WorldKube
 
-__all__ = ["BUCKET", "Fact", "World", "WorldKube"]
+__all__ = ["BUCKET", "World"]
 
 BUCKET: Final = "b"
 
@@ -63,77 +63,6 @@ _MOST_SLEEPS: Final = 60
 """Two seconds each: a Lease that is not renewed is free before."""
 
 _GRACE_SECONDS: Final = 30.0
-
-
-@dataclass
-class Fact:
-    """A copy of a volume: what is true of it; times are right ones, in seconds after noon."""
-
-    backup: str
-    claim: str
-    resource: str
-    location: str
-    bucket: str
-    ttl: timedelta
-    made: float
-    stamp: str
-    phase: str = "InProgress"
-    completed: float | None = None
-    completed_stamp: str = ""
-    exists: bool = True
-    damaged: bool = False
-    gone: float | None = None
-    by_limit: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{self.backup}-{self.claim}"
-
-    @property
-    def snapshot(self) -> str:
-        return f"s-{self.name}"
-
-    @property
-    def series(self) -> tuple[str, str, str]:
-        return self.claim, self.location, self.bucket
-
-
-class WorldKube(JobKube):
-    """Runs Jobs at once, or, if they are `slow`, when it is said. `closed` locations refuse their Jobs."""
-
-    def __init__(self, clock: HandClock) -> None:
-        super().__init__(clock)
-        self.slow = False
-        self.closed: dict[str, str] = {}
-        self.running: dict[str, tuple[JsonDict, float | None]] = {}
-        """The Jobs whose pods run, by name, and since when they are deleted."""
-
-    def _run(self, job: JsonDict) -> None:
-        if not self.slow:
-            self._run_now(job)
-            return
-        name = job["metadata"]["name"]
-        self.running[name] = job, None
-        meta = {"name": f"{name}-x", "namespace": "velero", "labels": {"job-name": name}}
-        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": "Running"}})
-
-    def _run_now(self, job: JsonDict) -> None:
-        location = job["metadata"]["labels"]["nodeagent.io/snapshot-deletion"]
-        self.refused = self.closed.get(location, "")
-        super()._run(job)
-
-    def end_job(self, name: str, *, killed: bool = False) -> None:
-        """Let the pod of a Job do all; `killed`: and end without saying so."""
-        job, _ = self.running.pop(name)
-        self._run_now(job)
-        if killed:
-            self._end(name, "killed", "", [])
-
-    def forget_job(self, name: str) -> None:
-        """Let the pod of a deleted Job end before it does anything."""
-        del self.running[name]
-        (pod,) = [one for one in self.objects(PODS) if one["metadata"]["name"] == f"{name}-x"]
-        self._store.delete(PODS, pod)
 
 
 @dataclass

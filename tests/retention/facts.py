@@ -1,0 +1,82 @@
+"""What is true of a copy, and an API server whose Jobs run when it is said."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from core.kube.resources import PODS
+from core.models.base import JsonDict
+from tests.nodeagent.support.deletion_scene import JobKube
+from tests.nodeagent.support.hand_clock import HandClock
+
+__all__ = ["Fact", "WorldKube"]
+
+
+@dataclass
+class Fact:
+    """A copy of a volume: what is true of it; times are right ones, in seconds after noon."""
+
+    backup: str
+    claim: str
+    resource: str
+    location: str
+    bucket: str
+    ttl: timedelta
+    made: float
+    stamp: str
+    phase: str = "InProgress"
+    completed: float | None = None
+    completed_stamp: str = ""
+    exists: bool = True
+    damaged: bool = False
+    gone: float | None = None
+    by_limit: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.backup}-{self.claim}"
+
+    @property
+    def snapshot(self) -> str:
+        return f"s-{self.name}"
+
+    @property
+    def series(self) -> tuple[str, str, str]:
+        return self.claim, self.location, self.bucket
+
+
+class WorldKube(JobKube):
+    """Runs Jobs at once, or, if they are `slow`, when it is said. `closed` locations refuse their Jobs."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__(clock)
+        self.slow = False
+        self.closed: dict[str, str] = {}
+        self.running: dict[str, tuple[JsonDict, float | None]] = {}
+        """The Jobs whose pods run, by name, and since when they are deleted."""
+
+    def _run(self, job: JsonDict) -> None:
+        if not self.slow:
+            self._run_now(job)
+            return
+        name = job["metadata"]["name"]
+        self.running[name] = job, None
+        meta = {"name": f"{name}-x", "namespace": "velero", "labels": {"job-name": name}}
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "status": {"phase": "Running"}})
+
+    def _run_now(self, job: JsonDict) -> None:
+        location = job["metadata"]["labels"]["nodeagent.io/snapshot-deletion"]
+        self.refused = self.closed.get(location, "")
+        super()._run(job)
+
+    def end_job(self, name: str, *, killed: bool = False) -> None:
+        """Let the pod of a Job do all; `killed`: and end without saying so."""
+        job, _ = self.running.pop(name)
+        self._run_now(job)
+        if killed:
+            self._end(name, "killed", "", [])
+
+    def forget_job(self, name: str) -> None:
+        """Let the pod of a deleted Job end before it does anything."""
+        del self.running[name]
+        (pod,) = [one for one in self.objects(PODS) if one["metadata"]["name"] == f"{name}-x"]
+        self._store.delete(PODS, pod)
