@@ -33,14 +33,12 @@ _TTLS: Final = st.sampled_from([1, 1, 24, 72, 720])
 _FAULTS: Final = st.sampled_from(
     [None] * 8 + ["lost", "lost-applied", 500, 409, 403, "stopped", "stopped", "asleep", "killed"]
 )
+_PAUSES: Final = st.sampled_from([None, None, "stopped", "asleep", "killed"])
 _STOPS: Final = st.sampled_from(["leases", "configmaps", "configmaps", "datauploads", "datauploads", "jobs"])
 """What a command is about to change."""
 
-_COMMANDS: Final = st.one_of(
-    st.tuples(st.just("schedule"), st.none()),
-    st.tuples(st.just("expired"), st.sampled_from([None, 1, 3, 50])),
-    st.tuples(st.just("named"), _NEW),
-)
+_EXPIRING: Final = st.sampled_from([("schedule", None), ("expired", None), ("expired", 1), ("expired", 50)])
+_COMMANDS: Final = st.one_of(_EXPIRING, st.tuples(st.just("named"), _NEW))
 """Those that delete what is expired, at most so many, and those that delete a backup, the newest with the number 0."""
 
 _CLOCKS: Final = st.sampled_from([0.0] * 10 + [0.06, -0.06, 1.0, -1.0, 744.0, -744.0])
@@ -77,7 +75,12 @@ class RetentionMachine(RuleBasedStateMachine):
 
     # -- backups -------------------------------------------------------------------------------
 
-    @initialize(claims=_CLAIMS, location=_LOCATIONS, count=st.integers(1, 6), hours=st.sampled_from([1, 6, 24, 24]))
+    @initialize(
+        claims=_CLAIMS,
+        location=_LOCATIONS,
+        count=st.sampled_from([1, 2, 2, 3, 3, 4, 6]),
+        hours=st.sampled_from([1, 24]),
+    )
     def begin(self, claims: tuple[str, ...], location: str, count: int, hours: int) -> None:
         """Make some backups, and let them expire."""
         for _ in range(count):
@@ -175,24 +178,27 @@ class RetentionMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.world.commands) < _MOST_COMMANDS)
     @rule(
-        both=st.tuples(_COMMANDS, _COMMANDS),
-        order=st.lists(st.tuples(st.booleans(), _STOPS, _FAULTS), min_size=1, max_size=5),
-        last=st.booleans(),
+        count=st.sampled_from([0, 2, 2, 3, 5]),
+        commands=st.tuples(_EXPIRING, _COMMANDS),
+        first_stop=st.tuples(_STOPS, _PAUSES),
+        order=st.lists(st.tuples(st.booleans(), _STOPS, _FAULTS), max_size=3),
     )
     def race(
         self,
-        both: tuple[tuple[str, int | None], tuple[str, int | None]],
+        count: int,
+        commands: tuple[tuple[str, int | None], tuple[str, int | None]],
+        first_stop: tuple[str, Fault],
         order: list[tuple[bool, str, Fault]],
-        *,
-        last: bool,
     ) -> None:
-        """Run two commands at the same time."""
-        commands = [one for one in itertools.starmap(self._start, both) if one is not None]
-        for which, stop, fault in order:
-            for command in commands[which : which + 1]:
+        """Run a command while another one stands still that deletes what is expired, such as copies of a new volume."""
+        self._run(self._heal())
+        self.begin((f"volume-{self.made}",), "default", count, 1)
+        started = [one for one in itertools.starmap(self._start, commands) if one is not None]
+        for which, stop, fault in [(False, *first_stop), *order]:
+            for command in started[which : which + 1]:
                 self._run(self.world.advance_to(command, stop, fault=fault))
-        # The first one may wait for the other one.
-        for command in 2 * commands[:: -1 if last else 1]:
+        # The second one may wait for the first one.
+        for command in 2 * started[::-1]:
             self._run(self.world.advance(command, _WHOLE))
 
     @precondition(lambda self: self.world.commands)
@@ -239,11 +245,7 @@ class RetentionMachine(RuleBasedStateMachine):
 
     async def _finish(self) -> None:
         world = self.world
-        world.end_restores()
-        world.kube.slow = False
-        for name in ("default", "lab"):
-            await world.set_location(name, "Available")
-        self.set_clocks(0, 0, 0, dated=True)
+        await self._heal()
         while world.commands:
             for command in list(world.commands):
                 await world.advance(command, 10)
@@ -255,3 +257,10 @@ class RetentionMachine(RuleBasedStateMachine):
             if error := command.task.exception():
                 raise AssertionError("an undisturbed run failed") from error
         world.check_end()
+
+    async def _heal(self) -> None:
+        self.world.end_restores()
+        self.world.kube.slow = False
+        for name in ("default", "lab"):
+            await self.world.set_location(name, "Available")
+        self.set_clocks(0, 0, 0, dated=True)
