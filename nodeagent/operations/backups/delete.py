@@ -53,9 +53,6 @@ _MOST_RECORDED: Final = 2000
 
 _NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
 
-_CONFIRMED_EACH: Final = 100
-"""Transfers that are deleted between two renewals of the Lease, besides those in the background."""
-
 _GONE_WITHIN: Final = timedelta(minutes=1)
 _POLL_SECONDS: Final = 1.0
 
@@ -445,10 +442,7 @@ async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: Delet
     """Delete the transfers, and return those that are still being deleted after a while, and why."""
     deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
     left = []
-    for number, copy in enumerate(copies):
-        # A machine that slept does not know for how long.
-        if number % _CONFIRMED_EACH == 0:
-            await guard.confirm()
+    for copy in copies:
         guard.check()
         answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
         # A conflict may be about this object, which is still there then.

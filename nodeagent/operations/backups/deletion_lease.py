@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
-from core.clock import Deadline
+from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.errors import ConflictError, ForbiddenError
@@ -29,6 +29,9 @@ __all__ = ["DeletionGuard", "hold_deletions"]
 _DURATION: Final = timedelta(seconds=60)
 """What a command that was killed keeps others waiting."""
 
+_LONGEST_SLEEP: Final = timedelta(seconds=15)
+"""Of a machine that holds the Lease: less than is left once it must have been renewed."""
+
 _LONGEST_WAIT: Final = timedelta(hours=2)
 """For another command: longer than a Job of its may take."""
 
@@ -36,11 +39,19 @@ _ENDED_WITHIN: Final = timedelta(minutes=5)
 _POLL_SECONDS: Final = 2.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeletionGuard:
     """The Lease while it is held."""
 
     lease: Lease
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._ahead_seconds = self._read_ahead()
+
+    def _read_ahead(self) -> float:
+        """Return how far the wall clock is ahead of the monotonic one, which stands still while the machine sleeps."""
+        return self.clock.now().timestamp() - self.clock.monotonic()
 
     def check(self) -> None:
         """Check that the Lease was renewed lately; called before each request that deletes.
@@ -48,21 +59,24 @@ class DeletionGuard:
         Raises:
             DeletionError: another command may delete now.
         """
-        if not self.lease.may_write:
+        slept_seconds = self._read_ahead() - self._ahead_seconds
+        if not self.lease.may_write or slept_seconds > _LONGEST_SLEEP.total_seconds():
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command may delete: repeat the command")
 
     async def confirm(self) -> None:
-        """Renew the Lease; called before each part: a machine that slept does not know for how long.
+        """Renew the Lease; called before each part.
 
         Raises:
             DeletionError: another command may delete now.
         """
+        ahead_seconds = self._read_ahead()
         try:
             renewed = await self.lease.renew()
         except (AgentError, TimeoutError) as e:
             raise DeletionError(f"Lease {DELETIONS_LEASE} cannot be renewed: {str(e) or 'timed out'}") from e
         if not renewed:
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command deletes: repeat the command")
+        self._ahead_seconds = ahead_seconds
 
 
 @asynccontextmanager
@@ -79,7 +93,7 @@ async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
     renewing = asyncio.create_task(lease.renew_until_lost(), name="renewal of the Lease of deletions")
     try:
         await _end_jobs(jobs)
-        yield DeletionGuard(lease)
+        yield DeletionGuard(lease, jobs.clock)
     finally:
         renewing.cancel()
         await asyncio.gather(renewing, return_exceptions=True)

@@ -1,6 +1,7 @@
 """One deletion at a time: who waits, for how long, and what is left of a command that was killed."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -104,6 +105,17 @@ async def test_a_lease_that_another_command_has_taken_stops_the_next_step() -> N
         await asyncio.sleep(60)
         with pytest.raises(DeletionError, match="was lost, another command may delete"):
             guard.check()
+
+
+async def test_a_machine_that_slept_deletes_nothing_before_it_has_renewed_the_lease() -> None:
+    scene, clock = _Scene(), LoopClock()
+    async with hold_deletions(replace(scene.tools, clock=clock)) as guard:
+        # Its monotonic clock stands still meanwhile.
+        clock._skew = timedelta(minutes=1)
+        with pytest.raises(DeletionError, match="was lost, another command may delete"):
+            guard.check()
+        await guard.confirm()
+        guard.check()
 
 
 async def test_without_the_permission_nothing_is_deleted_and_what_gives_it_is_named() -> None:
