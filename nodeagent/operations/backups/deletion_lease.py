@@ -59,7 +59,8 @@ class DeletionGuard:
         Raises:
             DeletionError: another command may delete now.
         """
-        slept_seconds = self._read_ahead() - self._ahead_seconds
+        # A clock that was set hides how long it slept.
+        slept_seconds = abs(self._read_ahead() - self._ahead_seconds)
         if not self.lease.may_write or slept_seconds > _LONGEST_SLEEP.total_seconds():
             raise DeletionError(f"Lease {DELETIONS_LEASE} was lost, another command may delete: repeat the command")
 
