@@ -22,6 +22,7 @@ def run_machine(machines: int, *, seed: int) -> int:
             stateful_step_count=STEPS_EACH,
             database=None,
             deadline=None,
+            report_multiple_bugs=False,
             phases=[Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         ),
