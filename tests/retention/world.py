@@ -50,6 +50,9 @@ _DAY_SECONDS: Final = 86400.0
 _LATE_SECONDS: Final = 3600.0
 """A run decides by the copies of the 24 h before it; it deletes at most so much later."""
 
+_STAMP_SECONDS: Final = 1.0
+"""Stamps have whole seconds."""
+
 _EXTRA: Final = 2
 _TRANSFERS: Final = (DATA_UPLOADS, POD_VOLUME_BACKUPS, DATA_DOWNLOADS)
 
@@ -323,7 +326,7 @@ class World:
     def _check_limit(self, fact: Fact) -> None:
         since = self.clock.seconds - _DAY_SECONDS
         same = [one for one in self.facts.values() if (one.claim, one.location) == (fact.claim, fact.location)]
-        gone = [one for one in same if one.by_limit and one.gone is not None and one.gone > since]
+        gone = [one for one in same if one.by_limit and one.gone is not None and one.gone > since + _STAMP_SECONDS]
         # One that was completed while clocks were ahead seems to be so for long.
         right = NOON + timedelta(seconds=self.clock.seconds)
         # Where all clocks are wrong together, it is by them that copies were completed within a day.
