@@ -10,7 +10,9 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+ifndef SIDE_BY_SIDE
 .NOTPARALLEL:
+endif
 
 PYTHON ?= python3
 TESTS ?=
@@ -48,8 +50,12 @@ screenshots: venv ## draw the pictures of the documentation
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test test-slow lint format types contracts unit integration cluster-test
 .PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz retention-machine test-mover-full
-test: lint types contracts unit integration cluster-test ## run all checks below
-	@printf '\nAll checks passed.\n'
+# Tests on a kubelet mostly wait: the others run beside them, one tier after the other.
+test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all checks below
+	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; failed=0; \
+	TEST_TIMES="$$times" $(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes unit integration cluster-test || failed=$$?; \
+	$(venv)/python -m tests.support.tiers "$$times"; [ "$$failed" = 0 ] || exit "$$failed"; \
+	printf '\nAll checks passed.\n'
 
 test-slow: setup ## what make test leaves out: further rows of matrices, real time-outs, tests of tools; under 90 minutes (root)
 	$(step)
@@ -86,17 +92,17 @@ contracts: venv ## import rules (import-linter)
 
 unit: venv unit-tools ## unit tests, with a real kopia
 	$(step)
-	@$(pytest) -m '$(no_cluster)' $(parallel) --durations 25 --durations-min 5
+	@TIER=$@ $(pytest) -m '$(no_cluster)' $(parallel) --durations 25 --durations-min 5
 
-integration: venv integration-tools ## tests against a real kube-apiserver
+integration: venv integration-tools $(if $(SIDE_BY_SIDE),unit) ## tests against a real kube-apiserver
 	$(step)
-	@$(pytest) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
+	@TIER=$@ $(pytest) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
 
 cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)
 ifneq ($(is_root),)
 	@$(MAKE) --no-print-directory setup
-	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.cluster -q $(TESTS)
+	@TIER=$@ $(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.cluster -q $(TESTS)
 else
 	@if [ "$${CI:-}" = true ]; then echo 'error: tests on a real kubelet need root, and CI=true lets no tier be skipped' >&2; exit 1; fi
 	@echo 'skipped: tests on a real kubelet need root'

@@ -3,12 +3,14 @@
 import asyncio
 import inspect
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from fnmatch import fnmatchcase as fnmatch
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import tiers
 from tests.support.leaks import (
     child_processes,
     children_left,
@@ -36,7 +38,7 @@ def _may_start(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in _MAY_START)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let no test get an event loop by merely asking for one.
 
     looptime asks before every test; outside a test's own loop asyncio would then make one that
@@ -44,6 +46,7 @@ def pytest_configure() -> None:
     """
     asyncio.set_event_loop(None)
     watch_sessions()
+    tiers.register(config)
     # How fast a busy machine makes an example is no property of the code under test.
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
@@ -58,8 +61,8 @@ def _is_thorough(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Hold tests with a loop to leaving no task; the others need no loop for it.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Count the tests of each tier, and hold tests with a loop to leaving no task; the others need no loop for it.
 
     In virtual time nothing but a real process can wake a loop from outside (looptime waits for threads by itself).
     The others therefore do not poll 42 times before time moves.
@@ -71,6 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.looptime(noop_cycles=0))
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(inspect.unwrap(item.function)):
             item.fixturenames.insert(0, _TASKS_FIXTURE)
+    config.stash[tiers.COUNTS] = Counter(map(tiers.tier_of, items))
 
 
 @pytest.fixture(name=_TASKS_FIXTURE)
