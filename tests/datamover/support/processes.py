@@ -1,6 +1,7 @@
 """The child processes of this process, found through /proc."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +16,23 @@ class Running:
 
 def children_of(parent: int) -> list[Running]:
     """Return the children except zombies, with their arguments joined by spaces."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, owner = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            arguments = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if owner == str(parent) and state != "Z":
-            found.append(Running(int(folder.name), arguments))
-    return found
+    found: list[int] = []
+    # Not by the parent of each process of the machine: that takes 10 ms, around each test and in loops that wait.
+    with suppress(OSError):
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (thread / "children").read_text().split())
+    return [child for pid in found if (child := _running(pid)) is not None]
+
+
+def _running(pid: int) -> Running | None:
+    folder = Path(f"/proc/{pid}")
+    try:
+        state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        arguments = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return None
+    return Running(pid, arguments) if state != "Z" else None
 
 
 def running_kopia(verb: str, parent: int | None = None) -> list[Running]:
