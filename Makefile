@@ -21,6 +21,8 @@ export PYTHON PREVIOUS
 
 venv = $$(tools/venv.sh)/bin
 pytest = $(venv)/python -m pytest -q $(TESTS)
+# To collect all others takes longer than some of the tests.
+integration_folders = tests/crash tests/deploy tests/integration
 # Many tests wait for a clock or a process: one worker more than cores keeps the cores busy. The slow ones stand together:
 # a worker that has no more tests takes some of those that wait for another.
 parallel = -n $$(($$(nproc) + 1)) --dist worksteal
@@ -84,7 +86,7 @@ format: venv ## format the sources
 
 types: venv ## types (mypy)
 	$(step)
-	@$(venv)/mypy
+	@MYPY_CACHE_DIR="$${NODE_AGENT_CACHE:-$$HOME/.cache/node-agent}/mypy" $(venv)/mypy
 
 contracts: venv ## import rules (import-linter)
 	$(step)
@@ -96,7 +98,7 @@ unit: venv unit-tools ## unit tests, with a real kopia
 
 integration: venv integration-tools $(if $(SIDE_BY_SIDE),unit) ## tests against a real kube-apiserver
 	$(step)
-	@TIER=$@ $(pytest) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
+	@TIER=$@ $(pytest) $(if $(filter tests/%,$(TESTS)),,$(integration_folders)) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
 
 cluster-test: ## tests on a real kubelet (root; skipped without, unless CI=true)
 	$(step)

@@ -38,6 +38,14 @@ def test_the_table_counts_the_tests(tier: str, request: pytest.FixtureRequest) -
     assert (0.9 if whole else 0) * stated <= found <= 1.1 * stated
 
 
+def test_the_integration_tier_collects_every_folder_that_has_its_tests() -> None:
+    folders = re.findall(r"tests/\S+", re.findall(r"(?m)^integration_folders = (.*)", _MAKEFILE)[0])
+    files = (_ROOT / "tests").rglob("test_*.py")
+    marked = [file for file in files if re.search(r"pytest\.mark\.integration", file.read_text(encoding="utf-8"))]
+    elsewhere = [file for file in marked if not any(file.is_relative_to(_ROOT / folder) for folder in folders)]
+    assert {file.parent.name for file in elsewhere} <= {"benchmarks"}  # which make test-slow has
+
+
 def test_the_summary_adds_up_sessions_and_lists_long_files() -> None:
     unit = tiers.Session("unit", 100.0, 190.4, 8_000, {"tests/a.py": 20.0, "tests/b.py": 21.0})
     lanes = [tiers.Session("cluster-test", 100.0 + n, 200.0 + 30 * n, 10, {"tests/c.py": 15.0}) for n in range(2)]
