@@ -17,9 +17,9 @@ from tests.testbed.layout import ROOT
 __all__ = ["FOLDERS", "LANES", "LAST", "main"]
 
 LANES = {
-    "changing": "changes of the agents' nodes, pods and configuration",
-    "waiting": "transfers that are pending, and those of the examples; the image and benchmarks",
-    "failing": "transfers that fail, are canceled or deleted",
+    "changing": "changes of the agents' nodes, pods and configuration; the demonstration",
+    "waiting": "transfers that are pending, and those of the examples; files and the chart; the image and benchmarks",
+    "failing": "transfers that fail, are canceled or deleted; verification and schedules",
     "moving": "transfers that move data",
     "apart": "what has nothing to do with the agents of the cluster",
 }
@@ -29,7 +29,7 @@ LAST = "last"
 """The lane that runs when all others have ended."""
 
 FOLDERS = ("cluster", "image", "benchmarks")
-"""Where tests of this tier are: to collect all other folders takes longer than some of the tests."""
+"""Where tests of this tier are."""
 
 THOROUGH = "--thorough"
 
@@ -57,11 +57,17 @@ def main(arguments: list[str]) -> int:
 def _run(lane: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Run the tests of a lane to their end."""
     named = any(Path(argument.partition("::")[0]).exists() for argument in arguments)
-    folders = [] if named else [str(ROOT / "tests" / folder) for folder in FOLDERS]
+    modules = [] if named else _modules(lane)
     thorough, given = arguments[:1] == [THOROUGH], arguments[arguments[:1] == [THOROUGH] :]
     wanted = f"cluster and lane(name='{lane}') and {'' if thorough else 'not '}thorough"
-    argv = [sys.executable, "-m", "pytest", *given, *folders, "-m", wanted]
+    argv = [sys.executable, "-m", "pytest", *given, *modules, "-m", wanted]
     return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+
+
+def _modules(lane: str) -> list[str]:
+    """The modules with tests of a lane: to import all of them in each lane takes longer than some of the tests."""
+    paths = (path for folder in FOLDERS for path in sorted((ROOT / "tests" / folder).glob("test_*.py")))
+    return [str(path) for path in paths if f'lane(name="{lane}")' in path.read_text(encoding="utf-8")]
 
 
 def _report(text: str) -> None:

@@ -22,7 +22,7 @@ from tests.testbed.install import install_agent
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "space"]
+__all__ = ["RAN", "Bed", "agent", "bed", "module_space", "new_namespace", "one_slot", "ran", "rows", "space"]
 
 _VARIABLES = ("DATA_MOVER_STALL_TIMEOUT=30s",)
 """A storage that does not answer fails a transfer within the tests' limits."""
@@ -108,6 +108,13 @@ def ran(bed: Bed, request: pytest.FixtureRequest) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
     yield
     (folder / request.path.name).touch()
+
+
+@pytest.fixture(scope="module")
+def rows(request: pytest.FixtureRequest) -> set[str]:
+    """The rows of the module's matrix that run, for what is done once for all of them."""
+    calls = [getattr(item, "callspec", None) for item in request.session.items if item.path == request.path]
+    return {value for call in calls if call for value in call.params.values() if isinstance(value, str)}
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tests.testbed.demonstration.survey import describe
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE
-from tests.testbed.storage.objects import CLAIMS, SHARED_CLASS, VOLUMES
+from tests.testbed.storage.objects import CLAIMS, SHARED_CLASS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -200,15 +200,7 @@ class Site:
 
     def path(self, claim: str) -> Path:
         """Where the test bed has the volume of a claim: a folder or a device."""
-        deadline = time.monotonic() + _SECONDS
-        while True:
-            found = self.bed.api.get(CLAIMS, self.space, claim) or {"spec": {}}
-            volume = self.bed.api.get(VOLUMES, "", found["spec"].get("volumeName") or "none")
-            if volume is not None:
-                return Path(volume["spec"]["local"]["path"])
-            if time.monotonic() > deadline:
-                raise BedError(f"claim {self.space}/{claim} has no volume")
-            time.sleep(_POLL_SECONDS)
+        return Volume(self.bed, self.space, claim).path()
 
     def _pod(self, name: str, *, waits: bool = False) -> Json:
         container = {

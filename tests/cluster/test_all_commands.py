@@ -119,6 +119,17 @@ def test_what_a_person_sees(person: _Person) -> None:
     person.enter("restore get SPACE-back")
     person.enter("restore describe SPACE-back")
     person.enter("restore cancel SPACE-back")
+    person.enter("backup delete SPACE-night", answer="n")
+    person.enter("backup delete SPACE-night", answer="y")
+    person.enter("backup delete SPACE-night", code=1)
+    assert_golden_text("cli/all-commands", "\n".join(person.shown))
+
+
+@pytest.mark.thorough
+def test_documents_have_the_form_of_their_models(person: _Person) -> None:
+    place = "--storage-location SPACE"
+    person.enter(f"backup create SPACE-night --pvc SPACE/data {place} --ttl 720h --wait")
+    person.enter("restore create SPACE-back --from-backup SPACE-night --namespace-mappings SPACE:SPACE-new --wait")
     person.check("status", StatusView)
     person.check("repo get SPACE-SPACE-kopia", RepositoryList)
     person.check("backup get SPACE-night", BackupList)
@@ -129,10 +140,6 @@ def test_what_a_person_sees(person: _Person) -> None:
     person.check("backup delete SPACE-night --dry-run", BackupDeletion)
     person.check("restore get SPACE-back", RestoreList)
     person.check("restore describe SPACE-back", Restore)
-    person.enter("backup delete SPACE-night", answer="n")
-    person.enter("backup delete SPACE-night", answer="y")
-    person.enter("backup delete SPACE-night", code=1)
-    assert_golden_text("cli/all-commands", "\n".join(person.shown))
 
 
 def test_what_a_person_sees_of_a_schedule(person: _Person) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(WITH_LOCKS)]
 
 _LEFT = ("configmap/node-agent-admissions", "secret/velero-repo-credentials")
 """What agents create for themselves, as docs/install.md lists it."""

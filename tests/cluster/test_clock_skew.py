@@ -69,6 +69,7 @@ def _is_ready(pod: Json) -> bool:
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_a_day_ahead_carries_out_a_data_upload(agent: Bed, space: str) -> None:
     volume, name = Volume(agent, space), f"{space}-du"
     volume.fill('open("/data/file", "w").write("content")')

@@ -38,6 +38,7 @@ def lost(agent: Bed) -> Iterator[str]:
     bed.user.kubectl("delete", "namespace", space, "--ignore-not-found", "--wait=false")
 
 
+@pytest.mark.thorough
 def test_the_page_restores_three_volumes_by_at_most_five_commands(agent: Bed, lost: str, tmp_path: Path) -> None:
     space = f"test-{secrets.token_hex(4)}"
     try:

@@ -124,6 +124,7 @@ def test_an_agent_with_a_wrong_folder_ends_and_continues_when_it_is_corrected(in
     assert _warnings(log) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.cause("pod-volumes-off")
 def test_an_agent_without_the_folder_warns_and_fails_pod_volumes(install: _Install) -> None:
     install.run(mounted=False)
@@ -134,12 +135,14 @@ def test_an_agent_without_the_folder_warns_and_fails_pod_volumes(install: _Insta
     )
 
 
+@pytest.mark.thorough
 def test_an_agent_that_may_not_read_the_folder_warns_and_serves(install: _Install) -> None:
     install.run(supplementalGroups=[])
     (warning,) = _warnings(install.ready_log())
     assert "directory /host_pods cannot be read: Permission denied" in warning
 
 
+@pytest.mark.thorough
 def test_an_agent_as_root_reads_the_folder_as_in_veleros_daemonset(install: _Install) -> None:
     install.run(supplementalGroups=[], runAsNonRoot=False, runAsUser=0, runAsGroup=0)
     assert _warnings(install.ready_log()) == []

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.lane(name="apart"),
+    pytest.mark.timeout(600),
+    pytest.mark.thorough,
+]
 
 _REACH = """
 import os, socket, ssl, urllib.error, urllib.request

@@ -68,6 +68,7 @@ def test_an_unschedulable_node_still_runs_the_transfers_of_its_pods(agent: Bed, 
     expect_nothing_left(agent, before, found, restored)
 
 
+@pytest.mark.thorough
 def test_a_full_node_is_tried_until_it_has_room(agent: Bed, space: str) -> None:
     """The kubelet rejects the mover pod: its reason is reported, and a later pod completes the transfer."""
     writer = Workload(agent, space, "writer", {"scratch": 100_000}, on=ONE_SLOT)

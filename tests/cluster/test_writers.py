@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="apart"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.lane(name="apart"),
+    pytest.mark.timeout(600),
+    pytest.mark.thorough,
+]
 
 _FIRST, _OTHER = "bed-1", "bed-2"
 _SECONDS = 240

@@ -42,6 +42,7 @@ def import_in(container: Container, module: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.sample("nodeagent-serve-help", "velero-version", "datamover-version", "kopia")
 @pytest.mark.parametrize(
     "command",
     [
@@ -81,6 +82,7 @@ def test_user_is_not_root(container: Container) -> None:
     assert done.stdout == "(65532, 65532, 65532) (65532, 65532, 65532) []\n", done.stderr
 
 
+@pytest.mark.sample("runAsNonRoot")
 @pytest.mark.parametrize("security", [{}, {"runAsNonRoot": True}], ids=["no securityContext", "runAsNonRoot"])
 def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, security: dict[str, bool]) -> None:
     """A kubelet rejects `runAsNonRoot` if the image has no user, or one by name."""
@@ -106,6 +108,7 @@ def test_pod_that_sets_no_user_does_not_run_as_root(bed: Bed, space: str, securi
     bed.user.run_pod(pod, seconds=240)
 
 
+@pytest.mark.sample("nodeagent.app", "datamover.__main__")
 @pytest.mark.parametrize("module", ["nodeagent.app", "nodeagent.__main__", "datamover.__main__"])
 def test_every_module_is_loaded_from_its_optimized_cache(container: Container, module: str) -> None:
     report = import_in(container, module)

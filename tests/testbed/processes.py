@@ -21,6 +21,9 @@ __all__ = ["BedError", "Component", "Supervisor"]
 _POLL_SECONDS = 0.05
 _LOG_LINES_SHOWN = 15
 
+_GOGC = "300"
+"""Components collect garbage more rarely than by themselves: they share few processors with the tests."""
+
 
 class BedError(Exception):
     """The test bed could not do what was asked; the message is for the user."""
@@ -63,7 +66,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={"GOGC": _GOGC, **os.environ, **(env or {})},
             )
         component = Component(name, process, log)
         self.components.append(component)

@@ -41,7 +41,9 @@ class User:
         return done.stdout
 
     def apply(self, *manifests: Json) -> None:
-        """Apply manifests."""
+        """Apply manifests, if there are any."""
+        if not manifests:
+            return
         body = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.kubectl("apply", "-f", "-", stdin=json.dumps(body))
 
