@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import select
 import ssl
 import time
 from dataclasses import dataclass, field
@@ -62,6 +63,8 @@ class Api:
     _context: ssl.SSLContext = field(init=False)
     _headers: dict[str, str] = field(init=False)
     _address: str = field(init=False)
+    _kept: list[http.client.HTTPSConnection] = field(init=False, default_factory=list, repr=False, compare=False)
+    """Connections for further requests: to set one up costs more than most requests."""
 
     def __post_init__(self) -> None:
         """Read the server's address and the credentials."""
@@ -118,14 +121,34 @@ class Api:
         return http.client.HTTPSConnection(self._address, context=self._context, timeout=60)
 
     def _send(self, method: str, path: str, *, body: Json | None, content_type: str) -> tuple[int, str]:
-        connection = self.connect()
+        data = None if body is None else json.dumps(body)
+        headers = {**self._headers, "Content-Type": content_type}
+        connection = self._kept_connection()
         try:
-            data = None if body is None else json.dumps(body)
-            headers = {**self._headers, "Content-Type": content_type}
             connection.request(method, path, body=data, headers=headers)
             response = connection.getresponse()
-            return response.status, response.read().decode()
-        finally:
+            status, text = response.status, response.read().decode()
+        except BaseException:
+            connection.close()
+            raise
+        self._kept.append(connection)
+        return status, text
+
+    def _kept_connection(self) -> http.client.HTTPSConnection:
+        """A connection of an earlier request that the server has not closed meanwhile, or else a new one."""
+        while True:
+            try:
+                connection = self._kept.pop()
+            except IndexError:
+                return self.connect()
+            # Between requests there is nothing to read but the end.
+            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+                return connection
+            connection.close()
+
+    def __del__(self) -> None:
+        """Close the connections that are kept."""
+        for connection in getattr(self, "_kept", ()):
             connection.close()
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
