@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import StorageOutageError
-from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
+from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.processes
 _INDEX = "xn0_"
 """In the name of each index blob. Source: kopia 0.23.1, internal/epoch/epoch_manager.go."""
 
-_COUNT = 2000
+_COUNT = 1300
 _FULL_COUNT = 20_000
 _PREFIX = "kopia/app"
 
@@ -36,8 +36,7 @@ def _fill_bucket(program: Path, folder: Path, server: S3Server, count: int) -> P
     (source / "file").write_text("content")
     path.mkdir()
     kopia = PlainKopia(program, folder)
-    quick = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
-    kopia.run("repository", "create", "filesystem", f"--path={path}", "--flat", quick, *IDENTITY)
+    kopia.run("repository", "create", "filesystem", f"--path={path}", "--flat", PORTABLE, *IDENTITY)
     kopia.run("snapshot", "create", str(source))
     fill: list[str | Path] = [tool("kopia", "index-blobs"), folder / "plain.config", str(count)]
     subprocess.run(fill, env={"HOME": str(folder), "KOPIA_PASSWORD": PASSWORD}, check=True)

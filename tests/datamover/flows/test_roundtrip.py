@@ -12,13 +12,29 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, has_done_file, restore, write_done_file
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
+from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
+from tests.support.tools import tool
 
 pytestmark = pytest.mark.processes
 
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
+
+
+async def test_the_released_kopia_creates_a_repository_and_moves_everything(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which the other tests replace by a test build, see `kopia_program`."""
+    monkeypatch.setenv("PATH", f"{tool('kopia', 'kopia').parent}:{os.environ['PATH']}")
+    repository = tmp_path / "released"
+    repository.mkdir()
+    mover = build_local_mover(str(repository))
+    backup = await mover.back_up(tree, "", None)
+    await mover.restore(backup.snapshot_id, tmp_path / "out", None)
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
+    assert json.loads((repository / "kopia.repository.f").read_text())["keyAlgo"] == "scrypt-65536-8-1"
 
 
 async def test_everything_that_kopia_keeps_is_restored(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
@@ -41,16 +57,16 @@ async def test_the_backup_of_an_empty_volume_succeeds(local_mover: LocalMover, t
 
 
 async def test_a_later_backup_counts_only_what_changed(local_mover: LocalMover, tmp_path: Path) -> None:
-    make_large_file(tmp_path / "volume" / "old", 20)
+    make_large_file(tmp_path / "volume" / "old", 8)
     first = await local_mover.back_up(tmp_path / "volume", "", None)
-    make_large_file(tmp_path / "volume" / "new", 5)
+    make_large_file(tmp_path / "volume" / "new", 2)
     second = await local_mover.back_up(tmp_path / "volume", "", None)
     third = await local_mover.back_up(tmp_path / "volume", "", None)
     listed = await local_mover.list()
-    assert first.incremental_bytes == 20 << 20
-    assert second.incremental_bytes == pytest.approx(5 << 20, abs=second.total_bytes / 100)
+    assert first.incremental_bytes == 8 << 20
+    assert second.incremental_bytes == pytest.approx(2 << 20, abs=second.total_bytes / 100)
     assert third.incremental_bytes == 0
-    assert third.total_bytes == 25 << 20
+    assert third.total_bytes == 10 << 20
     assert [one.snapshot_id for one in listed] == [one.snapshot_id for one in (first, second, third)]
 
 
@@ -217,7 +233,7 @@ async def test_an_incomplete_snapshot_is_not_a_parent(
 
 async def test_zeros_become_holes_when_configured(mover_repository: Repository, tmp_path: Path) -> None:
     file = make_large_file(tmp_path / "volume" / "file", 1)
-    os.truncate(file, 50 << 20)
+    os.truncate(file, 10 << 20)
     request = BackupParameters(file.parent, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     backup = await back_up(mover_repository, request, backup_data_path())
     for sparse in (True, False):

@@ -21,7 +21,7 @@ from datamover.runtime.child import ChildExit, run_child
 from datamover.storage.providers import FileStorage
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.mounts import mounted
-from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PORTABLE, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.repositories import opened
@@ -162,8 +162,11 @@ async def test_a_cancel_during_errors_of_a_read_is_kept(repository: Path) -> Non
 
 @pytest.mark.cause("cache-full")
 async def test_a_cache_volume_that_is_full_is_reported(
-    repository: Path, kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kopia: PlainKopia, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    repository = tmp_path / "portable"
+    repository.mkdir()
+    kopia.run("repository", "create", "filesystem", f"--path={repository}", PORTABLE, *IDENTITY)
     fill: list[str | Path] = [tool("kopia", "index-blobs"), tmp_path / "plain.config", "200"]
     subprocess.run(fill, env={"HOME": str(tmp_path), "KOPIA_PASSWORD": PASSWORD}, check=True)
     with mounted(tmp_path / "small", "size=600k") as scratch:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
@@ -12,8 +12,6 @@ from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
 __all__ = ["LocationBed"]
-
-_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
 
 
 @dataclass
@@ -45,8 +43,7 @@ class LocationBed:
         """Create a snapshot in the repository of a namespace, which is created or connected; return its ID."""
         storage = self.storage(namespace)
         verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
-        more = [_QUICK] if verb == "create" else []
-        self.kopia.run("repository", verb, *storage, *more, *IDENTITY)
+        self.kopia.run("repository", verb, *storage, *IDENTITY)
         flags = [f"--override-source=default@default:{path}", "--pin=velero-pin", "--json"]
         flags += [f"--tags={key}:{value}" for key, value in tags.items()]
         return str(json.loads(self.kopia.run("snapshot", "create", str(self.data), *flags))["id"])

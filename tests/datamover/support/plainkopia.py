@@ -6,10 +6,12 @@ import subprocess
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-__all__ = ["IDENTITY", "PASSWORD", "PlainKopia"]
+__all__ = ["IDENTITY", "PASSWORD", "PORTABLE", "PlainKopia"]
 
 PASSWORD: Final = "a secret password"
 IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
+PORTABLE: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
+"""For a repository that programs with a released kopia open too, in half the time of its default."""
 
 
 class PlainKopia:

@@ -28,8 +28,7 @@ class SnapshotBed:
         place.mkdir(parents=True)
         pod = MoverPod(FakeKube(), folder)
         pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
-        quick = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
-        kopia.run("repository", "create", "filesystem", f"--path={place}", quick, *IDENTITY)
+        kopia.run("repository", "create", "filesystem", f"--path={place}", *IDENTITY)
         return cls(pod, volume, json.loads(kopia.run("snapshot", "create", str(volume), "--json"))["id"])
 
     def source(self, path: str = "", *, device: bool = False, snapshot_id: str = "") -> FileSource:
