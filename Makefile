@@ -240,7 +240,7 @@ venv: $(if $(is_root),packages) ## create the Python environment for development
 	@tools/venv.sh >/dev/null
 
 unit-tools:
-	@tools/build.sh kopia >/dev/null
+	@tools/build.sh kopia kopia index-blobs kopia-testing >/dev/null
 	@tools/build.sh versitygw >/dev/null
 	@tools/build.sh fake-gcs-server >/dev/null
 	@tools/npm.sh azurite >/dev/null
