@@ -104,8 +104,9 @@ async def test_a_long_transfer_costs_only_its_progress_in_addition(kind: str) ->
     async def run(seconds: float) -> dict[str, int]:
         async with open_world(accepted(TRANSFERS[kind]()), mover=Mover(seconds=seconds)) as world:
             tally = Tally(world.kube)
+            world.cluster.tick_seconds = 1
             async with world.agent(tally):
-                await world.until(lambda: world.done(kind), seconds=5000)
+                await world.until(lambda: world.done(kind), seconds=5000, every=1)
         return tally.count()
 
     assert await run(240) == await run(3)

@@ -155,9 +155,11 @@ class MaintenanceScene(MaintenanceSetting):
 
     async def until_job(self, *, seconds: float, but: int = 0) -> JsonDict:
         """Return the newest Job once there are more than `but`."""
+        # Each look costs as much as the agent's own work of an hour.
+        pause = max(1.0, seconds / 720)
         async with asyncio.timeout(seconds):
-            while len(self.jobs) <= but:
-                await asyncio.sleep(1)
+            while len(self.kube.stored(JOBS)) <= but:
+                await asyncio.sleep(pause)
         return self.jobs[-1]
 
     def start_pod(self, job: JsonDict, phase: str = "Running") -> None:

@@ -347,7 +347,8 @@ class Cluster(Controllers):
     kube: FakeKube = field(default_factory=FakeKube)
 
     async def _all(self, resource: Resource) -> list[JsonDict]:
-        return self.kube.objects(resource)
+        # The rules change no object in place.
+        return self.kube.stored(resource)
 
     async def _create(self, resource: Resource, obj: JsonDict, status: JsonDict | None = None) -> None:
         self.kube.put(obj | ({"status": status} if status else {}))
