@@ -58,6 +58,7 @@ async def test_a_walk_that_hangs_is_reported_and_fails_the_backup(
 _ABSENT = {"mode": "0644", "size": 5, "mtime": "2024-01-01T00:00:00Z"}
 
 
+@pytest.mark.sample("file", "empty")
 @pytest.mark.parametrize(
     ("file", "entry"),
     [

@@ -119,6 +119,7 @@ async def test_a_real_device_is_restored_over_other_data(
     assert (tmp_path / "target").stat().st_blocks * 512 <= _SIZE - (1 << 20) + 8192
 
 
+@pytest.mark.thorough
 async def test_a_smaller_real_device_is_rejected_before_a_byte_is_written(
     mover_repository: Repository, device: Path, tmp_path: Path
 ) -> None:

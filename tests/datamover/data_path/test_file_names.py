@@ -40,15 +40,21 @@ def _fill(root: Path, *names: bytes) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    "name",
-    [b"\xff", b"a\xe2\x82b", b"\xed\xa0\x80", b"\xc0\xaf", b"\xf0\x9f\x98", "größe ☃ 😀".encode(), b"\xef\xbf\xbd"],
-    ids=repr,
-)
-async def test_a_name_is_mangled_as_by_kopia(name: bytes, local_mover: LocalMover, tmp_path: Path) -> None:
-    backup = await local_mover.back_up(_fill(tmp_path / "volume", name), "", None)
+async def test_names_are_mangled_as_by_kopia(local_mover: LocalMover, tmp_path: Path) -> None:
+    names = [
+        b"\xff",
+        b"a\xe2\x82b",
+        b"\xed\xa0\x80",
+        b"\xc0\xaf",
+        b"\xf0\x9f\x98",
+        "größe ☃ 😀".encode(),
+        b"\xef\xbf\xbd",
+    ]
+    volume = _fill(tmp_path / "volume", *(b"%d/%s" % (number, name) for number, name in enumerate(names)))
+    backup = await local_mover.back_up(volume, "", None)
     await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == [mangle(name)]
+    for number, name in enumerate(names):
+        assert [path.name for path in (tmp_path / "out" / str(number)).iterdir()] == [mangle(name)]
 
 
 async def test_mangled_names_are_reported(
@@ -62,6 +68,7 @@ async def test_mangled_names_are_reported(
     assert len(kopia.snapshots()) == 1
 
 
+@pytest.mark.sample("one is valid")
 @pytest.mark.parametrize(
     "names",
     [(b"x/\xff", b"x/\xfe"), (b"x/\xff", b"x/\xef\xbf\xbd"), (b"x/a\xe2\x82", b"x/a\xff\xff")],
