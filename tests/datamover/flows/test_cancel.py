@@ -120,7 +120,7 @@ async def test_cancel_while_waiting_for_the_repository(
     await upload.ends_canceled(tree, held=lambda: "Data-Path-Waiting" in upload.pod.reasons(), end=end)
 
 
-@pytest.mark.sample("*-spec.cancel", "snapshot create-SIGTERM")
+@pytest.mark.sample("policy set-spec.cancel", "snapshot delete-spec.cancel", "snapshot create-*")
 @_ENDS
 @pytest.mark.parametrize(
     "arguments", ["policy show", "policy set", "snapshot list", "snapshot delete", "snapshot create"]
@@ -141,6 +141,7 @@ async def test_cancel_in_each_step_of_a_backup(
     assert upload.pod.reasons()[-2:] == ["Data-Path-Canceled", "Data-Path-Stopped"]
 
 
+@pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-restore-SIGTERM", "sync-*-spec.cancel")
 @_ENDS
 @pytest.mark.parametrize(
     ("program", "arguments"), [("kopia", "manifest show"), ("kopia", "restore"), ("sync", "--file-system")]

@@ -63,6 +63,7 @@ def test_owners_and_modes_come_back_with_the_capabilities_of_a_mover_pod(folder:
     assert _move(folder, _FOR_FILES, _FOR_FILES) == describe_tree(folder / "volume")
 
 
+@pytest.mark.sample("CHOWN", "DAC_OVERRIDE")
 @pytest.mark.parametrize("missing", _FOR_FILES)
 def test_each_capability_is_needed(folder: Path, missing: str) -> None:
     fewer = [name for name in _FOR_FILES if name != missing]

@@ -49,6 +49,7 @@ def _caught(pid: int) -> int:
     return next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:"))
 
 
+@pytest.mark.sample("9-*", "11-*")
 @pytest.mark.parametrize(
     ("number", "shown"),
     [(signal.SIGKILL, _KILLED), (signal.SIGSEGV, _CRASHED), (signal.SIGBUS, _CRASHED)],

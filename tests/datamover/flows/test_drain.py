@@ -25,7 +25,7 @@ from tests.support.fakekube import FakeKube
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 _FILES = 24
-_FILE_MIB = 10 if max(DRAINS) > 50 else 4
+_FILE_MIB = 10 if max(DRAINS) > 50 else 2
 """At 90 %, more must be left than the pack of 10 MB that kopia is about to write."""
 
 _VOLUME_BYTES = _FILES * _FILE_MIB << 20
@@ -137,6 +137,7 @@ async def test_the_next_backup_does_not_send_again_what_a_drained_one_has_sent(b
     assert [one["id"] for one in bed.kopia.snapshots()] == [bed.pod.result["snapshotID"]]
 
 
+@pytest.mark.thorough
 async def test_the_next_attempt_reads_only_what_the_checkpoint_of_a_drained_one_lacks(bed: _Bed) -> None:
     """What it reads again is found in the repository: of the file that was being read."""
     running = await bed.run_until(50)

@@ -38,7 +38,7 @@ async def _until_half_way(repository: Path, verb: str = "snapshot create") -> in
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_large_file(tmp_path_factory.mktemp("large") / "file", 150).parent
+    return make_large_file(tmp_path_factory.mktemp("large") / "file", 80).parent
 
 
 async def test_a_read_error_fails_the_backup_names_the_file_and_leaves_no_snapshot(
