@@ -217,6 +217,7 @@ async def test_a_missing_program_or_configuration_is_an_error(tmp_path: Path) ->
 
 
 @pytest.mark.processes
+@pytest.mark.sample("data")
 @pytest.mark.parametrize("kind", ["pod-volume", "data"])
 async def test_a_pod_with_the_capability_to_chroot_alone_is_confined_to_its_scratch_volume(
     s3: S3Server, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

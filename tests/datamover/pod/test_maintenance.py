@@ -202,6 +202,7 @@ async def test_a_repository_of_others_is_left_alone(
     assert _contents(bucket) == before
 
 
+@pytest.mark.sample("eager")
 @pytest.mark.parametrize(
     ("config", "nanoseconds"),
     [({}, 86400 * 10**9), ({"fullMaintenanceInterval": "eagerGC"}, 21600 * 10**9)],

@@ -26,7 +26,7 @@ from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("bucket*", "*-bucket*")]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("directory")]
 
 _PATH: Final = "snapshot-data-upload-download/kopia/app/data"
 _TRANSFER: Final = TransferToDelete("app", "night", "uid-of-night")
@@ -110,7 +110,7 @@ def _faults(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, str], str]:
     return {(line.volume_namespace, line.snapshot_id): line.fault for line in lines}
 
 
-@pytest.mark.sample("*")
+@pytest.mark.sample("bucket")
 async def test_only_what_the_tags_say_is_of_the_transfer_is_deleted(
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +149,7 @@ async def test_what_a_running_restore_names_is_kept(bed: Bed, capsys: pytest.Cap
     assert bed.left() == set()
 
 
+@pytest.mark.sample("*")
 async def test_a_location_with_files_of_velero_is_refused(bed: Bed) -> None:
     own = bed.snapshot()
     (bed.root / "backups" / "weekly").mkdir(parents=True)

@@ -17,7 +17,7 @@ from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("directory")]
 
 _UPLOAD: Final = "snapshot-data-upload-download/kopia"
 _POD_VOLUME: Final = "snapshot-pod-volume/kopia"
@@ -61,6 +61,7 @@ def _listed(capsys: pytest.CaptureFixture[str]) -> dict[str, StoredSnapshot]:
     return {line.id: line for line in lines if line is not None}
 
 
+@pytest.mark.sample("bucket")
 async def test_ours_and_velero_s_are_listed_in_a_cluster_that_knows_no_repository(
     bed: Bed, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,6 +136,7 @@ async def test_a_repository_that_cannot_be_opened_is_named_and_the_others_are_li
     assert _listed(capsys).keys() == {good}
 
 
+@pytest.mark.sample("*")
 async def test_an_empty_location_has_nothing(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
     assert await bed.listing() == SnapshotListing()
     assert _listed(capsys) == {}

@@ -15,7 +15,7 @@ from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from datamover.arguments import LogOptions, VerifyOptions
 from datamover.pod.storage_commands import run_storage_command
-from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
+from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
 from tests.datamover.support.trees import make_tree
 from tests.support.fakekube import FakeKube
@@ -26,25 +26,54 @@ _SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
 _PASSED, _FAILED = VerificationOutcome.PASSED, VerificationOutcome.FAILED
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A repository with a snapshot of the directory `data`, and one of the device of that content."""
+
+    repository: Path
+    data: Path
+    snapshot: str
+    content: bytes
+    device: str
+
+
+@pytest.fixture(scope="module")
+def stored(_new_repository: Path, kopia_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Stored:
+    """Two files in packs of different blobs, and a link."""
+    root = tmp_path_factory.mktemp("stored")
+    folder, device = root / "data", root / "device"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("first", "second"):
+        (folder / "sub" / name).write_bytes(os.urandom(200_000))
+        (folder / "sub" / name).chmod(0o644)
+    (folder / "link").symlink_to("sub")
+    os.utime(folder / "sub" / "second", (1000, 1000))
+    os.utime(folder / "link", (folder / "sub").stat()[7:9], follow_symlinks=False)
+    device.write_bytes(os.urandom(300_000))
+    repository = Path(shutil.copytree(_new_repository, root / "repository"))
+    kopia = PlainKopia(kopia_program, root)
+    kopia.connect(repository)
+    flags = (f"--override-source=default@default:{_SOURCE}", "--json")
+    snapshot = str(json.loads(kopia.run("snapshot", "create", str(folder), *flags))["id"])
+    with device.open("rb") as content:
+        of_device = kopia.run("snapshot", "create", str(device), "--stdin-file=device", *flags, stdin=content)
+    return Stored(repository, folder, snapshot, device.read_bytes(), str(json.loads(of_device)["id"]))
+
+
 @dataclass
 class Bed:
-    """A pod whose repository is a directory."""
+    """A pod whose repository is a copy of the stored one, in a directory."""
 
     pod: MoverPod
     kopia: PlainKopia
     repository: Path
-    folder: Path
+    stored: Stored
     capture: pytest.CaptureFixture[str]
 
     def snapshot(self, path: Path) -> str:
+        self.kopia.connect(self.repository)
         flags = [f"--override-source=default@default:{_SOURCE}", "--json"]
         return str(json.loads(self.kopia.run("snapshot", "create", str(path), *flags))["id"])
-
-    def block_snapshot(self, device: Path) -> str:
-        """Return the ID of a snapshot as of a block device: one file."""
-        flags = [f"--override-source=default@default:{_SOURCE}", "--stdin-file=device", "--json"]
-        with device.open("rb") as content:
-            return str(json.loads(self.kopia.run("snapshot", "create", str(device), *flags, stdin=content))["id"])
 
     def pack(self) -> Path:
         """Return the file of the repository with the content of files."""
@@ -69,25 +98,18 @@ class Bed:
 
 
 @pytest.fixture
-def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
+def bed(stored: Stored, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
-    repository = Path(shutil.copytree(_new_repository, tmp_path / "location" / "kopia" / "app"))
-    kopia = PlainKopia(kopia_program, tmp_path)
-    kopia.run("repository", "connect", "filesystem", f"--path={repository}", *IDENTITY)
-    return Bed(pod, kopia, repository, tmp_path, capsys)
+    repository = Path(shutil.copytree(stored.repository, tmp_path / "location" / "kopia" / "app"))
+    return Bed(pod, PlainKopia(kopia_program, tmp_path), repository, stored, capsys)
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """Two files in packs of different blobs, and small ones."""
-    folder = tmp_path / "data"
-    (folder / "sub").mkdir(parents=True)
-    for name in ("first", "second"):
-        (folder / "sub" / name).write_bytes(os.urandom(200_000))
-    (folder / "link").symlink_to("sub")
-    return folder
+def restored(stored: Stored, tmp_path: Path) -> Path:
+    """The directory as a restore leaves it."""
+    return Path(shutil.copytree(stored.data, tmp_path / "restored", symlinks=True))
 
 
 def _damage(path: Path) -> None:
@@ -102,10 +124,9 @@ def _damage_all(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-async def test_a_snapshot_passes_whose_files_can_all_be_read(bed: Bed, data: Path) -> None:
-    snapshot = bed.snapshot(data)
-    (found,) = await bed.run(snapshot)
-    assert (found.id, found.outcome, found.percent, found.faults) == (snapshot, _PASSED, 100.0, [])
+async def test_a_snapshot_passes_whose_files_can_all_be_read(bed: Bed) -> None:
+    (found,) = await bed.run(bed.stored.snapshot)
+    assert (found.id, found.outcome, found.percent, found.faults) == (bed.stored.snapshot, _PASSED, 100.0, [])
     assert found.files == 3
     assert found.bytes >= 400_000
 
@@ -120,27 +141,24 @@ async def test_a_share_of_the_files_is_read(bed: Bed, tmp_path: Path) -> None:
     assert 10 < found.files < 100
 
 
-async def test_all_is_read_where_the_share_is_less_than_one_file(bed: Bed, tmp_path: Path) -> None:
-    device = tmp_path / "device"
-    device.write_bytes(os.urandom(300_000))
-    (found,) = await bed.run(bed.block_snapshot(device), percent=1)
+async def test_all_is_read_where_the_share_is_less_than_one_file(bed: Bed) -> None:
+    (found,) = await bed.run(bed.stored.device, percent=1)
     assert (found.outcome, found.percent, found.files, found.bytes) == (_PASSED, 100.0, 1, 300_000)
 
 
-async def test_a_damaged_blob_is_named_with_the_file(bed: Bed, data: Path) -> None:
-    snapshot, pack = bed.snapshot(data), bed.pack()
+async def test_a_damaged_blob_is_named_with_the_file(bed: Bed) -> None:
+    pack = bed.pack()
     _damage(pack)
-    (found,) = await bed.run(snapshot)
+    (found,) = await bed.run(bed.stored.snapshot)
     assert found.outcome is _FAILED
     assert found.fault_count == 1
     assert found.faults[0].startswith(("sub/first: error reading object ", "sub/second: error reading object "))
     assert f"invalid checksum at {pack.parent.parent.name}{pack.parent.name}"[:20] in found.faults[0]
 
 
-async def test_a_missing_blob_is_named_even_if_no_file_of_it_is_read(bed: Bed, data: Path) -> None:
-    snapshot = bed.snapshot(data)
+async def test_a_missing_blob_is_named_even_if_no_file_of_it_is_read(bed: Bed) -> None:
     bed.pack().unlink()
-    (found,) = await bed.run(snapshot, percent=30)
+    (found,) = await bed.run(bed.stored.snapshot, percent=30)
     assert found.outcome is _FAILED
     assert len(found.faults) == 3
     assert all("is backed by missing blob p" in fault for fault in found.faults)
@@ -153,7 +171,8 @@ async def test_names_of_files_neither_forge_a_cause_nor_control_a_terminal(bed: 
     (folder / "connection refused: \x1b[2J").write_bytes(os.urandom(100_000))
     (folder / "failed to open repository\nerror: access denied").write_bytes(os.urandom(100_000))
     snapshot = bed.snapshot(folder)
-    bed.pack().unlink()
+    for pack in (bed.repository / "p").rglob("*.f"):
+        pack.unlink()
     (found,) = await bed.run(snapshot)
     assert (found.outcome, found.fault_count) == (_FAILED, 2)
     shown = " ".join(found.faults)
@@ -162,24 +181,19 @@ async def test_names_of_files_neither_forge_a_cause_nor_control_a_terminal(bed: 
     assert shown.isprintable()
 
 
-async def test_one_damaged_snapshot_hides_no_other(bed: Bed, data: Path, tmp_path: Path) -> None:
-    first, pack = bed.snapshot(data), bed.pack()
-    other = make_tree(tmp_path / "tree")
-    second = bed.snapshot(other)
-    pack.unlink()
-    found = await bed.run(first, second, "0" * 32)
+async def test_one_damaged_snapshot_hides_no_other(bed: Bed) -> None:
+    bed.pack().unlink()
+    found = await bed.run(bed.stored.snapshot, bed.stored.device, "0" * 32)
     assert [one.outcome for one in found] == [_FAILED, _PASSED, _FAILED]
     assert found[2].faults == [f"snapshot {'0' * 32}: it is not in the repository"]
 
 
+@pytest.mark.sample("missing")
 @pytest.mark.parametrize("damage", [Path.unlink, _damage_all], ids=["missing", "damaged"])
-async def test_a_repository_without_its_directories_is_damaged(
-    bed: Bed, data: Path, damage: Callable[[Path], None]
-) -> None:
-    snapshot = bed.snapshot(data)
+async def test_a_repository_without_its_directories_is_damaged(bed: Bed, damage: Callable[[Path], None]) -> None:
     for path in (bed.repository / "q").rglob("*.f"):
         damage(path)
-    (found,) = await bed.run(snapshot)
+    (found,) = await bed.run(bed.stored.snapshot)
     assert (found.outcome, found.fault_count) == (_FAILED, 1)
 
 
@@ -191,8 +205,8 @@ def _empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-@pytest.mark.sample("*-read back")
-@pytest.mark.parametrize("restored", [False, True], ids=["read back", "restored"])
+@pytest.mark.sample("x?-unlink-read back", "q-empty-restored", "kopia.*-read back")
+@pytest.mark.parametrize("compared", [False, True], ids=["read back", "restored"])
 @pytest.mark.parametrize(
     ("blobs", "damage"),
     [
@@ -209,32 +223,28 @@ def _empty(path: Path) -> None:
     ids=lambda value: value.partition("/")[0] if isinstance(value, str) else value.__name__.strip("_"),
 )
 async def test_whatever_kind_of_blob_is_damaged_the_snapshot_is(
-    bed: Bed, data: Path, blobs: str, damage: Callable[[Path], None], *, restored: bool
+    bed: Bed, restored: Path, blobs: str, damage: Callable[[Path], None], *, compared: bool
 ) -> None:
-    snapshot, volume = bed.snapshot(data), bed.folder / "restored"
-    bed.kopia.run("restore", snapshot, str(volume))
     found = list(bed.repository.glob(blobs))
     assert found
     for path in found:
         path.chmod(0o600)
         damage(path)
-    (one,) = await bed.run(snapshot, volume=volume if restored else None)
+    (one,) = await bed.run(bed.stored.snapshot, volume=restored if compared else None)
     assert one.outcome is _FAILED, one
 
 
-async def test_a_repository_that_does_not_exist_any_more_is_damaged(bed: Bed, data: Path) -> None:
-    snapshot = bed.snapshot(data)
+async def test_a_repository_that_does_not_exist_any_more_is_damaged(bed: Bed) -> None:
     for path in bed.repository.iterdir():
         path.unlink() if path.is_file() else shutil.rmtree(path)
-    (found,) = await bed.run(snapshot)
+    (found,) = await bed.run(bed.stored.snapshot)
     assert found.outcome is _FAILED
     assert "no repository found" in found.faults[0]
 
 
-async def test_a_wrong_password_is_no_verification(bed: Bed, data: Path) -> None:
-    snapshot = bed.snapshot(data)
+async def test_a_wrong_password_is_no_verification(bed: Bed) -> None:
     bed.pod.put_secret(REPO_CREDENTIALS_SECRET, REPO_CREDENTIALS_KEY, "another")
-    found = await bed.run(snapshot, snapshot)
+    found = await bed.run(bed.stored.snapshot, bed.stored.snapshot)
     assert [one.outcome for one in found] == [None, None]
     assert "the repository password does not match" in found[0].faults[0]
     assert "another" not in found[0].faults[0]
@@ -315,17 +325,10 @@ def _link_the_folder(root: Path) -> None:
     ids=["changed", "shortened", "redirected", "replaced"],
 )
 async def test_differences_of_the_restored_volume_are_named(
-    bed: Bed, data: Path, tmp_path: Path, change: Callable[[Path], None], faults: set[str]
+    bed: Bed, restored: Path, change: Callable[[Path], None], faults: set[str]
 ) -> None:
-    for name in ("first", "second"):
-        (data / "sub" / name).chmod(0o644)
-    os.utime(data / "sub" / "second", (1000, 1000))
-    os.utime(data / "link", (data / "sub").stat()[7:9], follow_symlinks=False)
-    snapshot = bed.snapshot(data)
-    restored = tmp_path / "restored"
-    bed.kopia.run("restore", snapshot, str(restored))
     change(restored)
-    (found,) = await bed.run(snapshot, volume=restored)
+    (found,) = await bed.run(bed.stored.snapshot, volume=restored)
     assert (found.outcome, found.fault_count) == (_FAILED, len(faults))
     assert set(found.faults) == faults
 
@@ -334,17 +337,14 @@ async def test_differences_of_the_restored_volume_are_named(
 async def test_the_bytes_of_a_restored_device_are_compared(
     bed: Bed, tmp_path: Path, at: int, outcome: VerificationOutcome
 ) -> None:
-    device = tmp_path / "device"
-    device.write_bytes(os.urandom(300_000))
-    snapshot = bed.block_snapshot(device)
-    content = bytearray(device.read_bytes() + bytes(1000))
+    device, content = tmp_path / "device", bytearray(bed.stored.content + bytes(1000))
     content[at] ^= 1
     device.write_bytes(content)
-    (found,) = await bed.run(snapshot, volume=device, block=True)
+    (found,) = await bed.run(bed.stored.device, volume=device, block=True)
     assert (found.outcome, found.files) == (outcome, 1)
 
 
-async def test_a_volume_that_is_not_there_is_no_verification(bed: Bed, data: Path, tmp_path: Path) -> None:
-    (found,) = await bed.run(bed.snapshot(data), volume=tmp_path / "none")
+async def test_a_volume_that_is_not_there_is_no_verification(bed: Bed, tmp_path: Path) -> None:
+    (found,) = await bed.run(bed.stored.snapshot, volume=tmp_path / "none")
     assert (found.outcome, found.percent) == (None, 100.0)
     assert found.faults[0].startswith("cannot open the restored volume ")

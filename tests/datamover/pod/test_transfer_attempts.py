@@ -17,7 +17,6 @@ from tests.support.fakekube import FakeKube
 
 pytestmark = pytest.mark.processes
 
-_LATENCY_SECONDS = 0.5
 _TOLERANCE = timedelta(seconds=10)
 
 
@@ -56,10 +55,12 @@ async def test_an_attempt_that_completes_late_leaves_the_snapshot_of_a_later_one
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.sample("near")
+@pytest.mark.parametrize("latency_seconds", [0.0, 0.5], ids=["near", "far"])
 async def test_the_reported_start_is_kopias_own_however_slow_the_storage_is(
-    s3: S3Server, tmp_path: Path, kopia_program: Path
+    s3: S3Server, tmp_path: Path, kopia_program: Path, latency_seconds: float
 ) -> None:
-    """Opening the repository takes longer than a checkpoint's start may differ."""
+    """With a far one, opening the repository takes longer than a checkpoint's start may differ."""
     s3.make_bucket("slow")
     volume = make_large_file(tmp_path / "volume" / "file", 1).parent
     with run_s3_proxy(s3) as proxy:
@@ -72,7 +73,7 @@ async def test_the_reported_start_is_kopias_own_however_slow_the_storage_is(
         (tmp_path / "termination-log").touch()
         assert await pod.init() == 0, pod.message
         pod.put_repository(phase="Ready")
-        proxy.latency_seconds = _LATENCY_SECONDS
+        proxy.latency_seconds = latency_seconds
         pod.put_transfer("DataUpload")
         assert await pod.run("data-upload", volume) == 0, pod.message
     kopia = PlainKopia(kopia_program, tmp_path)

@@ -21,6 +21,7 @@ async def _back_up(pod: MoverPod, volume: Path, **spec: str) -> BackupResult:
     return parse_result(BackupResult, pod.message)
 
 
+@pytest.mark.sample("PodVolumeBackup")
 @pytest.mark.parametrize("kind", ["DataUpload", "PodVolumeBackup"])
 async def test_a_backup_reads_again_what_its_parent_has_only_where_none_is_asked_for(
     pod: MoverPod, tmp_path: Path, kind: str
