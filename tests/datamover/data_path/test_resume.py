@@ -164,8 +164,8 @@ async def test_what_changed_between_attempts_is_written_again(movers: Repository
 
 @pytest.mark.timeout(240)
 async def test_a_restore_in_parts_is_continued_too(movers: Repository, seed: Seed, target: Path) -> None:
-    """With the times of one kopia, which restores five directories by placeholders, and files alone."""
-    wanted = replace(seed.restore_to(target), fitting_entries=200)
+    """With the times of one kopia, which restores directories by placeholders, and files alone."""
+    wanted = replace(seed.restore_to(target), fitting_entries=400)
     await kill_restore(movers, wanted, has_listed(target, 30))
     assert await restore_all(movers, replace(wanted, again=True))
     seed.check(target)

@@ -28,9 +28,17 @@ _SOURCE = "some/volume"
 _OFTEN = timedelta(milliseconds=100)
 
 
+@pytest.fixture(scope="module")
+def large_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_large_file(tmp_path_factory.mktemp("large") / "file", 150)
+
+
 @pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    return make_large_file(tmp_path / "volume" / "file", 200).parent
+def volume(tmp_path: Path, large_file: Path) -> Path:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    (folder / "file").hardlink_to(large_file)
+    return folder
 
 
 async def _break_off(

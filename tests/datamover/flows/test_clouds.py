@@ -32,7 +32,7 @@ from tests.datamover.support.internet import Answer, Internet, Request, serve_in
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.repositories import configurations, opened
 from tests.datamover.support.s3server import S3Server, run_s3_server
-from tests.datamover.support.trees import describe_tree
+from tests.datamover.support.trees import describe_tree, make_tree
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
@@ -110,29 +110,37 @@ async def _transfer(pod: MoverPod, tree: Path, kinds: Sequence[str] = tuple(_RES
         assert describe_tree(target) == describe_tree(tree), restore
 
 
-async def _check_report(pod: MoverPod, put: Callable[[str, bytes], None]) -> None:
+async def _check_report(pod: MoverPod, put: Callable[[str, bytes], None], kinds: Sequence[str]) -> None:
     """Check that the snapshot report finds and reads the files of backups, which `put` writes."""
     (stored,) = pod.stored(POD_VOLUME_RESTORES)
-    for restore in _RESTORES.values():
-        pod.put_transfer(restore, "Completed")
+    for backup in kinds:
+        pod.put_transfer(_RESTORES[backup], "Completed")
     assert await pod.report() == 0, pod.message
     assert "the location has no backups" in parse_result(SnapshotReport, pod.message).unread
     for file in put_backup(pod.folder, "nightly", "uid", volumes=(stored["spec"]["snapshotID"],)).iterdir():
         put(f"velero/backups/nightly/{file.name}", file.read_bytes())
     assert await pod.report() == 0, pod.message
     report = parse_result(SnapshotReport, pod.message)
-    assert (report.referenced.count, report.unknown.count) == (1, 1)
+    assert (report.referenced.count, report.unknown.count) == (1, len(kinds) - 1)
     assert (report.bucket_read, report.unread) == (True, "")
 
 
+_KINDS = pytest.mark.parametrize("kinds", [("PodVolumeBackup",), tuple(_RESTORES)], ids=["of pod volumes", "all kinds"])
+_OF_POD_VOLUMES = pytest.mark.sample("of pod volumes")
+
+
+@_OF_POD_VOLUMES
+@_KINDS
 @pytest.mark.interop("1.18.2", "ours to ours", "all four", "Azure (Azurite): account key")
-async def test_an_account_key_serves_all_kinds(pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite) -> None:
+async def test_an_account_key_serves_all_kinds(
+    pod: MoverPod, tree: Path, internet: Internet, azurite: Azurite, kinds: Sequence[str]
+) -> None:
     internet.hosts[azurite.host] = azurite.port
-    azurite.make_container("by-key")
+    container = azurite.make_container(f"by-key-{len(kinds)}")
     named = {"storageAccount": _ACCOUNT, "storageAccountKeyEnvVar": "MY_KEY"}
-    _locate(pod, internet, "azure:by-key", f"MY_KEY={azurite.key}\n", **named)
-    await _transfer(pod, tree)
-    await _check_report(pod, partial(azurite.put, "by-key"))
+    _locate(pod, internet, f"azure:{container}", f"MY_KEY={azurite.key}\n", **named)
+    await _transfer(pod, tree, kinds)
+    await _check_report(pod, partial(azurite.put, container), kinds)
     assert set(internet.connected) == {azurite.host}
 
 
@@ -209,7 +217,7 @@ async def test_a_service_accounts_key_serves_all_kinds(
     gcs.make_bucket("by-key")
     _locate(pod, internet, "gcp:by-key", identities.credentials_file)
     await _transfer(pod, tree)
-    await _check_report(pod, partial(gcs.put, "by-key"))
+    await _check_report(pod, partial(gcs.put, "by-key"), tuple(_RESTORES))
     assert identities.granted
 
 
@@ -267,16 +275,18 @@ def _assume_role(pod: MoverPod, internet: Internet, s3: S3Server, bucket: str) -
     return identities
 
 
+@_OF_POD_VOLUMES
+@_KINDS
 @pytest.mark.interop("1.18.2", "ours to ours", "all four", "S3 (versitygw): role assumed with the keys of a user")
 async def test_a_role_of_a_source_profile_serves_all_kinds(
-    pod: MoverPod, tree: Path, internet: Internet, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+    pod: MoverPod, internet: Internet, s3: S3Server, monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str]
 ) -> None:
     """kopia has the keys in its configuration, so that no file is an obstacle for pod volumes."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of-another-user")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key-of-another-user")
     identities = _assume_role(pod, internet, s3, "by-role")
-    await _transfer(pod, tree)
-    await _check_report(pod, partial(s3.put, "by-role"))
+    await _transfer(pod, make_tree(pod.folder / "tree"), kinds)
+    await _check_report(pod, partial(s3.put, "by-role"), kinds)
     assert set(identities.granted) == {"node-agent"}
     assert set(internet.connected) == {f"sts.{_REGION}.amazonaws.com"}
 

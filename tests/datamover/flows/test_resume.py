@@ -30,7 +30,7 @@ _SOURCE = "some/volume"
 _OFTEN = timedelta(milliseconds=100)
 _MIB = 1 << 20
 _FILE_MIB = 4
-_FILES = 50
+_FILES = 40
 _TOTAL_BYTES = _FILES * _FILE_MIB * _MIB
 _LEAST_BYTES = 10 * _FILE_MIB * _MIB
 """In the checkpoint that the next attempt continues from; the last file may not be complete in it."""
@@ -165,6 +165,7 @@ async def test_the_last_attempt_removes_the_complete_snapshots_of_those_it_overt
     assert {one["id"] for one in kopia.snapshots()} == {earlier.snapshot_id, last.snapshot_id}
 
 
+@pytest.mark.sample("named parent")
 @pytest.mark.parametrize("named", [False, True], ids=["automatic", "named parent"])
 async def test_what_a_complete_snapshot_that_nobody_saw_has_read_counts_as_incremental(
     mover_repository: Repository, tmp_path: Path, kopia: PlainKopia, *, named: bool
