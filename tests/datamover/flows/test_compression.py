@@ -49,6 +49,7 @@ def test_the_algorithms_are_all_that_kopia_has_except_for_deprecated_ones(kopia_
 _FAMILIES = (Compression.ZSTD, Compression.S2, Compression.PGZIP)
 
 
+@pytest.mark.sample("zstd")
 @pytest.mark.parametrize("algorithm", _FAMILIES)
 async def test_plain_kopia_restores_what_an_algorithm_has_shrunk(
     mover_repository: Repository, repository: Path, volume: Path, kopia: PlainKopia, algorithm: Compression
@@ -98,6 +99,7 @@ class _Way:
     key: str
 
 
+@pytest.mark.sample("-True-snapshot data", "none-False-pod volumes")
 @pytest.mark.parametrize(
     "way",
     [

@@ -73,5 +73,10 @@ async def test_more_files_are_moved_in_parallel_unless_settings_say_how_many(
     # kopia ignores what is more than its policy for the volume has.
     assert await _go(pod, tree, record, {"ParallelFilesUpload": "9", "ParallelFilesDownload": "3"}) == ["9", "3"]
     assert "--max-parallel-file-reads=9" in record.read_text()
+
+
+@pytest.mark.thorough
+async def test_settings_may_say_fewer(pod: MoverPod, tree: Path, record: Path) -> None:
+    await _go(pod, tree, record, {})
     assert await _go(pod, tree, record, {"ParallelFilesUpload": "1", "ParallelFilesDownload": "2"}) == ["1", "2"]
     assert "policy set" not in record.read_text()

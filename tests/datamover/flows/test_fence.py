@@ -161,6 +161,7 @@ async def test_a_restore_that_was_frozen_ends_at_once_when_it_goes_on(cluster: _
     assert "Data-Path-Failed" not in cluster.pod.reasons()
 
 
+@pytest.mark.sample("restore")
 @pytest.mark.parametrize(
     ("kind", "resource"), [("DataUpload", DATA_UPLOADS), ("DataDownload", DATA_DOWNLOADS)], ids=["backup", "restore"]
 )

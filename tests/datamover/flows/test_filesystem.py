@@ -30,7 +30,7 @@ async def _kopia_reading() -> AsyncIterator[None]:
 
 
 async def test_files_that_are_deleted_before_they_are_read_are_skipped(local_mover: LocalMover, tmp_path: Path) -> None:
-    volume = make_large_file(tmp_path / "volume" / "a", 100).parent
+    volume = make_large_file(tmp_path / "volume" / "a", 40).parent
     (volume / "z").mkdir()
     for number in range(500):
         (volume / "z" / str(number)).touch()
@@ -50,7 +50,7 @@ async def test_a_file_that_changes_during_the_backup_is_kept_as_it_was_read(
     local_mover: LocalMover, tmp_path: Path, change: str
 ) -> None:
     """Its start is unchanged; how much of the change is kept depends on the moment."""
-    file = make_large_file(tmp_path / "volume" / "file", 100)
+    file = make_large_file(tmp_path / "volume" / "file", 40)
     before = file.read_bytes()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(local_mover.back_up(file.parent, "", None))

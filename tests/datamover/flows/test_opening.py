@@ -80,7 +80,7 @@ _UPLOADS = [pytest.param("DataUpload", name, marks=pytest.mark.cause("storage-bu
 _DOWNLOADS = [("DataDownload", "refused"), ("DataDownload", "503")]
 
 
-@pytest.mark.sample("DataDownload-refused", "DataUpload-503")
+@pytest.mark.sample("DataUpload-503")
 @pytest.mark.parametrize(("kind", "fault"), [*_UPLOADS, *_DOWNLOADS])
 async def test_a_transfer_waits_for_a_storage_that_does_not_answer(
     pod: MoverPod, proxy: S3Proxy, tree: Path, kind: str, fault: str
@@ -139,7 +139,7 @@ def _stop(pod: MoverPod) -> None:
     pod.stop._take(signal.SIGTERM, None)
 
 
-@pytest.mark.sample("refused-SIGTERM", "503-spec.cancel")
+@pytest.mark.sample("refused-SIGTERM")
 @pytest.mark.parametrize("end", [_cancel, _stop], ids=["spec.cancel", "SIGTERM"])
 @pytest.mark.parametrize("fault", ["refused", "503"])
 async def test_a_cancel_ends_the_wait_for_a_storage(

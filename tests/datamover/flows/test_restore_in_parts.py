@@ -54,6 +54,7 @@ _BELOW_A = {23: [["a"]], 22: [["a/b"]], 5: [["a/b/c/file"]] * 20}
 """What is restored of the directory by each run; kopia counts a directory itself."""
 
 
+@pytest.mark.sample("22", "5")
 @pytest.mark.parametrize("fitting", _BELOW_A)
 async def test_the_result_is_that_of_one_kopia(
     record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters, fitting: int

@@ -71,6 +71,7 @@ _POD_VOLUMES = _Way("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings")
 _NAMES = ["snapshot data", "pod volumes"]
 
 
+@pytest.mark.sample("snapshot data")
 @pytest.mark.parametrize("way", [_SNAPSHOT_DATA, _POD_VOLUMES], ids=_NAMES)
 async def test_settings_are_passed_to_kopia(
     pod: MoverPod, tree: Path, record: Path, way: _Way, monkeypatch: pytest.MonkeyPatch
