@@ -49,7 +49,11 @@ class Matrix:
 
     async def play(self, kind: str, fuses: Sequence[Fuse]) -> list[JsonDict]:
         """Play a run with each fuse; return what each is judged by."""
-        worlds = [World(self._apiserver, self._client, kind) for _ in fuses]
+        return await self.play_all([(kind, fuse) for fuse in fuses])
+
+    async def play_all(self, runs: Sequence[tuple[str, Fuse]]) -> list[JsonDict]:
+        """Play a run of each kind with its fuse, all at a time; return what each is judged by."""
+        worlds = [World(self._apiserver, self._client, kind) for kind, _ in runs]
         async with asyncio.TaskGroup() as group:
             for world in worlds:
                 group.create_task(world.prepare(), name="prepare")
@@ -58,7 +62,7 @@ class Matrix:
                 group.create_task(world.begin(), name="begin")
         before = await list_everything(self._client)
         async with asyncio.TaskGroup() as group:
-            for world, fuse in zip(worlds, fuses, strict=True):
+            for world, (_, fuse) in zip(worlds, runs, strict=True):
                 group.create_task(self._play(world, fuse), name=world.name)
         await settle(self._client, worlds)
         after = await list_everything(self._client)

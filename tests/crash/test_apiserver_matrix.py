@@ -1,7 +1,7 @@
 """Whichever write fails in whichever way, a transfer reaches the same end, before a real kube-apiserver.
 
 Everything beside the API server is simulated: no kubelet, no storage, no controllers. `make test`
-has a good run of each kind and stops the agent at each write of a DataDownload; `make
+has a good run of each kind and stops the agent after each write of a DataDownload; `make
 crash-matrix` has every write of every kind break in every way.
 """
 
@@ -65,8 +65,8 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
 async def test_every_kind_completes_with_the_definitions_of_each_version_of_velero(version: str) -> None:
     with run_apiserver(definitions_of(version)) as apiserver:
         async with open_matrix(apiserver) as matrix:
-            for kind in TRANSFERS:
-                (found,) = await matrix.play(kind, [Fuse(counts=is_write)])
+            results = await matrix.play_all([(kind, Fuse(counts=is_write)) for kind in TRANSFERS])
+            for kind, found in zip(TRANSFERS, results, strict=True):
                 _expect_good(kind, found)
                 # Velero 1.17 has no such field.
                 assert ("incrementalBytes" in found["status"]) is (
@@ -76,18 +76,19 @@ async def test_every_kind_completes_with_the_definitions_of_each_version_of_vele
 
 @pytest.mark.integration
 @pytest.mark.timeout(900)
-async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer) -> None:
+@pytest.mark.parametrize("fault", [Fault.STOP_AFTER, pytest.param(Fault.STOP_BEFORE, marks=pytest.mark.thorough)])
+async def test_the_agent_may_be_stopped_at_every_write_of_a_data_download(apiserver: ApiServer, fault: Fault) -> None:
     async with open_matrix(apiserver) as matrix:
-        await _check(matrix, "DataDownload", [Fault.STOP_BEFORE, Fault.STOP_AFTER])
+        await _check(matrix, "DataDownload", [fault])
 
 
 @pytest.mark.integration
 @pytest.mark.timeout(400)
 async def test_every_kind_completes_although_its_first_attempt_is_interrupted(apiserver: ApiServer) -> None:
     async with open_matrix(apiserver, interrupted=1) as matrix:
-        for kind in TRANSFERS:
-            calm = Fuse(counts=is_write)
-            (found,) = await matrix.play(kind, [calm])
+        fuses = {kind: Fuse(counts=is_write) for kind in TRANSFERS}
+        results = await matrix.play_all(list(fuses.items()))
+        for (kind, calm), found in zip(fuses.items(), results, strict=True):
             _expect_good(kind, found)
             assert len(calm.counted) >= _LEAST_WRITES + _RETRY_WRITES
 
