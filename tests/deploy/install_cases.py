@@ -13,7 +13,7 @@ from nodeagent.operations.install.options import (
     ProxyOptions,
 )
 
-__all__ = ["CASES", "EVERYTHING"]
+__all__ = ["CASES", "COMBINED", "EVERYTHING"]
 
 _RESOURCES: Final = ContainerResources(cpu_request="1", memory_request="0", cpu_limit="2", memory_limit="1Gi")
 
@@ -75,7 +75,7 @@ def _alone(options: Any, chosen: Any) -> dict[str, Any]:
     return {member.name: replace(options, **{member.name: getattr(chosen, member.name)}) for member in fields(options)}
 
 
-CASES: Final[dict[str, InstallOptions]] = {
+COMBINED: Final[dict[str, InstallOptions]] = {
     "defaults": InstallOptions(),
     "everything": EVERYTHING,
     "the least": replace(_INSTALL, agent=replace(_AGENT, windows=False)),
@@ -87,6 +87,11 @@ CASES: Final[dict[str, InstallOptions]] = {
     "no resources": InstallOptions(
         agent=AgentOptions(resources=replace(_RESOURCES, cpu_request="0", cpu_limit="0", memory_limit="0"))
     ),
+}
+"""Each option at both of its values, and what depends on several options."""
+
+CASES: Final[dict[str, InstallOptions]] = {
+    **COMBINED,
     **_alone(InstallOptions(), _INSTALL),
     **{f"agent.{name}": InstallOptions(agent=agent) for name, agent in _alone(AgentOptions(), _AGENT).items()},
 }

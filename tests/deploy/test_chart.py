@@ -13,7 +13,7 @@ import yaml
 
 from nodeagent.operations.install.manifests import build_installation, read_definitions
 from nodeagent.operations.install.options import DEFAULT_IMAGE, AgentOptions, InstallOptions
-from tests.deploy.install_cases import CASES, EVERYTHING
+from tests.deploy.install_cases import CASES, COMBINED, EVERYTHING
 from tests.support.helm import CHART, Helm, values_of
 from tests.support.schemas import validate
 from tests.support.tools import tool
@@ -56,6 +56,7 @@ def _without_namespace(objects: Iterable[Json]) -> list[Json]:
     return [item for item in objects if item["kind"] != "Namespace"]
 
 
+@pytest.mark.sample(*COMBINED)
 @pytest.mark.parametrize("options", [pytest.param(options, id=name) for name, options in CASES.items()])
 def test_the_chart_is_what_the_builders_build(helm: Helm, options: InstallOptions) -> None:
     rendered = helm.template(options.namespace, values_of(options) | _WITHOUT_DEFINITIONS)

@@ -214,7 +214,7 @@ def test_a_wrong_name_has_a_hint(command: str, scene: ScheduleScene, capsys: pyt
     assert [one.path for one in scene.kube.requests if one.method != "GET"] == before
 
 
-@pytest.mark.sample("backup delete", "restore create", "repo report", "install", "describe", "schedule run")
+@pytest.mark.sample("restore create", "repo report", "install")
 @pytest.mark.processes
 @_every_command
 def test_ctrl_c_ends_it_at_once_and_without_a_traceback(command: str, tmp_path: Path) -> None:

@@ -157,18 +157,29 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
         assert found == expected, f"{fault.name} at {at}: {request}"
 
 
+@pytest.mark.sample("*-stop_after", "DataDownload-server_error")
 @pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_write_may_fail(kind: str, fault: Fault) -> None:
     await check_matrix(kind, GOOD, fault)
 
 
+@pytest.mark.sample("DataDownload-*", "PodVolumeBackup-*")
 @pytest.mark.parametrize("fault", READ_FAULTS, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_every_read_may_fail(kind: str, fault: Fault) -> None:
     await check_matrix(kind, GOOD, fault, reads=True)
 
 
+@pytest.mark.sample(
+    "DataUpload-broken-*",
+    "PodVolumeRestore-broken-*",
+    "DataUpload-canceled-*",
+    "DataDownload-canceled-*",
+    "PodVolumeBackup-first mover lost-*",
+    "DataDownload-first attempt interrupted-*",
+    "PodVolumeBackup-first attempt interrupted-*",
+)
 @pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
 @pytest.mark.parametrize(
     "scenario",
@@ -182,6 +193,7 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
     await check_matrix(kind, scenario, fault)
 
 
+@pytest.mark.sample("DataUpload-*", "PodVolumeRestore-*")
 @pytest.mark.parametrize("fault", STOPS_SAMPLED, ids=name_fault)
 @pytest.mark.parametrize("kind", TRANSFERS)
 async def test_the_agent_may_be_stopped_at_every_write_when_results_are_seen_early(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, islice
 
 import pytest
 
@@ -41,8 +41,9 @@ def _whole(fields: object, texts: Iterator[str]) -> JsonDict:
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_no_secret_of_the_corpus_is_in_any_field(name: str) -> None:
+    """A text is tried in a quarter of the kinds: `tests/core/test_redact.py` has it, and each kind has 21 texts."""
     text, secret = CORPUS[name]
-    for one in COLLECTED:
+    for one in COLLECTED[list(CORPUS).index(name) % 4 :: 4]:
         shown = json.dumps(select_fields(_whole(one.fields, cycle([text])), one.fields))
         assert len(shown) > 200
         assert secret not in shown
@@ -69,13 +70,15 @@ def test_no_secret_is_shown_whose_key_is_apart_from_it(name: str) -> None:
         kept = json.dumps(select_fields({"data": texts}, CONFIG_MAP_FIELDS))
         assert json.dumps(secret)[1:-1] not in kept
         assert "user: a" in kept
-        for one in COLLECTED:
-            filled = _pair(one.fields, key, secret)
-            assert isinstance(filled, dict)
-            meta = {"labels": {key: secret}, "annotations": {f"velero.io/{key}": secret}}
-            shown = json.dumps(select_fields({"metadata": meta} | filled, one.fields))
-            assert json.dumps(secret)[1:-1] not in shown
-            assert "***" in shown
+    # A quarter of the kinds, each with another key here; the other texts give it the other keys.
+    number = list(CORPUS).index(name)
+    for key, one in zip(islice(cycle(_KEYS), number // 4, None), COLLECTED[number % 4 :: 4], strict=False):
+        filled = _pair(one.fields, key, secret)
+        assert isinstance(filled, dict)
+        meta = {"labels": {key: secret}, "annotations": {f"velero.io/{key}": secret}}
+        shown = json.dumps(select_fields({"metadata": meta} | filled, one.fields))
+        assert json.dumps(secret)[1:-1] not in shown
+        assert "***" in shown
 
 
 def _poison(value: object) -> object:

@@ -75,6 +75,7 @@ async def test_every_page_is_accessible_and_without_an_error(scene: StatusScene,
         assert await tab.violations() == []
 
 
+@pytest.mark.sample("dark")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 async def test_the_page_before_the_cluster_was_read_is_accessible_and_goes_on(scene: StatusScene, theme: str) -> None:
     scene.go_away()
@@ -177,6 +178,7 @@ async def test_when_the_command_has_ended_the_page_says_so(scene: StatusScene) -
             await ended.wait_for()
 
 
+@pytest.mark.sample("all but the list of transfers")
 @pytest.mark.parametrize(
     "denied",
     [
