@@ -64,15 +64,18 @@ class Place:
     bed: Bed
     name: str
 
-    def build(self, *, url: str = "", secret_key: str = "", bucket: str = "") -> list[Json]:
-        """The Secret and the BackupStorageLocation; arguments replace the valid values."""
+    def build(self, *, url: str = "", secret_key: str = "", bucket: str = "", frequency: str = "0s") -> list[Json]:
+        """The Secret and the BackupStorageLocation; arguments replace the valid values.
+
+        The leader validates it only once, unless another `frequency` is given: it starts a process each time.
+        """
         env = dict(self.bed.env)
         if secret_key:
             env["BED_S3_SECRET_KEY"] = secret_key
         secret, location = copy.deepcopy(build_location(env))
         secret["metadata"]["name"] = location["spec"]["credential"]["name"] = f"{self.name}-keys"
         location["metadata"]["name"] = self.name
-        location["spec"]["default"] = False
+        location["spec"] |= {"default": False, "validationFrequency": frequency}
         location["spec"]["objectStorage"]["prefix"] = self.name
         if bucket:
             location["spec"]["objectStorage"]["bucket"] = bucket

@@ -116,6 +116,7 @@ def test_the_snapshots_say_what_they_are_of(scene: _Scene) -> None:
     assert json.loads(tags["tag:nodeagent.io/claim"]) == volume["saved"]
 
 
+@pytest.mark.thorough
 def test_an_interrupted_wait_leaves_the_backup_and_cancel_ends_it(scene: _Scene) -> None:
     scene.gate.shut()
     with open_terminal(scene.create("--wait"), environment=scene.bed.env) as terminal:

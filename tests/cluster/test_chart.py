@@ -24,6 +24,7 @@ _LEFT = ("configmap/node-agent-admissions", "secret/velero-repo-credentials")
 """What agents create for themselves, as docs/install.md lists it."""
 
 
+@pytest.mark.thorough
 def test_two_installations_work_side_by_side_and_one_without_the_other(agent: Bed, space: str, tmp_path: Path) -> None:
     volume = fill_volume(agent, space, "own", "other", "later")
     helm = Helm(tmp_path, kubeconfig=agent.user.api.kubeconfig)

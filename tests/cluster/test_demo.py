@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="changing"), pytest.mar
 
 @pytest.mark.interop("1.18.2", "ours to ours", "DataUpload, DataDownload", "S3 (versitygw): keys of a user")
 def test_volume_comes_back_as_it_was(agent: Bed) -> None:
-    demo = Demo(agent.env, agent.user, data_bytes=150_000_000, least_readings=1)
+    demo = Demo(agent.env, agent.user, data_bytes=60_000_000, least_readings=1)
     filled = demo.fill()
     with relies_on(agent, Shared.AGENTS):
         assert demo.move(filled) == []

@@ -140,14 +140,14 @@ def test_the_data_is_restored_from_the_repository_in_the_shared_volume(moved: Mo
 def test_a_bucket_is_validated_by_the_leader_itself(agent: Bed, module_space: str) -> None:
     place = Place(agent, f"{module_space}-keys")
     target = f"backupstoragelocation/{place.name}"
-    agent.user.apply(*place.build(bucket="missing"))
+    agent.user.apply(*place.build(bucket="missing", frequency="1m"))
     try:
         agent.user.wait(target, _UNAVAILABLE, namespace=NAMESPACE)
         status = (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
         assert "the bucket does not exist" in status["message"]
         assert status["lastValidationTime"]
         # A new spec is validated at once.
-        agent.user.apply(*place.build())
+        agent.user.apply(*place.build(frequency="1m"))
         agent.user.wait(target, _AVAILABLE, namespace=NAMESPACE)
         assert "message" not in (agent.api.get(_LOCATIONS, NAMESPACE, place.name) or {})["status"]
         about = {event["involvedObject"]["name"] for event in agent.api.objects(EVENTS, NAMESPACE)}
