@@ -17,7 +17,7 @@ from tests.datamover.support.trees import make_large_file
 
 pytestmark = pytest.mark.processes
 
-_SIZE = 300 << 20
+_SIZE = 150 << 20
 _LEAST = 3
 """The minimum of different readings per second."""
 

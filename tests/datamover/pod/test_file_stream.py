@@ -18,15 +18,14 @@ from datamover.arguments import LogOptions, SendOptions
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
 from datamover.pod.storage_commands import run_storage_command
-from tests.datamover.support.plainkopia import PlainKopia
-from tests.datamover.support.stored_files import SnapshotBed, make_volume
+from tests.datamover.support.stored_files import SnapshotBed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
 @pytest.fixture
-def bed(kopia_program: Path, tmp_path: Path) -> SnapshotBed:
-    return SnapshotBed.make(PlainKopia(kopia_program, tmp_path), tmp_path, make_volume(tmp_path / "volume"))
+def bed(_stored_volume: SnapshotBed, tmp_path: Path) -> SnapshotBed:
+    return _stored_volume.copy(tmp_path)
 
 
 class Received:

@@ -42,7 +42,9 @@ class Bed(LocationBed):
         return self.add_snapshot(namespace, _PATH, named)
 
     def left(self, namespace: str = "app") -> set[str]:
+        # Anew: kopia remembers for a while what it has listed.
         self.kopia.run("repository", "connect", *self.storage(namespace), *IDENTITY)
+        self.connected = namespace
         return {one["id"] for one in json.loads(self.kopia.run("snapshot", "list", "--all", "--json"))}
 
     def lose_root(self, snapshot_id: str) -> None:

@@ -26,6 +26,7 @@ class LocationBed:
     storage: Callable[[str], list[str]]
     data: Path
     root: Path
+    connected: str = ""
 
     @classmethod
     def make(cls, bucket: str, s3: S3Server, kopia: Path, folder: Path) -> Self:
@@ -41,9 +42,10 @@ class LocationBed:
 
     def add_snapshot(self, namespace: str, path: str, tags: Mapping[str, str]) -> str:
         """Create a snapshot in the repository of a namespace, which is created or connected; return its ID."""
-        storage = self.storage(namespace)
-        verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
-        self.kopia.run("repository", verb, *storage, *IDENTITY)
+        if namespace != self.connected:
+            verb = "connect" if list(self.root.glob(f"kopia/{namespace}/kopia.repository*")) else "create"
+            self.kopia.run("repository", verb, *self.storage(namespace), *IDENTITY)
+            self.connected = namespace
         flags = [f"--override-source=default@default:{path}", "--pin=velero-pin", "--json"]
         flags += [f"--tags={key}:{value}" for key, value in tags.items()]
         return str(json.loads(self.kopia.run("snapshot", "create", str(self.data), *flags))["id"])

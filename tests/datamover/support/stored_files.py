@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,13 @@ class SnapshotBed:
         pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
         kopia.run("repository", "create", "filesystem", f"--path={place}", *IDENTITY)
         return cls(pod, volume, json.loads(kopia.run("snapshot", "create", str(volume), "--json"))["id"])
+
+    def copy(self, folder: Path) -> "SnapshotBed":
+        """Return one with a pod and a repository of its own, and the same volume."""
+        root = Path(shutil.copytree(self.pod.folder / "location", folder / "location"))
+        pod = MoverPod(FakeKube(), folder)
+        pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
+        return SnapshotBed(pod, self.volume, self.snapshot_id)
 
     def source(self, path: str = "", *, device: bool = False, snapshot_id: str = "") -> FileSource:
         return FileSource(
