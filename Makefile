@@ -36,11 +36,11 @@ help: ## print this help
 
 # -- demonstration ----------------------------------------------------------------------------------------------------
 .PHONY: demo screenshots cluster
-demo: setup ## back up and restore a volume in a real cluster (root)
+demo: bed ## back up and restore a volume in a real cluster (root)
 	$(step)
 	@$(venv)/python -m tests.testbed demo
 
-cluster: setup ## open a shell in a running cluster, with kubectl and examples/ (root)
+cluster: bed ## open a shell in a running cluster, with kubectl and examples/ (root)
 	$(step)
 	@$(venv)/python -m tests.testbed shell
 
@@ -128,18 +128,18 @@ test-chart: setup ## the Helm chart with Helm 3 and Helm 4, which it builds: on 
 	@$(pytest) tests/deploy/test_chart.py tests/integration/test_chart.py
 	@$(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_fresh_chart.py
 
-test-recovery: setup ## back volumes up in one cluster, and restore them in another one that has only the bucket (root)
+test-recovery: bed ## back volumes up in one cluster, and restore them in another one that has only the bucket (root)
 	$(step)
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; for part in first then; do \
 	  RECOVERY_FOLDER=$$folder $(venv)/python -m tests.testbed run -- $(pytest) tests/cluster/test_two_clusters.py -k test_$$part || exit; \
 	done
 
-test-cluster-full: setup ## kill components while data moves, and fire alerts, on a real kubelet; half an hour (root)
+test-cluster-full: bed ## kill components while data moves, and fire alerts, on a real kubelet; half an hour (root)
 	$(step)
 	@tools/build.sh prometheus prometheus >/dev/null
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/cluster_full
 
-test-upgrade: setup ## update agents from the PREVIOUS version and back while data moves, on a real kubelet (root)
+test-upgrade: bed ## update agents from the PREVIOUS version and back while data moves, on a real kubelet (root)
 	$(step)
 	@tools/previous.sh --image >/dev/null
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/upgrade
@@ -156,7 +156,7 @@ test-images: setup ## build the images of all architectures, start their program
 
 SECONDS ?= 1200
 SEED ?=
-soak: setup ## transfers and faults at random for SECONDS (1200), by SEED if given (root)
+soak: bed ## transfers and faults at random for SECONDS (1200), by SEED if given (root)
 	$(step)
 	@$(venv)/python -m tests.testbed --nodes 2 run -- $(venv)/python -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
@@ -176,43 +176,43 @@ test-mover-full: venv unit-tools ## more random trees, kills, drains and storage
 
 # -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover
-bench-mover: root venv unit-tools ## cost of the data mover compared with kopia alone; 15 minutes at most (root)
+bench-mover: root venv mover-tools ## cost of the data mover compared with kopia alone; 15 minutes at most (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
 
 .PHONY: bench-bandwidth
-bench-bandwidth: root venv unit-tools ## how exactly the bandwidth of a data mover is limited, and the cost; 10 minutes (root)
+bench-bandwidth: root venv mover-tools ## how exactly the bandwidth of a data mover is limited, and the cost; 10 minutes (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_bandwidth $(BENCH)
 
 .PHONY: bench-life
-bench-life: setup ## the stages of transfers of all kinds on a real kubelet, beside kopia by hand; 20 minutes (root)
+bench-life: bed ## the stages of transfers of all kinds on a real kubelet, beside kopia by hand; 20 minutes (root)
 	$(step)
 	@$(venv)/python -m tests.testbed run -- $(venv)/python -m benchmarks.bench_life $(BENCH)
 
 .PHONY: bench-cli
-bench-cli: venv integration-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
+bench-cli: venv api-tools ## cost of nodeagent status with 10,000 transfers on 500 nodes; 3 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_cli $(BENCH)
 
 .PHONY: bench-ui
-bench-ui: venv integration-tools ## how soon the pages of nodeagent ui are there with 10,000 transfers on 500 nodes, and what they cost; 7 minutes
+bench-ui: venv api-tools ## how soon the pages of nodeagent ui are there with 10,000 transfers on 500 nodes, and what they cost; 7 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_ui $(BENCH)
 
 .PHONY: bench-repository
-bench-repository: venv unit-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes
+bench-repository: venv mover-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes
 	$(step)
 	@tools/build.sh kopia kopia-testing backups >/dev/null
 	@$(venv)/python -m benchmarks.bench_repository $(BENCH)
 
 .PHONY: bench-resume
-bench-resume: root venv unit-tools ## what an interruption of a transfer costs, and whether any is lost; 25 minutes (root)
+bench-resume: root venv mover-tools ## what an interruption of a transfer costs, and whether any is lost; 25 minutes (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_resume $(BENCH)
 
 .PHONY: bench-scale
-bench-scale: venv integration-tools ## cost of many agents and transfers; 25 minutes
+bench-scale: venv api-tools ## cost of many agents and transfers; 25 minutes
 	$(step)
 	@$(venv)/python -m benchmarks.bench_scale $(BENCH)
 
@@ -223,9 +223,16 @@ release-check: venv ## build wheel, source archive and chart into _output/, and 
 	@$(venv)/python -m tools.release check $(TAG)
 
 # -- set-up -----------------------------------------------------------------------------------------------------------
-.PHONY: manifests schemas setup setup-from-nothing root packages venv unit-tools integration-tools tools image images sbom
-.PHONY: lock lock-images vendor clean
-setup: root venv tools image ## do all set-up: packages, Python, Go tools, image (root)
+.PHONY: manifests schemas setup bed setup-from-nothing root packages venv image images sbom lock lock-images vendor clean
+.PHONY: mover-tools api-tools bed-tools unit-tools integration-tools tools
+setup: root venv ## do all set-up: packages, Python, Go tools, image (root)
+	+@$(side_by_side) image tools
+
+bed: root venv ## do the set-up for the demonstration and the test bed, without what only tests need (root)
+	+@$(side_by_side) image bed-tools
+
+# One part waits for a network or a disk while another computes.
+side_by_side = $(MAKE) --no-print-directory $(if $(SIDE_BY_SIDE),,-j 2) SIDE_BY_SIDE=yes
 
 root:
 ifeq ($(is_root),)
@@ -239,21 +246,30 @@ packages: ## install missing Debian packages (root)
 venv: $(if $(is_root),packages) ## create the Python environment for development
 	@tools/venv.sh >/dev/null
 
-unit-tools:
-	@tools/build.sh kopia kopia index-blobs kopia-testing >/dev/null
+mover-tools:
+	@tools/build.sh kopia kopia >/dev/null
 	@tools/build.sh versitygw >/dev/null
-	@tools/build.sh fake-gcs-server >/dev/null
-	@tools/npm.sh azurite >/dev/null
-	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null
-	@tools/build.sh actionlint >/dev/null
-	@tools/build.sh prometheus promtool >/dev/null
 
-integration-tools: unit-tools
+api-tools:
 	@tools/build.sh etcd >/dev/null
 	@tools/build.sh kubernetes kube-apiserver kubectl >/dev/null
 
-tools: integration-tools ## build kopia, kubernetes, etcd and an S3 server from Go modules
+bed-tools: mover-tools
+	@tools/build.sh etcd >/dev/null
 	@tools/build.sh kubernetes >/dev/null
+
+# Those that share packages come one after the other.
+unit-tools: mover-tools
+	@tools/build.sh kopia index-blobs kopia-testing >/dev/null
+	@tools/build.sh fake-gcs-server >/dev/null
+	@tools/npm.sh azurite >/dev/null
+	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null
+	@tools/build.sh prometheus promtool >/dev/null
+	@tools/build.sh actionlint >/dev/null
+
+integration-tools: unit-tools api-tools
+
+tools: bed-tools unit-tools ## build all programs that tests run: kopia, Kubernetes, etcd, servers of storages, checkers
 
 image: $(if $(is_root),packages) ## build the image node-agent:dev, an archive in the cache (root)
 	@tools/image.sh
