@@ -18,6 +18,8 @@ PYTHON ?= python3
 TESTS ?=
 PREVIOUS ?=
 export PYTHON PREVIOUS
+# Else each of the thousands of processes that tests start compiles all that it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 venv = $$(tools/venv.sh)/bin
 pytest = $(venv)/python -m pytest -q $(TESTS)
