@@ -98,9 +98,10 @@ fi
 
 [ "$(id -u)" = 0 ] || die 'building the image needs root'
 command -v buildah >/dev/null || die 'building the image needs buildah; tools/packages.sh installs it'
-kopia="$(GOARCH="$arch" "$project_dir/tools/build.sh" kopia kopia)/kopia"
 build_tar="$("$project_dir/tools/base-image.sh")"
 base_tar="$("$project_dir/tools/base-image.sh" "$arch")"
+# As the last part: during the set-up, kopia is built meanwhile.
+kopia="$(GOARCH="$arch" "$project_dir/tools/build.sh" kopia kopia)/kopia"
 wheels="$cache_dir/wheels-$arch-$({ echo "$python_of_base"; name_and_content "$project_dir/requirements.txt"; } | short_hash)"
 
 lock image
