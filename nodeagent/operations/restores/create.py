@@ -243,7 +243,11 @@ async def _ensure_claim(client: KubeClient, one: PlannedRestore) -> None:
 
 
 async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
-    """Return the UID of the pod that waits for the data; empty: there is none."""
+    """Return the UID of the pod that waits for the data; empty: there is none.
+
+    Raises:
+        RestoreError: another pod has its name, or waits for another snapshot.
+    """
     manifest = one.build_pod()
     if manifest is None:
         return ""
@@ -251,7 +255,28 @@ async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
         pod = await client.create(PODS, manifest)
     except AlreadyExistsError:
         pod = await client.get(PODS, one.target.namespace, one.name)
+        if not _same_pod(pod, manifest):
+            command = f"kubectl -n {one.target.namespace} delete pod {one.name}"
+            raise RestoreError(
+                f"Pod {one.target.namespace}/{one.name} exists already, and does not wait for this restore: choose "
+                f"another name, or delete it ({command})"
+            ) from None
     return str(pod["metadata"]["uid"])
+
+
+def _same_pod(existing: JsonDict, wanted: JsonDict) -> bool:
+    """Return whether it is a pod of this restore that waits for this snapshot in this PVC, and can still do so."""
+    if existing["metadata"].get("deletionTimestamp"):
+        return False
+    annotations = existing["metadata"].get("annotations") or {}
+    # Webhooks may have added containers and volumes.
+    commands = [one.get("command") for one in existing["spec"].get("initContainers") or []]
+    volumes = existing["spec"].get("volumes") or []
+    return (
+        annotations.get(RESTORE_ANNOTATION) == wanted["metadata"]["annotations"][RESTORE_ANNOTATION]
+        and all(one["command"] in commands for one in wanted["spec"]["initContainers"])
+        and all(one in volumes for one in wanted["spec"]["volumes"])
+    )
 
 
 async def _ensure_transfer(client: KubeClient, one: PlannedRestore) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
+from core.models.base import JsonDict
 from nodeagent.operations.restores.create import plan_restore, start_restore
 from nodeagent.operations.restores.sources import RestoreError
 from tests.nodeagent.support.restore_scene import DATA, RestoreScene, saved
@@ -78,6 +79,27 @@ async def test_no_other_pod_waits_when_the_transfer_exists(phase: str) -> None:
     await _restore(scene, "agents:1")
     assert scene.pods == []
     assert len(scene.kube.objects(POD_VOLUME_RESTORES)) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metadata": {"annotations": {}}},
+        {"metadata": {"deletionTimestamp": "2026-11-21T10:00:00Z", "finalizers": ["a/b"]}},
+        {"spec": {"volumes": []}},
+        {"spec": {"initContainers": [{"name": "a", "command": ["sleep", "inf"]}]}},
+    ],
+    ids=["of-another", "being-deleted", "another-volume", "another-command"],
+)
+async def test_a_pod_that_does_not_wait_for_this_restore_is_not_written_to(change: JsonDict) -> None:
+    scene = RestoreScene()
+    await _restore(scene, "agents:1")
+    await _delete(scene, POD_VOLUME_RESTORES)
+    (pod,) = scene.pods
+    scene.kube.put(pod | {key: pod[key] | value for key, value in change.items()})
+    with pytest.raises(RestoreError, match=r"Pod app/back\S+ exists already, and does not wait for this restore"):
+        await _restore(scene, "agents:1")
+    assert scene.kube.objects(POD_VOLUME_RESTORES) == []
 
 
 @_METHODS
