@@ -21,8 +21,10 @@ __all__ = ["COUNTS", "EXPECTED", "FileTimes", "Session", "main", "register", "su
 COUNTS = pytest.StashKey[Counter[str]]()
 """How many tests of each tier were collected, before any were deselected."""
 
-EXPECTED: dict[str, str] = {}
-"""Files that may take longer, and why."""
+EXPECTED: dict[str, str] = {
+    "tests/cluster": "waits for pods, and for tests of other lanes that change the agents",
+}
+"""Files and folders that may take longer, and why."""
 
 _LONG_SECONDS = 20
 """Files that take longer are listed."""
@@ -93,8 +95,12 @@ def summarize(sessions: Iterable[Session]) -> str:
         lines.append(f"{tier:14} {tests:6,} {seconds // 60:3}:{seconds % 60:02}")
     lines.append(f"files that took more than {_LONG_SECONDS} s:")
     long = sorted(((seconds, file) for file, seconds in files.items() if seconds > _LONG_SECONDS), reverse=True)
-    lines += [f"{seconds:6.0f} {file}: {EXPECTED.get(file, 'not expected')}" for seconds, file in long] or ["  none"]
+    lines += [f"{seconds:6.0f} {file}: {_reason(file)}" for seconds, file in long] or ["  none"]
     return "\n".join(lines)
+
+
+def _reason(file: str) -> str:
+    return EXPECTED.get(file) or EXPECTED.get(str(Path(file).parent), "NOT EXPECTED")
 
 
 def main(arguments: list[str]) -> None:
