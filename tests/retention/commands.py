@@ -180,6 +180,9 @@ class Command:
                 if not one.future.done():
                     one.future.set_result(None)
             await asyncio.sleep(0)
+        # A killed process reports no error; asyncio logs one that is not retrieved.
+        if not self.task.cancelled():
+            self.task.exception()
 
     async def cancel(self) -> None:
         """End it as Ctrl-C does: it cleans up."""
