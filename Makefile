@@ -57,9 +57,13 @@ screenshots: venv ## draw the pictures of the documentation
 # Tests on a kubelet mostly wait: the others run beside them, one tier after the other.
 test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all checks below
 	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; failed=0; \
-	TEST_TIMES="$$times" $(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes unit integration cluster-test || failed=$$?; \
+	TEST_TIMES="$$times" $(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes without-kubelet cluster-test || failed=$$?; \
 	$(venv)/python -m tests.support.tiers "$$times"; [ "$$failed" = 0 ] || exit "$$failed"; \
 	printf '\nAll checks passed.\n'
+
+.PHONY: without-kubelet
+without-kubelet:
+	@failed=0; for tier in unit integration; do $(MAKE) --no-print-directory "$$tier" || failed=$$?; done; exit "$$failed"
 
 test-slow: setup ## what make test leaves out: further rows of matrices, real time-outs, tests of tools; under 90 minutes (root)
 	$(step)
@@ -98,7 +102,7 @@ unit: venv unit-tools ## unit tests, with a real kopia
 	$(step)
 	@TIER=$@ $(pytest) -m '$(no_cluster)' $(parallel) --durations 25 --durations-min 5
 
-integration: venv integration-tools $(if $(SIDE_BY_SIDE),unit) ## tests against a real kube-apiserver
+integration: venv integration-tools ## tests against a real kube-apiserver
 	$(step)
 	@TIER=$@ $(pytest) $(if $(filter tests/%,$(TESTS)),,$(integration_folders)) -m 'integration and not slow and not thorough' $(parallel) --durations 15 --durations-min 5
 
