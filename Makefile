@@ -54,16 +54,13 @@ screenshots: venv ## draw the pictures of the documentation
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test test-slow lint format types contracts unit integration cluster-test
 .PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz retention-machine test-mover-full
-# Tests on a kubelet mostly wait: the others run beside them, one tier after the other.
+# Tests on a kubelet and on an API server mostly wait. Unit tests would take the time from them within which pods must move data.
 test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all checks below
-	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; failed=0; \
-	TEST_TIMES="$$times" $(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes without-kubelet cluster-test || failed=$$?; \
+	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; export TEST_TIMES="$$times"; failed=0; \
+	$(MAKE) --no-print-directory unit || failed=$$?; \
+	$(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes integration cluster-test || failed=$$?; \
 	$(venv)/python -m tests.support.tiers "$$times"; [ "$$failed" = 0 ] || exit "$$failed"; \
 	printf '\nAll checks passed.\n'
-
-.PHONY: without-kubelet
-without-kubelet:
-	@failed=0; for tier in unit integration; do $(MAKE) --no-print-directory "$$tier" || failed=$$?; done; exit "$$failed"
 
 test-slow: setup ## what make test leaves out: further rows of matrices, real time-outs, tests of tools; under 90 minutes (root)
 	$(step)
