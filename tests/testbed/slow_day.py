@@ -7,6 +7,7 @@ many they used on average, and at most within a few seconds.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +46,8 @@ def _follow(name: str, child: subprocess.Popen[bytes]) -> tuple[int, float]:
     while True:
         try:
             return child.wait(_SAMPLE_SECONDS), most
+        except KeyboardInterrupt:
+            child.send_signal(signal.SIGINT)  # it cleans up; a terminal has sent it one already
         except subprocess.TimeoutExpired:
             now, total = time.monotonic(), cgroups.read_used_seconds(name)
             most, at, used = max(most, (total - used) / (now - at)), now, total
