@@ -1,5 +1,6 @@
 """The agent's HTTP server: `/metrics`, `/healthz`, `/readyz` and `/status`."""
 
+import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -24,6 +25,23 @@ _REUSE_SECONDS: Final = 1.0
 
 _REUSE_PAUSE: Final = 10
 """Content that takes long to build is reused ten times as long: no client can take more than a tenth of a core."""
+
+_MOST_CONNECTIONS: Final = 200
+"""For each address. A further one replaces the oldest: a scrape is over at once, a half-sent request is not."""
+
+_ACCEPTED_AT_ONCE: Final = _MOST_CONNECTIONS // 2
+"""So that a connection is read before newer ones replace it; for a moment there may be so many more."""
+
+_IDLE_SECONDS: Final = 20.0
+"""How long a client may take for the header of a request, or keep a connection without one.
+
+No usual interval of scrapes, so that the two do not meet on one connection.
+Source: aiohttp 3.14.5, web_protocol.py (RequestHandler.connection_made, _process_keepalive).
+"""
+
+_MOST_HEADERS: Final = 32
+_MOST_HEADER_BYTES: Final = 2048
+"""Of one field: half-sent headers of all connections take 40 MiB at most, as measured."""
 
 
 class StatusPage(Protocol):
@@ -69,18 +87,20 @@ class _Reused:
         return self._body
 
 
-@dataclass(frozen=True)
 class _Listener:
     """One address, the flag that sets it, and the server of its pages."""
 
-    flag: str
-    address: ListenAddress
-    runner: web.AppRunner
+    def __init__(self, flag: str, address: ListenAddress, runner: web.AppRunner) -> None:
+        self._flag = flag
+        self._address = address
+        self._runner = runner
+        self._server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
         """The port it listens on; the one that the system chose if the address has port 0."""
-        return int(self.runner.addresses[0][1]) if self.runner.addresses else self.address.port
+        sockets = self._server.sockets if self._server else ()
+        return int(sockets[0].getsockname()[1]) if sockets else self._address.port
 
     async def start(self) -> None:
         """Listen.
@@ -88,11 +108,31 @@ class _Listener:
         Raises:
             ConfigError: the address is in use or not available.
         """
-        await self.runner.setup()
+        await self._runner.setup()
         try:
-            await web.TCPSite(self.runner, self.address.host, self.address.port).start()
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connect, self._address.host, self._address.port, backlog=_ACCEPTED_AT_ONCE
+            )
         except OSError as e:
-            raise ConfigError(f"cannot listen on {self.address} ({e.strerror}): set another {self.flag}") from e
+            raise ConfigError(f"cannot listen on {self._address} ({e.strerror}): set another {self._flag}") from e
+
+    async def stop(self) -> None:
+        """Close all connections; may be called twice."""
+        if self._server:
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _connect(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection, and close the oldest ones above the limit."""
+        server = self._runner.server
+        if server is None:
+            raise RuntimeError("the web server is not set up")
+        connections = server.connections
+        for oldest in connections[: max(0, len(connections) + 1 - _MOST_CONNECTIONS)]:
+            if oldest.transport is not None:
+                # Not close: that waits for a client that does not read.
+                oldest.transport.abort()
+        return server()
 
 
 class WebServer:
@@ -148,7 +188,7 @@ class WebServer:
     async def stop(self) -> None:
         """Close all connections; may be called twice."""
         for listener in self._listeners:
-            await listener.runner.cleanup()
+            await listener.stop()
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=self._metrics_text.get(), headers={"Content-Type": METRICS_CONTENT_TYPE})
@@ -170,4 +210,12 @@ def _listener(flag: str, address: ListenAddress, pages: Mapping[str, _Handler]) 
     app = web.Application()
     for path, handler in pages.items():
         app.router.add_get(path, handler)
-    return _Listener(flag, address, web.AppRunner(app, access_log=None))
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        keepalive_timeout=_IDLE_SECONDS,
+        max_headers=_MOST_HEADERS,
+        max_line_size=_MOST_HEADER_BYTES,
+        max_field_size=_MOST_HEADER_BYTES,
+    )
+    return _Listener(flag, address, runner)

@@ -1,5 +1,6 @@
 """The agent's HTTP server, over a real socket."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -170,3 +171,33 @@ async def test_1000_scrapes_cost_one_rendering_a_second(agent: _Agent, monkeypat
     server = WebServer(_ANY, agent.pages, clock)
     await _request_1000_times(server, "metrics", clock, expected=b"podVolume_data_upload_success_total")
     assert rendered == [0.0, 1.0]
+
+
+async def test_a_scrape_beside_1000_half_sent_requests_answers(url: str) -> None:
+    """Only the newest connections are kept, so they take little memory."""
+    port = int(url.rpartition(":")[2])
+    clients = []
+    for _ in range(20):
+        opened = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", port) for _ in range(50)))
+        for _, writer in opened:
+            writer.write(b"GET /metrics HTTP/1.1\r\nHost: ")
+        clients += opened
+    assert (await _get(f"{url}/metrics"))[0] == 200
+    async with asyncio.timeout(15):
+        ends = await asyncio.gather(*(reader.read() for reader, _ in clients[:700]), return_exceptions=True)
+    assert not [end for end in ends if end and not isinstance(end, ConnectionResetError)]
+    for _, writer in clients:
+        writer.close()
+
+
+async def test_a_half_sent_request_ends(agent: _Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.web.server._IDLE_SECONDS", 0.1)
+    server = WebServer(_ANY, agent.pages, SystemClock())
+    await server.start()
+    for sent in (b"", b"GET /healthz HTTP/1.1\r\nHost: "):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(sent)
+        async with asyncio.timeout(10):
+            assert not await reader.read()
+        writer.close()
+    await server.stop()
