@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from tests.testbed import cgroups
 
 __all__ = ["main"]
 
 _SAMPLE_SECONDS = 10
+_POLL_SECONDS = 1
 
 
 def main(arguments: list[str]) -> int:
@@ -27,9 +29,12 @@ def main(arguments: list[str]) -> int:
     processors = int(arguments[0]) / 100 * len(os.sched_getaffinity(0))
     name = f"{cgroups.SLOW_DAY}-{os.getpid()}"
     cgroups.limit_group(name, processors)
+    stops: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda received, _: stops.append(received))
     began = time.monotonic()
     child = subprocess.Popen(arguments[1:], preexec_fn=lambda: cgroups.attach(name))  # noqa: PLW1509 - one thread
-    code, most = _follow(name, child)
+    code, most = _follow(name, child, stops)
     seconds = time.monotonic() - began
     mean = cgroups.read_used_seconds(name) / seconds
     print(
@@ -40,16 +45,20 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _follow(name: str, child: subprocess.Popen[bytes]) -> tuple[int, float]:
-    """Wait for the end of the child; return how it ended, and the most processors that the group used."""
+def _follow(name: str, child: subprocess.Popen[bytes], stops: list[int]) -> tuple[int, float]:
+    """Wait for the end of the child, which gets the signals of `stops`.
+
+    Returns how it ended, and the most processors that the group used.
+    """
     most, at, used = 0.0, time.monotonic(), 0.0
     while True:
-        try:
-            return child.wait(_SAMPLE_SECONDS), most
-        except KeyboardInterrupt:
-            child.send_signal(signal.SIGINT)  # it cleans up; a terminal has sent it one already
-        except subprocess.TimeoutExpired:
-            now, total = time.monotonic(), cgroups.read_used_seconds(name)
+        while stops:
+            child.send_signal(stops.pop())
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(_POLL_SECONDS), most
+        now = time.monotonic()
+        if now - at >= _SAMPLE_SECONDS:
+            total = cgroups.read_used_seconds(name)
             most, at, used = max(most, (total - used) / (now - at)), now, total
 
 
