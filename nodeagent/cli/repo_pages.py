@@ -68,7 +68,7 @@ def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
     run = following.mode or "run"
     if not following.hold:
         return f"{run} is due"
-    if following.hold == Hold.JOB_UNFINISHED:
+    if following.hold == Hold.JOB_UNFINISHED and not following.overdue:
         return Styled("running", GOOD)
     if following.overdue and following.due is not None:
         return Styled(f"overdue for {_age(following.due, now)}: {following.hold}", BAD)

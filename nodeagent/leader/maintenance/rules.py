@@ -180,7 +180,7 @@ def decide_maintenance(view: MaintenanceView) -> Decision:
     if (hold := _find_hold(view)) is not None:
         return hold
     due = _find_due(view)
-    overdue = view.now - due.at >= FOREIGN_INTERVALS * view.full_interval
+    overdue = _is_overdue(view, due.at)
     if view.now < due.at:
         return Decision(due.hold, due.at, due.at)
     if not is_open(view.windows, view.now):
@@ -190,6 +190,10 @@ def decide_maintenance(view: MaintenanceView) -> Decision:
     return Decision(None, None, due.at, overdue, may_be_full=_may_be_full(view))
 
 
+def _is_overdue(view: MaintenanceView, due_at: datetime) -> bool:
+    return view.now - due_at >= FOREIGN_INTERVALS * view.full_interval
+
+
 def _find_hold(view: MaintenanceView) -> Decision | None:
     """Return what forbids maintenance, due or not; None: nothing."""
     auto = view.switch is MaintenanceSwitch.AUTO
@@ -197,10 +201,12 @@ def _find_hold(view: MaintenanceView) -> Decision | None:
         return Decision(Hold.OFF)
     if view.server:
         return Decision(Hold.SERVER)
+    if view.job_unfinished:
+        # It may be one for ever: the pod of a lost node stays.
+        due_at = _find_due(view).at
+        return Decision(Hold.JOB_UNFINISHED, None, due_at, _is_overdue(view, due_at))
     if auto and view.no_server_for < _SERVER_GONE:
         return Decision(Hold.SERVER_SEEN, view.now + _SERVER_GONE - view.no_server_for)
-    if view.job_unfinished:
-        return Decision(Hold.JOB_UNFINISHED)
     if not view.ready_once:
         return Decision(Hold.NEVER_READY)
     if (hold := _OF_LOCATION.get(view.location)) is not None:

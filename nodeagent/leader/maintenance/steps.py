@@ -109,11 +109,23 @@ class MaintenanceSteps:
         # One that has its label runs already; the others must not.
         unfinished = sorted((job for job in own if not job.ended), key=lambda job: not job.labeled)
         if unfinished:
-            return await self._attendant.attend(repository, unfinished[0]), Decision(Hold.JOB_UNFINISHED)
+            requeue = await self._attendant.attend(repository, unfinished[0])
+            return requeue, await self._hold_for(repository, unfinished[0])
         running = record_of(repository).running
         if running is not None:
-            return await self._attendant.look_for(repository, running), Decision(Hold.JOB_UNFINISHED)
+            requeue = await self._attendant.look_for(repository, running)
+            return requeue, await self._hold_for(repository, running)
         return await self._decide(repository, jobs)
+
+    async def _hold_for(self, repository: BackupRepository, job: MaintenanceJob | RunningJob) -> Decision:
+        """Return when the maintenance after that Job is due, and report it once it is overdue."""
+        backups = self._tools.backups(_key_of(repository))
+        if backups is None:
+            return Decision(Hold.JOB_UNFINISHED)
+        view = await self._view(repository, _fingerprint(backups))
+        decision = decide_maintenance(replace(view, last_maintenance=job.created, job_unfinished=True))
+        await self._report_hold(repository, decision, f": Job {self._namespace}/{job.name} or its pod has not ended")
+        return decision
 
     def _count_skip(self, repository: BackupRepository, hold: Hold | None) -> None:
         """Count each reason once for each slot of the repository in which it held the maintenance."""
@@ -266,10 +278,10 @@ class MaintenanceSteps:
             await self._report_once(repository, "MaintenanceMemory", text)
         return Decision(Hold.JOB_UNFINISHED)
 
-    async def _report_hold(self, repository: BackupRepository, decision: Decision) -> None:
+    async def _report_hold(self, repository: BackupRepository, decision: Decision, cause: str = "") -> None:
         """Record an Event for a hold that a person may have to end; the others are on the status page."""
         if decision.hold is not None and decision.overdue:
-            text = f"maintenance has been due since {decision.due_at}, and may not start: {decision.hold}"
+            text = f"maintenance has been due since {decision.due_at}, and may not start: {decision.hold}{cause}"
             await self._report_once(repository, "MaintenanceOverdue", text)
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:

@@ -3,10 +3,13 @@
 import asyncio
 import json
 import re
+from datetime import timedelta
 
 import pytest
 
-from core.kube.resources import EVENTS
+from core.kube.client import KubeClient
+from core.kube.resources import EVENTS, JOBS
+from core.kube.retry import Retry
 from core.models.base import JsonDict, parse_time
 from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.config.maintenance import MaintenanceSettings
@@ -14,6 +17,7 @@ from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
 
@@ -45,6 +49,33 @@ async def test_what_is_waited_for_is_no_skip() -> None:
         await scene.run_once(result(nextQuick="2026-12-01T00:00:00Z", nextFull="2026-11-22T00:00:00Z"))
         await asyncio.sleep(5 * _HOUR)
         assert _values(scene, "nodeagent_maintenance_skipped_total") == {}
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["job", "pod"])
+async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(*, deleted: bool) -> None:
+    """As on a lost node, where the pod stays Terminating."""
+    scene = MaintenanceScene(switch=MaintenanceSwitch.ON)
+    stored = repository_object(lastMaintenanceTime="2026-11-17T10:00:00Z")
+    stored["metadata"]["annotations"] = {MAINTENANCE_ANNOTATION: json.dumps({"fullIntervalSeconds": 600})}
+    scene.kube.put(stored)
+    async with scene.running() as controller:
+        job = await scene.until_job(seconds=MINUTE)
+        scene.start_pod(job)
+        await scene.until_labeled(job)
+        if deleted:
+            await KubeClient(scene.kube, Retry(LoopClock())).delete(JOBS, "velero", job["metadata"]["name"])
+        due = scene.clock.now() + timedelta(hours=1)
+        await asyncio.sleep(85 * MINUTE)
+        decision = controller.report()["app-default-kopia"]
+        assert (decision["hold"], decision["overdue"]) == ("job-unfinished", False)
+        assert timedelta() <= due - parse_time(decision["due"]) < timedelta(minutes=1)
+        assert scene.reasons() == []
+        await asyncio.sleep(10 * MINUTE)
+        assert controller.report()["app-default-kopia"]["overdue"]
+        (event,) = scene.kube.objects(EVENTS)
+        assert event["reason"] == "MaintenanceOverdue"
+        ending = f"job-unfinished: Job velero/{job['metadata']['name']} or its pod has not ended"
+        assert event["message"].endswith(ending)
 
 
 async def test_an_attempt_that_gets_no_more_memory_says_so() -> None:

@@ -78,8 +78,8 @@ def test_a_changed_repository_is_maintained_when_it_is_due() -> None:
 FORBIDDEN: dict[Hold, dict[str, Any]] = {
     Hold.OFF: {"switch": MaintenanceSwitch.OFF},
     Hold.SERVER: {"server": True},
-    Hold.SERVER_SEEN: {"no_server_for": 59 * MINUTE},
     Hold.JOB_UNFINISHED: {"job_unfinished": True},
+    Hold.SERVER_SEEN: {"no_server_for": 59 * MINUTE},
     Hold.NEVER_READY: {"ready_once": False},
     Hold.LOCATION_MISSING: {"location": LocationState.MISSING},
     Hold.LOCATION_READ_ONLY: {"location": LocationState.READ_ONLY},
