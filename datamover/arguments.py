@@ -5,6 +5,7 @@ pod loads nothing for terminals, and local mode nothing for clusters.
 """
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -242,12 +243,13 @@ class LocalBackup:
 
 @dataclass(frozen=True)
 class LocalRestore:
-    """Restore a snapshot to `target`."""
+    """Restore a snapshot to `target`, with `overwrite` also to a directory that is not empty."""
 
     snapshot_id: str
     target: Path
 
 
+    overwrite: bool = False
 @dataclass(frozen=True)
 class LocalList:
     """List the snapshots of the repository."""
@@ -397,12 +399,27 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
     if parsed.command == LIST:
         return LocalList()
     if parsed.command == MoverVerb.BACKUP:
+    for name in ("source", "name", "target"):
+        _check_text(f"--{name}", str(getattr(parsed, name, "")))
         if parsed.source is None:
             raise ConfigError("required argument: --source")
         return LocalBackup(parsed.source, parsed.name, parsed.compression)
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
-    return LocalRestore(parsed.snapshot, parsed.target)
+    return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite)
+
+
+def _check_text(flag: str, value: str) -> None:
+    """Check that kopia and JSON can keep a path or name.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        shown = os.fsencode(value).decode(errors="backslashreplace")
+        raise ConfigError(f'{flag}: not UTF-8, so that kopia cannot keep it: "{shown}"') from None
 
 
 def _read_password(file: str, environment: Mapping[str, str]) -> str:

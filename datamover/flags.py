@@ -113,6 +113,11 @@ def build_parser() -> argparse.ArgumentParser:
 
     listing = _add_command(commands, LIST, "list the snapshots of a repository")
     _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
+    local.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="restore also to a directory that is not empty: files of the snapshot replace those of the same name",
+    )
 
     _add_leader_commands(commands)
     return parser

@@ -24,6 +24,7 @@ from core.errors import DataPathError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.parts import Part, Parts, Placeholders, find_parts
+from datamover.data_path.read_only import allow_writing
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -137,6 +138,8 @@ async def _restore_files(
             f"about {fitting}"
         )
     await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
+    # kopia leaves the modes of finished files alone.
+    await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
     resumable = None
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)

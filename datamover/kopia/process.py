@@ -13,6 +13,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -56,6 +57,9 @@ _COUNTERS: Final = "counters"
 
 _STATUS_LINES: Final = ("Snapshotting ", "Unable to estimate", "Restoring to ", "starting prometheus metrics on ")
 """Prefixes of lines that contain no error."""
+
+_JSON_START: Final = re.compile(r"^[\[{n]", re.MULTILINE)
+"""Comments, before it, quote the path of a snapshot, which may have line breaks, and what these characters begin."""
 
 _CRASH_SIGNALS: Final = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV})
 """This process sends KILL only to a kopia whose answer it no longer waits for, and TERM. A broken pipe (PIPE) is no
@@ -187,16 +191,16 @@ class KopiaAnswer:
         return self
 
     def json(self) -> Any:  # noqa: ANN401 - any JSON
-        """Return the JSON in kopia's output; comment lines before it are skipped.
+        """Return the JSON in kopia's output; comments before it, which may have line breaks, are skipped.
 
         Raises:
             KopiaError: the output is not JSON.
         """
-        lines = self.output.decode(errors="replace").splitlines()
-        try:
-            return json.loads("\n".join(line for line in lines if not line.startswith("//")))
-        except ValueError as e:
-            raise self.error("kopia's output is not JSON") from e
+        text = self.output.decode(errors="replace")
+        for start in _JSON_START.finditer(text):
+            with suppress(ValueError):
+                return json.loads(text[start.start() :])
+        raise self.error("kopia's output is not JSON")
 
     def document(self) -> JsonDict:
         """Return the JSON object in kopia's output.

@@ -33,6 +33,7 @@ from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.aws import find_aws_identity
+from datamover.runtime.tree import escape_controls
 from datamover.storage.credentials import read_inherited
 from datamover.storage.providers import FileStorage, Storage
 from datamover.storage.s3 import S3Storage
@@ -42,6 +43,7 @@ __all__ = ["LocalMover", "parse_storage", "run_local"]
 _S3: Final = "s3"
 _T = TypeVar("_T")
 
+_LOST_AND_FOUND: Final = "lost+found"
 
 def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
     """Return the storage that the options describe.
@@ -129,7 +131,9 @@ class LocalMover:
         """Restore a snapshot to a directory or device."""
         volume = _absolute(target)
         limits = self._limits
-        parameters = RestoreParameters(snapshot_id, volume, _mode(volume), limits.restore_workers, limits)
+        mode, workers = _mode(volume), limits.restore_workers
+        # A disk image would otherwise take its full size.
+        parameters = RestoreParameters(snapshot_id, volume, mode, workers, limits, sparse=True)
         meter = Meter(self._clock, Direction.RESTORE)
 
         async def work(repository: Repository) -> RestoreResult:
@@ -202,13 +206,35 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     """Run the command, print its result, and return the exit code; its secrets are added to `redactor`."""
     report_means(find_means())
     clock = SystemClock()
+def _check_empty(target: Path) -> None:
+    """Check that a restore replaces nothing; a directory that `mkfs` makes does not count.
+
+    Raises:
+        ConfigError: the target has files already, or cannot be read.
+    """
+    try:
+        found = min((one.name for one in target.iterdir() if one.name != _LOST_AND_FOUND), default=None)
+    except (FileNotFoundError, NotADirectoryError):
+        # It is created, or refused later; a device has no names.
+        return
+    except OSError as e:
+        raise ConfigError(f"--target: cannot read {target}: {e.strerror}") from e
+    if found is not None:
+        raise ConfigError(
+            f"--target: {target} is not empty, it has {escape_controls(found)}: choose another directory, or set "
+            "--overwrite to replace what the snapshot has too, and to keep the rest"
+        )
+
+
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
         case LocalBackup(source, name, compression):
             result = await mover.back_up(source, name, bar, compression=compression)
             _print_backup(result, as_json=options.json)
-        case LocalRestore(snapshot_id, target):
+        case LocalRestore(snapshot_id, target, overwrite):
+            if not overwrite:
+                _check_empty(target)
             _print_restore(await mover.restore(snapshot_id, target, bar), as_json=options.json)
         case LocalList():
             _print_list(await mover.list(), as_json=options.json)
@@ -222,14 +248,15 @@ def _print_backup(result: BackupResult, *, as_json: bool) -> None:
     changed = (
         "" if result.incremental_bytes == result.total_bytes else f", {format_bytes(result.incremental_bytes)} changed"
     )
-    _print(f"snapshot {result.snapshot_id} of {result.source.by_path}: {format_bytes(result.total_bytes)}{changed}")
+    source = escape_controls(result.source.by_path)
+    _print(f"snapshot {result.snapshot_id} of {source}: {format_bytes(result.total_bytes)}{changed}")
 
 
 def _print_restore(result: RestoreResult, *, as_json: bool) -> None:
     if as_json:
         _print(result.to_json())
         return
-    _print(f"restored {format_bytes(result.total_bytes)} to {result.target.by_path}")
+    _print(f"restored {format_bytes(result.total_bytes)} to {escape_controls(result.target.by_path)}")
 
 
 def _print_list(snapshots: list[Snapshot], *, as_json: bool) -> None:
@@ -237,7 +264,8 @@ def _print_list(snapshots: list[Snapshot], *, as_json: bool) -> None:
         _print(json.dumps([asdict(snapshot) for snapshot in snapshots]))
         return
     for one in snapshots:
-        _print(f"{one.snapshot_id}  {one.started[:19]}Z  {format_bytes(one.size_bytes):>10}  {one.source}")
+        size, source = format_bytes(one.size_bytes), escape_controls(one.source)
+        _print(f"{one.snapshot_id}  {one.started[:19]}Z  {size:>10}  {source}")
     if not snapshots:
         _print("no snapshots in the repository")
 

@@ -210,9 +210,10 @@ def test_a_deletions_flag_that_is_none_is_invalid(flag: str, error: str) -> None
         (["backup", "--source=/data", "--name=mine"], LocalBackup(Path("/data"), "mine")),
         (["backup", "--source=/data", "--compression=zstd"], LocalBackup(Path("/data"), "", Compression.ZSTD)),
         (["restore", "--snapshot=abc", "--target=/out"], LocalRestore("abc", Path("/out"))),
+        (["restore", "--snapshot=abc", "--target=/out", "--overwrite"], LocalRestore("abc", Path("/out"), True)),
         (["list"], LocalList()),
     ],
-    ids=["backup", "backup with a name", "compressed backup", "restore", "list"],
+    ids=["backup", "backup with a name", "compressed backup", "restore", "restore over files", "list"],
 )
 def test_a_repository_on_the_command_line_is_local_mode(
     argv: list[str], command: LocalBackup | LocalRestore | LocalList
@@ -239,6 +240,20 @@ def test_a_password_file_takes_precedence_over_the_environment(tmp_path: Path) -
 )
 def test_a_command_of_local_mode_without_its_flags_is_rejected(argv: list[str], missing: str) -> None:
     with pytest.raises(ConfigError, match=missing):
+        parse_arguments([*argv, *_LOCAL], _PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("argv", "flag"),
+    [
+        (["backup", "--source=/\udcff"], "--source"),
+        (["backup", "--source=/a", "--name=\udcff"], "--name"),
+        (["restore", "--snapshot=a", "--target=/\udcff"], "--target"),
+    ],
+    ids=["source", "name", "target"],
+)
+def test_a_path_that_kopia_cannot_keep_is_rejected(argv: list[str], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf'{flag}: not UTF-8, so that kopia cannot keep it: "/?\\xff"'):
         parse_arguments([*argv, *_LOCAL], _PASSWORD)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import AgentError, ConfigError, DataPathError, ResultError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, ResultError
 from core.version import VERSION
 from datamover.__main__ import _run as run_command_line
 from datamover.runtime.signals import StopSignal
@@ -155,6 +155,19 @@ def test_a_usage_error_is_one_line_and_exit_code_2(
     assert errors.startswith("error: ")
     assert message_part in errors
     assert errors.count("\n") == 1
+
+
+def test_a_restore_over_other_files_is_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KOPIA_PASSWORD", PASSWORD)
+    (tmp_path / "out" / "lost+found").mkdir(parents=True)
+    restore = ["restore", "--snapshot=a", "--target", str(tmp_path / "out"), "--repository", str(tmp_path / "none")]
+    assert _run_here(capsys, *restore)[0] == RepositoryError.exit_code
+    (tmp_path / "out" / "mine\n").touch()
+    code, _, errors = _run_here(capsys, *restore)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert f"--target: {tmp_path}/out is not empty, it has mine\\n: choose another directory, or set" in errors
 
 
 def test_pod_mode_outside_a_pod_is_reported() -> None:

@@ -102,18 +102,25 @@ async def test_the_mover_restores_and_continues_a_backup_of_plain_kopia(
 async def test_a_restore_overwrites_existing_files_and_keeps_others(
     local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
-    """As with Velero: files, links and directories of the same name are replaced, longer ones are truncated."""
+    """As with Velero: files, links and directories of the same name are replaced, longer ones are truncated.
+
+    Holes stay holes, also where data was.
+    """
+    (tree / "disk").touch()
+    os.truncate(tree / "disk", 4 << 20)
     backup = await local_mover.back_up(tree, "", None)
     out = tmp_path / "out"
     (out / "a" / "b" / "c").mkdir(parents=True, mode=0o700)
     (out / "a" / "b" / "c" / "file 1").write_bytes(b"longer than what was backed up" * 1000)
     (out / "secret").write_text("to be written over, and its mode too")
     (out / "link").symlink_to("elsewhere")
+    make_large_file(out / "disk", 4)
     (out / "a" / "other").write_text("not in the backup")
     await local_mover.restore(backup.snapshot_id, out, None)
     assert (out / "a" / "other").read_text() == "not in the backup"
     (out / "a" / "other").unlink()
     assert describe_tree(out) == describe_tree(tree)
+    assert (out / "disk").stat().st_blocks == 0
 
 
 async def test_a_restore_over_an_entry_of_another_type_fails_with_its_path(

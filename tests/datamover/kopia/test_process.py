@@ -1,5 +1,6 @@
 """What the end of a kopia means: whether another attempt may avoid it."""
 
+import json
 import os
 from pathlib import Path
 
@@ -36,6 +37,12 @@ def test_the_class_of_an_error_says_whether_kopia_crashed(
 ) -> None:
     assert type(error) is kind
     assert str(error).splitlines()[0] == f"back up /volume: {shown}"
+
+
+@pytest.mark.parametrize("path", ["/a", "/a\nb", "/a\n{", "/a\n[]", "/a\u0085b", "/a\u2028b"], ids=ascii)
+def test_a_document_follows_comments_with_any_path(path: str) -> None:
+    output = f"// id: k1\n// label path:{path}\n" + json.dumps({"path": path, "more": []}, indent=1, ensure_ascii=False)
+    assert KopiaAnswer("show", 0, output.encode()).document() == {"path": path, "more": []}
 
 
 def test_a_storage_that_kopia_gave_up_is_an_outage() -> None:
