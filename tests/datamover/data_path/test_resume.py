@@ -1,19 +1,22 @@
 """A restore that is killed and continued equals an uninterrupted one, whatever happened to the target meanwhile."""
 
+import asyncio
 import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from core.errors import DataPathError
 from datamover.data_path.finished import FinishedList
+from datamover.data_path.restore import _PartRestorer
 from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
@@ -199,10 +202,24 @@ async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(
     seed.check(target)
 
 
+def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
+    """Let kopia's part of a restore end only when the condition holds: on a busy machine it ends before any list."""
+    restore_parts = _PartRestorer.restore
+
+    async def restore_and_wait(*arguments: Any) -> None:
+        await restore_parts(*arguments)
+        async with asyncio.timeout(60):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(_PartRestorer, "restore", restore_and_wait)
+
+
 async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(
-    movers: Repository, seed: Seed, target: Path, sync: AsyncMock
+    movers: Repository, seed: Seed, target: Path, sync: AsyncMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel reports it once, so the sync at the end would not find it."""
+    _end_after(monkeypatch, lambda: sync.called)
     sync.side_effect = DataPathError("cannot write restored data: Input/output error")
     with pytest.raises(DataPathError, match=r"Input/output error$"):
         await restore_all(movers, seed.restore_to(target))
@@ -214,16 +231,18 @@ async def test_a_restore_goes_on_if_its_files_cannot_be_listed(
 ) -> None:
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(FinishedList, "append", full)
+    _end_after(monkeypatch, lambda: full.called)
     await restore_all(movers, seed.restore_to(target))
     seed.check(target)
     full.assert_called_once()
 
 
 async def test_files_are_listed_after_the_sync_that_follows_their_end(
-    movers: Repository, seed: Seed, target: Path, sync: AsyncMock
+    movers: Repository, seed: Seed, target: Path, sync: AsyncMock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list is empty while the first sync runs, and it ends before the restore does."""
     sizes: list[int] = []
+    _end_after(monkeypatch, lambda: bool(sizes))
     sync.side_effect = lambda _: sizes.append(list_of(target).stat().st_size)
     await restore_all(movers, seed.restore_to(target))
     assert sizes == sorted(sizes)
