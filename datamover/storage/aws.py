@@ -43,6 +43,10 @@ _UNSUPPORTED: Final = ("role_arn", "source_profile", "credential_source", "crede
 _OF_ROLE: Final = ("external_id", "mfa_serial")
 """What kopia cannot pass on when it assumes a role. Source: kopia 0.23.1, repo/blob/s3/s3_options.go."""
 
+_KEYS: Final = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+_NO_KEY: Final = re.compile("[\\x00-\\x1f\\x7f-\\xa0\\xad\\u2000-\\u206f\\ufeff\\ufffd]")
+"""What editors and web pages put into a key that is copied: the storage would only say that its signature is wrong."""
+
 _NEEDED: Final = "which needs keys, or role_arn with source_profile or web_identity_token_file"
 _ONE_ROLE: Final = "which assumes one role, with the keys of a user"
 
@@ -229,13 +233,19 @@ def _keys(source: CredentialsText, profile: str, values: Mapping[str, str]) -> A
     """Return the keys of `profile`; None if it has none.
 
     Raises:
-        RepositoryError: it has only one of them.
+        RepositoryError: it has only one of them, or one was damaged on its way.
     """
     access, secret = values.get("aws_access_key_id", ""), values.get("aws_secret_access_key", "")
     if bool(access) != bool(secret):
         raise RepositoryError(
             f'{source.origin}: profile "{profile}": aws_access_key_id or aws_secret_access_key is missing'
         )
+    for name in _KEYS:
+        if found := _NO_KEY.search(values.get(name, "")):
+            raise RepositoryError(
+                f'{source.origin}: profile "{profile}": {name} has the character U+{ord(found[0]):04X}, which is in no '
+                "key: write it again without typographic quotes, line breaks and other characters that are not shown"
+            )
     return AwsKeys(access, secret, values.get("aws_session_token", "")) if access else None
 
 
@@ -253,4 +263,13 @@ def _profile(source: CredentialsText, wanted: str) -> dict[str, str]:
     if section is None:
         found = ", ".join(parser.sections()) or "none"
         raise RepositoryError(f'{source.origin}: no profile "{wanted}" (profiles: {found})')
-    return {name: value.strip().strip("\"'") for name, value in parser.items(section)}
+    return {name: _unquote(value.strip()) for name, value in parser.items(section)}
+
+
+def _unquote(value: str) -> str:
+    """Return the value without the quotes around it, if there is one at each end.
+
+    Source: aws-sdk-go-v2, internal/ini/strings.go (unquote).
+    """
+    quoted = len(value) > len("''") and value[0] in "\"'" and value[0] == value[-1]
+    return value[1:-1] if quoted else value

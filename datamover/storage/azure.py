@@ -291,7 +291,10 @@ def _domain(account: str, uri: str) -> str:
     """Return the domain that kopia appends to the account's name."""
     if not uri:
         return ""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError as e:
+        raise RepositoryError(f'config.storageAccountURI: invalid: "{uri}"') from e
     name, _, domain = parts.netloc.partition(".")
     if parts.scheme != "https" or name != account or not domain or parts.path.strip("/"):
         raise RepositoryError(f'config.storageAccountURI: must be https://{account}.<domain>: "{uri}"')

@@ -26,6 +26,30 @@ def test_a_file_with_comments_and_quotes_is_parsed(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "secret"),
+    [
+        ("it's'", "it's'"),
+        ("\"it's'\"", "it's'"),
+        ("'\"'", '"'),
+        ('"', '"'),
+        ('" blanks "', " blanks "),
+        ("in\\side = it", "in\\side = it"),
+    ],
+)
+def test_a_secret_has_the_quotes_that_are_not_around_it(written: str, secret: str) -> None:
+    text = f"[default]\naws_access_key_id = KEYID\naws_secret_access_key = {written}\n"
+    assert parse_aws_profile(CredentialsText(text, "file /c")) == AwsKeys("KEYID", secret)
+
+
+@pytest.mark.parametrize("odd", ["“TOPSECRET”", "TOP\n SECRET", "TOP\u200bSECRET", "TOP\xa0SECRET"], ids=ascii)
+def test_a_key_with_a_character_of_an_editor_is_rejected_without_quoting_it(odd: str) -> None:
+    text = f"[default]\naws_access_key_id = KEYID\naws_secret_access_key = {odd}\n"
+    with pytest.raises(RepositoryError, match=r"aws_secret_access_key has the character U\+[0-9A-F]{4}") as rejected:
+        parse_aws_profile(CredentialsText(text, "file /c"))
+    assert "SECRET" not in str(rejected.value).replace("aws_secret", "")
+
+
+@pytest.mark.parametrize(
     "text",
     ["no file of this kind: TOPSECRET", "[default]\naws_access_key_id=KEYID\n", ""],
     ids=["no sections", "no secret key", "empty"],
