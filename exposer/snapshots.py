@@ -51,6 +51,8 @@ _CONTROLLER_ANNOTATIONS: Final = frozenset(
 describe the snapshot on the storage and are copied with its handle."""
 
 
+_SUFFIXES: Final = ((30, "Gi"), (20, "Mi"), (10, "Ki"))
+
 _CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.storage.kubernetes.io/")
 """How the keys begin that snapshot controllers and sidecars set on a VolumeSnapshot."""
 
@@ -76,7 +78,7 @@ def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict
         snapshot_uid=snapshot["metadata"]["uid"],
         content=content["metadata"]["name"],
         content_uid=content["metadata"]["uid"],
-        size=_restore_size(snapshot, claim),
+        size=_restore_size(content, claim),
         volume_mode=claim_volume_mode(claim),
         deletion_policy=content["spec"]["deletionPolicy"],
     )
@@ -207,17 +209,23 @@ def build_backup_snapshot(
     }
 
 
-def _restore_size(snapshot: JsonDict, claim: JsonDict) -> str:
+def _restore_size(content: JsonDict, claim: JsonDict) -> str:
     """Return the minimum size of a volume for the snapshot; a driver may report none, or zero.
 
+    It is what the driver reports, however large: many round up, and some report a whole file store. Only the content
+    is read for it, which tenants cannot write; the VolumeSnapshot has a copy.
+    Source: github.com/kubernetes-csi/external-provisioner/issues/727; aws-ebs-csi-driver/issues/1209.
+
     Raises:
-        ExposeError: neither the snapshot nor the PVC has a size.
+        ExposeError: neither the content nor the PVC has a size.
     """
-    restore_size = (snapshot.get("status") or {}).get("restoreSize")
+    restore_bytes = (content.get("status") or {}).get("restoreSize") or 0
+    if restore_bytes > 0:
+        fits = (f"{restore_bytes >> power}{suffix}" for power, suffix in _SUFFIXES if not restore_bytes % 2**power)
+        return next(fits, str(restore_bytes))
     requested = ((claim["spec"].get("resources") or {}).get("requests") or {}).get("storage")
-    for size in (restore_size, requested):
-        with suppress(ValueError):
-            if size is not None and parse_quantity(size) > 0:
-                return str(size)
+    with suppress(ValueError):
+        if requested is not None and parse_quantity(requested) > 0:
+            return str(requested)
     meta = claim["metadata"]
     raise ExposeError(f"PersistentVolumeClaim {meta['namespace']}/{meta['name']} requests no storage")

@@ -339,7 +339,6 @@ class _SnapshotError(TypedDict, total=False):
 class _SnapshotStatus(TypedDict, total=False):
     boundVolumeSnapshotContentName: str
     readyToUse: bool
-    restoreSize: str | Int64
     error: _SnapshotError
 
 
@@ -355,6 +354,7 @@ class _Snapshot(_Object):
 
 class _ContentStatus(TypedDict, total=False):
     snapshotHandle: str
+    restoreSize: Int64
 
 
 class _ContentSpec(TypedDict, total=False):

@@ -87,13 +87,15 @@ def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restore_size", "size"),
-    [("2Gi", "2Gi"), (None, "1Gi"), ("0", "1Gi")],
-    ids=["reported", "not reported", "zero"],
+    ("restore_bytes", "size"),
+    [(2 << 30, "2Gi"), (3 << 20, "3Mi"), (1_000_001, "1000001"), (None, "1Gi"), (0, "1Gi")],
+    ids=["reported", "suffix", "bytes", "not reported", "zero"],
 )
-def test_the_size_is_the_snapshots_or_else_the_source_pvcs(restore_size: str | None, size: str) -> None:
+def test_the_size_is_what_the_driver_reports_or_else_the_source_pvcs(restore_bytes: int | None, size: str) -> None:
+    """A tenant may be able to write the status of the VolumeSnapshot."""
     snapshot, source, claim = source_objects()
-    snapshot["status"]["restoreSize"] = restore_size
+    snapshot["status"]["restoreSize"] = "9Pi"
+    source["status"]["restoreSize"] = restore_bytes
 
     assert parse_snapshot_source(snapshot, source, claim).size == size
 

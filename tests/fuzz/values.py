@@ -75,7 +75,6 @@ _NUMBERS = st.one_of(
 TEXTS_BY_FIELD = {
     "operationTimeout": _DURATIONS,
     "maintenanceFrequency": _DURATIONS,
-    "restoreSize": _QUANTITIES,
     "storage": _QUANTITIES,
     "memory": _QUANTITIES,
 } | dict.fromkeys(

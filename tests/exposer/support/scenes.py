@@ -78,7 +78,7 @@ class BackupScene:
                 "volumeSnapshotClassName": "hostpath",
                 "volumeSnapshotRef": reference,
             },
-            status={"snapshotHandle": handle, "readyToUse": True},
+            status={"snapshotHandle": handle, "readyToUse": True, "restoreSize": 2 << 30},
         )
 
 
