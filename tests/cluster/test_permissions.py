@@ -108,7 +108,7 @@ def account(agent: Bed, request: pytest.FixtureRequest) -> Account:
     with (agent.folder / "logs" / "audit.log").open() as log:
         # Most of a long log is about others.
         events = map(json.loads, (line for line in log if user in line))
-        own = [event for event in events if event["user"]["username"] == user and "objectRef" in event]
+        own = [event for event in events if event["user"].get("username") == user and "objectRef" in event]
     return Account(request.param, _ACCOUNTS[request.param], own)
 
 

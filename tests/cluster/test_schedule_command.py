@@ -70,7 +70,7 @@ class _Scene:
         user = f"system:serviceaccount:{NAMESPACE}:node-agent-schedule-{self.space}"
         with (self.bed.folder / "logs" / "audit.log").open() as log:
             events = [json.loads(line) for line in log if user in line]
-        return [one for one in events if one["user"]["username"] == user and "objectRef" in one]
+        return [one for one in events if one["user"].get("username") == user and "objectRef" in one]
 
 
 @pytest.fixture
