@@ -7,7 +7,7 @@ Runs the steps and their cleanup in order. The objects are built by `exposer.cla
 from dataclasses import replace
 
 from core.errors import ExposeError
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -31,6 +31,7 @@ from exposer.rebind import Rebinder
 from exposer.source_volume import binds_late
 from exposer.storage_access import read_storage_access
 from exposer.volumes import delete_claim, is_provisioned, withdraw_mover
+from exposer.workload import tolerations_of_consumers
 
 __all__ = ["GenericRestoreExposer"]
 
@@ -142,10 +143,20 @@ class GenericRestoreExposer:
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
+        if placement.node:
+            placement = replace(placement, tolerations=await self._read_tolerations(request))
         manifest = build_restore_pod(
             request, claim_volume_mode(target), placement=placement, storage=storage, cache=cache
         )
         return await run.ensure(PODS, manifest)
+
+    async def _read_tolerations(self, request: RestoreRequest) -> tuple[JsonDict, ...]:
+        """Return those of the target's consumer: the scheduler chose the node by them.
+
+        Whoever may edit the PVC may name another node, but gets a mover no further than a pod.
+        """
+        pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
+        return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> JsonDict | Pending:
         """Return the target PVC, which is not bound yet.

@@ -64,10 +64,11 @@ class PlacementRules:
 
 @dataclass(frozen=True)
 class Placement:
-    """The eligible nodes; every field narrows them.
+    """The eligible nodes; every field but the last narrows them.
 
     `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
-    `topology` holds the `nodeSelectorTerms` of a volume, one of which must match.
+    `topology` holds the `nodeSelectorTerms` of a volume, one of which must match. `tolerations` are
+    added to those of all movers.
     """
 
     node_os: str = LINUX
@@ -75,6 +76,7 @@ class Placement:
     avoid_nodes: tuple[str, ...] = ()
     alternatives: Alternatives = ()
     topology: tuple[JsonDict, ...] = field(default=())
+    tolerations: tuple[JsonDict, ...] = ()
 
 
 def build_node_affinity(placement: Placement) -> JsonDict:

@@ -22,7 +22,6 @@ from exposer.placement import Placement
 from exposer.pod_files import MoverVolume
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
-from exposer.workload import ONTO_ANY_NODE
 
 __all__ = [
     "build_backup_pod",
@@ -90,8 +89,7 @@ def build_restore_pod(
         label=DATA_DOWNLOAD_LABEL,
         group=_RESTORE_GROUP,
         placement=placement,
-        # The consumer was scheduled to that node, so the mover must be, too.
-        tolerations=(ONTO_ANY_NODE,) if placement.node else (),
+        tolerations=placement.tolerations,
     )
     return build_mover_pod(plan, request.settings)
 

@@ -8,6 +8,7 @@ pkg/util/kube/utils.go (GetVolumeDirectory).
 """
 
 import re
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Final
 
@@ -32,6 +33,7 @@ __all__ = [
     "pod_of_directory",
     "restore_wait_completed",
     "split_directory",
+    "tolerations_of_consumers",
     "tolerations_to_stay",
 ]
 
@@ -180,6 +182,21 @@ def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
     tolerated = pod["spec"].get("tolerations") or []
     kept = [t | {"effect": "NoExecute"} for t in tolerated if t.get("effect", "") in {"", "NoExecute"}]
     return (ONTO_ANY_NODE, *kept)
+
+
+_CORDON: Final[JsonDict] = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+"""The toleration of a node that was cordoned after a pod was scheduled to it."""
+
+
+def tolerations_of_consumers(pods: Iterable[JsonDict], claim: str) -> tuple[JsonDict, ...]:
+    """Return the tolerations with which those of `pods` that use the PVC `claim` are scheduled to a tainted node."""
+    found = [_CORDON]
+    for pod in pods:
+        if all(claim_of(pod, volume) != claim for volume in pod["spec"].get("volumes") or []):
+            continue
+        tolerated = [t for t in pod["spec"].get("tolerations") or [] if t.get("effect", "") in {"", "NoSchedule"}]
+        found += [t for one in tolerated if (t := one | {"effect": "NoSchedule"}) not in found]
+    return tuple(found)
 
 
 def _restore_wait_state(pod: JsonDict) -> JsonDict:

@@ -168,6 +168,26 @@ async def test_the_consumers_node_is_used_with_late_binding_and_the_rule_otherwi
         assert annotations.get("volume.kubernetes.io/selected-node", "") == node
 
 
+async def test_a_mover_on_the_consumers_node_tolerates_what_the_consumer_does() -> None:
+    """Whoever may edit the target PVC may name any node: its taints keep the mover off like a pod of theirs."""
+    scene = RestoreScene(binding="WaitForFirstConsumer", node="node-b")
+    for name, used in (("app", "data"), ("other", "logs")):
+        keyed = {"key": name, "operator": "Exists"}
+        spec = {
+            "tolerations": [keyed, keyed | {"effect": "NoExecute"}],
+            "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": used}}],
+        }
+        scene.world.put(PODS, name, namespace="app3", uid=f"uid-{name}", spec=spec, status={"phase": "Pending"})
+
+    exposed = await expose(scene)
+
+    added = [one for one in exposed.pod["spec"]["tolerations"] if one.get("effect") == "NoSchedule"]
+    assert added == [
+        {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "app", "operator": "Exists", "effect": "NoSchedule"},
+    ]
+
+
 async def test_a_mover_follows_its_pvc_when_the_consumer_was_rescheduled() -> None:
     scene = RestoreScene(binding="WaitForFirstConsumer", node="node-a")
     scene.world.kube.fail_next("POST", "/pods", 403)
