@@ -146,10 +146,15 @@ class Api:
                 return connection
             connection.close()
 
+    def close(self) -> None:
+        """Close the connections that are kept; later requests set up others."""
+        while self._kept:
+            self._kept.pop().close()
+
     def __del__(self) -> None:
-        """Close the connections that are kept."""
-        for connection in getattr(self, "_kept", ()):
-            connection.close()
+        """Close the connections, unless the constructor failed."""
+        if hasattr(self, "_kept"):
+            self.close()
 
     def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
         """One object, or None when there is none of that name."""
