@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from core.errors import DataPathError
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.errors import DataPathError, KopiaCrashError, StorageOutageError
 from datamover.data_path.finished import (
     FinishedList,
     Progress,
@@ -44,6 +46,9 @@ LIST_INTERVAL: Final = timedelta(seconds=5)
 """How long the mover waits before it lists finished files again."""
 
 _NAME: Final = ".nodeagent-restore-"
+
+_CLEANUP: Final = timedelta(seconds=5)
+"""How long a failed restore waits for the removal of its list: the volume may hang."""
 
 _LISTING: Final = "listing finished files in {}"
 
@@ -117,6 +122,8 @@ class ResumableRestore:
     async def record_during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Return what `work` returns, and record meanwhile what is finished.
 
+        After a failure that no attempt follows, the list is removed: a volume that existed before stays.
+
         Raises:
             DataPathError: the disk failed.
         """
@@ -130,9 +137,16 @@ class ResumableRestore:
                     raise self._failure
             return result
 
-        return await run_unless_canceled(
-            lambda: run_beside(partial(self._record, canceler), settle(), name="finished-files"), canceler
-        )
+        try:
+            return await run_unless_canceled(
+                lambda: run_beside(partial(self._record, canceler), settle(), name="finished-files"), canceler
+            )
+        except DataPathError as e:
+            if not isinstance(e, (KopiaCrashError, StorageOutageError)):
+                with suppress(DataPathError, TimeoutError):
+                    deadline = Deadline.after(self._data_path.clock, _CLEANUP)
+                    await run_shielded(self.end, name="restore-list", deadline=deadline)
+            raise
 
     async def end(self) -> None:
         """Remove the list: the restore is complete.

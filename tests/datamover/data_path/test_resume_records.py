@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from datamover.data_path.resume import LIST_INTERVAL, ResumableRestore, ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kopia.progress import Direction
@@ -103,3 +104,23 @@ async def test_the_list_is_not_removed_while_files_are_appended(tmp_path: Path, 
     assert path.stat().st_size > header_bytes
     await restore.end()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [(KopiaError("x"), False), (KopiaCrashError("x"), True), (StorageOutageError("x"), True)],
+    ids=["final", "crash", "outage"],
+)
+async def test_the_list_of_a_failed_restore_stays_only_for_another_attempt(
+    tmp_path: Path, disk: _Disk, error: DataPathError, *, stays: bool
+) -> None:
+    """An existing volume that the claim was bound to is not deleted after a failure."""
+
+    async def fail() -> None:
+        raise error
+
+    restore = await _begin(tmp_path)
+    with pytest.raises(type(error)):
+        await restore.record_during(fail)
+    assert len(list(tmp_path.iterdir())) == stays
+    assert not disk.syncs
