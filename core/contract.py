@@ -12,10 +12,11 @@ from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
+from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
-from core.models.base import Int64, Time, WireModel
+from core.models.base import Int64, Time, WireModel, cut_text
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
 from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
@@ -72,6 +73,11 @@ The next attempt starts later than that after it was announced. `DATA_MOVER_FENC
 
 TERMINATION_MESSAGE_LIMIT_BYTES: Final = 4096
 """Source: Kubernetes, the limit of a container's termination message in the kubelet."""
+
+_NOTE_BYTES: Final = 2000
+_REASON_BYTES: Final = 500
+_ERROR_BYTES: Final = 1000
+"""Results cut their texts to these sizes: what is longer than a termination message would not be a result."""
 
 
 class DataPathReason(StrEnum):
@@ -148,7 +154,8 @@ class MoverArgs:
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
     for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
     snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
-    none; empty: none. `options` are flags of one verb only.
+    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `options` are flags
+    of one verb only.
     """
 
     verb: MoverVerb
@@ -161,6 +168,7 @@ class MoverArgs:
     attempt: int = 1
     cluster: str = ""
     compression: str = ""
+    ignore_files: bool = False
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -182,7 +190,13 @@ class MoverArgs:
             "log-level": self.log_level,
             "log-format": self.log_format,
         }
-        return [str(self.verb), *(f"--{flag}={value}" for flag, value in flags.items() if value), *self.options]
+        switches = ["--ignore-files"] if self.ignore_files else []
+        return [
+            str(self.verb),
+            *(f"--{flag}={value}" for flag, value in flags.items() if value),
+            *switches,
+            *self.options,
+        ]
 
 
 class ProgressMessage(WireModel, omit_defaults=True):
@@ -219,6 +233,7 @@ class VolumePath(WireModel):
 class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes.
 
+    `incremental_bytes` is absent if it is not known.
     The last three are ours, and Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
     """
@@ -227,10 +242,15 @@ class BackupResult(WireModel):
     empty_snapshot: bool = False
     source: VolumePath
     total_bytes: Int64 = 0
-    incremental_bytes: Int64 = 0
+    incremental_bytes: Int64 | UnsetType = UNSET
     note: str | UnsetType = UNSET
     new_bytes: Int64 | UnsetType = UNSET
     stored_bytes: Int64 | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Cut the text, so that the termination message has room for it."""
+        if self.note is not UNSET:
+            force_setattr(self, "note", cut_text(self.note, _NOTE_BYTES))
 
 
 class RestoreResult(WireModel):
@@ -265,7 +285,7 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     `incomplete_full`: the last full maintenance did not finish, in whichever cluster it ran.
     `interval_differs`: the full interval is not the one of the BackupRepository, and was not changed.
     Sizes in bytes; `peak_bytes` is the highest resident memory of kopia and of the data mover, `freed_bytes` what the
-    bucket shrank by.
+    bucket shrank by; None: not measured.
     `report` is the snapshot report, if one was requested and succeeded; `report_error` is why it failed.
     """
 
@@ -274,9 +294,9 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     held: bool = False
     repository_id: str = field(name="repositoryID", default="")
     seconds: float = 0.0
-    contents: Int64 = 0
-    index_blobs: Int64 = 0
-    freed_bytes: Int64 = 0
+    contents: Int64 | None = None
+    index_blobs: Int64 | None = None
+    freed_bytes: Int64 | None = None
     peak_bytes: Int64 = 0
     full_interval_seconds: float = 0.0
     interval_differs: bool = False
@@ -286,6 +306,11 @@ class MaintenanceResult(WireModel, omit_defaults=True):
     foreign_at: Time | None = None
     report: SnapshotReport | None = None
     report_error: str = ""
+
+    def __post_init__(self) -> None:
+        """Cut the texts, so that the termination message has room for them."""
+        force_setattr(self, "reason", cut_text(self.reason, _REASON_BYTES))
+        force_setattr(self, "report_error", cut_text(self.report_error, _ERROR_BYTES))
 
 
 _Result = TypeVar(

@@ -5,8 +5,9 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import field
+from msgspec.structs import force_setattr
 
-from core.models.base import Int64, Time, WireModel
+from core.models.base import Int64, Time, WireModel, cut_text
 from core.models.output_line import OutputLine
 from core.models.saved_claim import SavedClaim
 
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 _TRANSFER_PARTS: Final = 3
+
+_UNREAD_BYTES: Final = 500
+_MESSAGE_BYTES: Final = 800
+"""The termination message has room for the first beside the result of a maintenance, and for three of the second."""
 
 
 class SnapshotVerdict(StrEnum):
@@ -67,6 +72,10 @@ class SnapshotReport(WireModel, omit_defaults=True):
     unknown: SnapshotTotal = field(default_factory=SnapshotTotal)
     bucket_read: bool = False
     unread: str = ""
+
+    def __post_init__(self) -> None:
+        """Cut the text, so that the termination message has room for it."""
+        force_setattr(self, "unread", cut_text(self.unread, _UNREAD_BYTES))
 
 
 class ReportedSnapshot(WireModel, omit_defaults=True):
@@ -117,6 +126,10 @@ class UnreadRepository(WireModel):
 
     volume_namespace: str
     message: str
+
+    def __post_init__(self) -> None:
+        """Cut the text, so that the termination message has room for it."""
+        force_setattr(self, "message", cut_text(self.message, _MESSAGE_BYTES))
 
 
 class SnapshotListing(WireModel, omit_defaults=True):

@@ -73,7 +73,7 @@ class _Run:
         for day in range(self._plan.days):
             for hour in range(24):
                 await self._run_hour(base_files=0 if day or hour else self._plan.base_files)
-            index_blobs = self._care.record.index_blobs
+            index_blobs = self._care.record.index_blobs or 0
             self._months.samples.append(Sample(self._bucket.size_bytes, index_blobs, self._bucket.index_blobs))
         return self._months
 

@@ -76,7 +76,7 @@ class Report:
         yield "seconds to open it, after", _numbers(seen.opened_after, ".1f")
         yield "seconds of each full run", _numbers([job.seconds for job in seen.fulls], ".0f")
         yield "contents, peak memory of kopia in MiB", f"{seen.fulls[0].contents:,}, {seen.peak_mib:.0f}"
-        yield "index blobs that are read, after each Job", _numbers([job.index_blobs for job in seen.jobs], ",")
+        yield "index blobs that are read, after each Job", _numbers([job.index_blobs or 0 for job in seen.jobs], ",")
         yield "MB that only deleted snapshots held", f"{seen.held_bytes / _MB:,.0f}"
         yield "share of them that is free, after each full run", _numbers(seen.reclaimed, ".2f")
         yield "MB of the bucket, before and after each full run", _numbers([one / _MB for one in seen.sizes], ",.0f")

@@ -7,6 +7,7 @@ msgspec instead of pydantic, which parses the configuration: a mover starts for 
 volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
 """
 
+from bisect import bisect_right
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
@@ -22,6 +23,7 @@ __all__ = [
     "OwnerReference",
     "Time",
     "WireModel",
+    "cut_text",
     "explain_invalid",
     "format_time",
     "parse_time",
@@ -101,6 +103,21 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
     def to_json(self) -> str:
         """Return the JSON text, without spaces."""
         return msgspec.json.encode(self).decode()
+
+
+def cut_text(text: str, most_bytes: int) -> str:
+    """Return a text with at most so many bytes as JSON, cut at its end: a control character takes six of them."""
+    text = text.encode(errors="replace").decode()
+    if len(text) <= most_bytes and _count_json_bytes(text) <= most_bytes:
+        return text
+    mark = "…"
+    room = most_bytes - len(mark.encode())
+    kept = bisect_right(range(most_bytes), room, key=lambda count: _count_json_bytes(text[:count])) - 1
+    return f"{text[:kept]}{mark}"
+
+
+def _count_json_bytes(text: str) -> int:
+    return len(msgspec.json.encode(text)) - len('""')
 
 
 def explain_invalid(error: ValueError | RecursionError) -> str:

@@ -62,7 +62,7 @@ class TransferStatus(WireModel):
     node_os: str = field(default="", name="nodeOS")
     path: str = ""
     snapshot_id: str = field(default="", name="snapshotID")
-    incremental_bytes: Int64 = 0
+    incremental_bytes: Int64 | None = None
 
 
 class TransferSpec(WireModel):

@@ -146,7 +146,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         empty_snapshot=snapshot.entries == 0,
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
-        incremental_bytes=incremental_bytes,
+        incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
         note=note or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,

@@ -24,8 +24,10 @@ _CHANGED: Final = re.compile(rb"(?:added file \./.* \(|changed \./.* at .* \(siz
 """A line about one file, with its size now."""
 
 
-async def count_incremental(repository: Repository, snapshot: Snapshot, inheritance: Inheritance, meter: Meter) -> int:
-    """Return the size of the files that changed since the last complete snapshot, within half a percent.
+async def count_incremental(
+    repository: Repository, snapshot: Snapshot, inheritance: Inheritance, meter: Meter
+) -> int | None:
+    """Return the size of the files that changed since the last complete snapshot, within half a percent; None: unknown.
 
     Of a backup that continued from an earlier attempt, it does not include files that this one read only because their
     owner, mode or time had changed.
@@ -34,12 +36,15 @@ async def count_incremental(repository: Repository, snapshot: Snapshot, inherita
         return snapshot.size_bytes
     read_bytes = meter.hashed_bytes
     if inheritance.continued and inheritance.latest is not None:
-        read_bytes = max(read_bytes, await _compare(repository, inheritance.latest, snapshot))
+        compared_bytes = await _compare(repository, inheritance.latest, snapshot)
+        if compared_bytes is None:
+            return None
+        read_bytes = max(read_bytes, compared_bytes)
     return min(read_bytes, snapshot.size_bytes)
 
 
-async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int:
-    """Return the size of the files in `new` whose content `old` does not have there; 0 if that is not found out.
+async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int | None:
+    """Return the size of the files in `new` whose content `old` does not have there; None: unknown.
 
     kopia reads only directories that differ.
     """
@@ -49,7 +54,7 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int:
             answer = await repository.call(attempted, "diff", old.root_object, new.root_object, output_fd=file.fileno())
             answer.check()
         except DataPathError as e:
-            _logger.warning("incrementalBytes is too low: %s", e)
-            return 0
+            _logger.warning("incrementalBytes is not known: %s", e)
+            return None
         file.seek(0)
         return sum(int(found[1]) for line in file if (found := _CHANGED.match(line.rstrip(b"\n"))))

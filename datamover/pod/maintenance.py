@@ -116,7 +116,7 @@ async def _add_report(result: MaintenanceResult, snapshots: SnapshotReporter) ->
     except TimeoutError:
         result = structs.replace(result, report_error=f"timed out after {format_duration(_REPORT_TIMEOUT)}")
     except AgentError as e:
-        result = structs.replace(result, report_error=str(e)[:_CAUSE_LIMIT])
+        result = structs.replace(result, report_error=str(e))
     if result.report_error:
         _logger.warning("no snapshot report: %s", result.report_error)
     if result.peak_bytes:
@@ -276,7 +276,7 @@ class _Run:
                 result,
                 contents=await maintenance.count_contents(),
                 index_blobs=await maintenance.count_index_blobs(),
-                freed_bytes=max(0, before.bytes - (await maintenance.measure_bucket()).bytes) if before else 0,
+                freed_bytes=max(0, before.bytes - (await maintenance.measure_bucket()).bytes) if before else None,
             )
         except DataPathError as e:
             # The maintenance succeeded all the same.

@@ -41,8 +41,7 @@ __all__ = ["SHOWN_UNREAD", "build_unread", "describe_stored", "list_snapshots"]
 _logger = logging.getLogger(__name__)
 
 SHOWN_UNREAD: Final = 3
-_MESSAGE_LIMIT: Final = 250
-"""Characters: so many messages, in UTF-8 too, and names are shorter than the limit of a termination message."""
+"""So many messages and names are shorter than the limit of a termination message."""
 
 _SOURCES: Final = (
     re.compile(rf"{DATA_UPLOAD_REQUESTER}/kopia/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"),
@@ -165,6 +164,6 @@ def _claim_of(source: str) -> SavedClaim | None:
 
 
 def build_unread(volume_namespace: str, error: AgentError, redactor: Redactor) -> UnreadRepository:
-    """Return the repository with the cause, short enough for a termination message with `SHOWN_UNREAD` of them."""
+    """Return the repository with the cause."""
     lines = redactor.redact(str(error)).splitlines() or [""]
-    return UnreadRepository(volume_namespace=volume_namespace, message=lines[0][:_MESSAGE_LIMIT])
+    return UnreadRepository(volume_namespace=volume_namespace, message=lines[0])

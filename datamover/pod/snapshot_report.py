@@ -31,9 +31,6 @@ __all__ = ["SnapshotReporter", "report_snapshots"]
 
 _logger = logging.getLogger(__name__)
 
-_UNREAD_LIMIT: Final = 500
-"""Characters: the termination message has room for it beside the result of a maintenance."""
-
 _REASON_LIMIT: Final = 500
 
 
@@ -83,7 +80,7 @@ class SnapshotReporter:
             now = context.clock.now()
             totals = self._write((one, judge(one, references, now)) for one in self._read(answer, file))
         unread = references.unread if wanted else ""
-        return SnapshotReport(**totals, bucket_read=bucket_read, unread=unread[:_UNREAD_LIMIT])
+        return SnapshotReport(**totals, bucket_read=bucket_read, unread=unread)
 
     async def _list(self, file: IO[bytes]) -> KopiaAnswer:
         attempted = f"{self.repository.description}: list snapshots"

@@ -135,7 +135,7 @@ def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Age", format_age(now - created) if created else ""),
         ("Took", format_age(took) if took else ""),
         ("Moved", f"{format_bytes(one.bytes_done)}{share}" if one.bytes_done or one.total_bytes else ""),
-        ("New data", format_bytes(one.new_bytes) if one.new_bytes else ""),
+        ("New data", "" if one.new_bytes is None else format_bytes(one.new_bytes)),
         ("Limited to", format_limits(one.bandwidth)),
         ("Snapshot", one.snapshot_id),
         ("Verified", format_verification(one.verification, now)),

@@ -177,8 +177,9 @@ def _result(one: RepositoryDetails) -> str:
         return one.last_mode
     if result.reason:
         return f"{result.mode}: {result.reason}"
-    sizes = f"{format_bytes(result.freed_bytes)} freed, peak memory of kopia {format_bytes(result.peak_bytes)}"
-    return f"{result.mode}, took {result.seconds:.0f} s, {sizes}"
+    freed = "" if result.freed_bytes is None else f", {format_bytes(result.freed_bytes)} freed"
+    peak = f"peak memory of kopia {format_bytes(result.peak_bytes)}"
+    return f"{result.mode}, took {result.seconds:.0f} s{freed}, {peak}"
 
 
 def _next_sentence(following: NextMaintenance, now: datetime) -> str:

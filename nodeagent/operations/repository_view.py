@@ -20,7 +20,7 @@ __all__ = ["RepositoryDetails", "RepositoryList", "RepositorySummary", "RunningJ
 
 
 class RepositorySummary(WireModel):
-    """One BackupRepository; `contents` and `index_blobs` are as of the last maintenance, None before the first one."""
+    """One BackupRepository; `contents` and `index_blobs` are those of the last maintenance, None until then."""
 
     name: str
     namespace: str
@@ -52,8 +52,8 @@ class RepositorySummary(WireModel):
             maintenance_frequency=spec.maintenance_frequency,
             repository_id=meta.annotations.get(REPOSITORY_ID_ANNOTATION, ""),
             next=following,
-            contents=record.contents if record.at else None,
-            index_blobs=record.index_blobs if record.at else None,
+            contents=record.contents,
+            index_blobs=record.index_blobs,
         )
 
 

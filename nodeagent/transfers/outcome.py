@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from msgspec import field
+from msgspec import UNSET, field
 
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
 from core.errors import ContractError, ResultError
@@ -188,9 +188,10 @@ class BackupResults:
         return {
             "path": f"/{cr.uid}",
             "snapshotID": result.snapshot_id,
-            "incrementalBytes": result.incremental_bytes,
             "progress": _all_of(result.total_bytes),
-        } | ({"message": result.note} if result.note else {})
+            **({} if result.incremental_bytes is UNSET else {"incrementalBytes": result.incremental_bytes}),
+            **({"message": result.note} if result.note else {}),
+        }
 
 
 class RestoreResults:

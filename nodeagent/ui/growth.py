@@ -17,13 +17,16 @@ _DAYS: Final = 366
 
 @dataclass(frozen=True)
 class GrowthDay:
-    """One day in UTC: how many backups were completed, the size of their files, and what was new of it, in bytes."""
+    """One day in UTC: how many backups were completed, the size of their files, and what was new of it, in bytes.
+
+    None: no backup of the day says what was new.
+    """
 
     day: str
     moment: int
     backups: int
     total_bytes: int
-    new_bytes: int
+    new_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,9 @@ class Growth:
         return sum(day.total_bytes for day in self.days)
 
     @property
-    def new_bytes(self) -> int:
-        """What was not in the repository before; 0: nothing, or it is not known."""
-        return sum(day.new_bytes for day in self.days)
+    def new_bytes(self) -> int | None:
+        """What was not in the repository before; None: not known."""
+        return _sum_known(day.new_bytes for day in self.days)
 
     @property
     def deduplication(self) -> float | None:
@@ -66,6 +69,10 @@ def sum_growth(transfers: Iterable[TransferRecord], namespace: str, location: st
 
 def _sum(day: str, found: list[TransferRecord]) -> GrowthDay:
     moment = int(datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp())
-    return GrowthDay(
-        day, moment, len(found), sum(one.total_bytes for one in found), sum(one.new_bytes for one in found)
-    )
+    new_bytes = _sum_known(one.new_bytes for one in found)
+    return GrowthDay(day, moment, len(found), sum(one.total_bytes for one in found), new_bytes)
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    known = [one for one in values if one is not None]
+    return sum(known) if known else None

@@ -155,7 +155,8 @@ class MaintenanceController:
         metrics.maintenance_incomplete(name, is_full_incomplete(record, tuple(repository.status.recent_maintenance)))
         if record.at is None:
             return
-        metrics.repository_size(name, record.index_blobs, record.contents)
+        if record.index_blobs is not None and record.contents is not None:
+            metrics.repository_size(name, record.index_blobs, record.contents)
         for mode, at in ((record.mode, record.at), (MaintenanceMode.FULL, record.last_full)):
             if at is not None and mode is not MaintenanceMode.NONE:
                 metrics.maintained(name, str(mode), at.timestamp())

@@ -148,11 +148,10 @@ class HistoryWriter:
             tools.metrics.maintenance_succeeded(repository.name, (job.completed - job.created).total_seconds())
         if result is None:
             return
-        text = (
-            f"{result.mode} maintenance took {result.seconds:.0f} s: {result.index_blobs} index blobs, "
-            f"{result.contents} contents"
-        )
-        if result.freed_bytes > 0:
+        text = f"{result.mode} maintenance took {result.seconds:.0f} s"
+        if result.contents is not None:
+            text += f": {result.index_blobs} index blobs, {result.contents} contents"
+        if result.freed_bytes:
             text += f", {result.freed_bytes} bytes freed"
         await tools.events.record(repository, "Maintained", text)
         if result.interval_differs:

@@ -74,8 +74,8 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
     next_full: Time | None = None
     full_interval_seconds: float = 0.0
     foreign_at: Time | None = None
-    contents: Int64 = 0
-    index_blobs: Int64 = 0
+    contents: Int64 | None = None
+    index_blobs: Int64 | None = None
     peak_quick_bytes: Int64 = 0
     peak_full_bytes: Int64 = 0
     memory_bytes: Int64 = 0
@@ -116,8 +116,8 @@ def after_success(
         next_full=result.next_full,
         full_interval_seconds=result.full_interval_seconds or record.full_interval_seconds,
         foreign_at=max(filter(None, (record.foreign_at, result.foreign_at)), default=None),
-        contents=result.contents or record.contents,
-        index_blobs=result.index_blobs or record.index_blobs,
+        contents=record.contents if result.contents is None else result.contents,
+        index_blobs=record.index_blobs if result.index_blobs is None else result.index_blobs,
         last_failure=None,
         blocked_inputs="",
         retry_at_frequency=False,

@@ -92,7 +92,7 @@ class BackupVolume(WireModel):
     location: str = ""
     bytes_done: int = 0
     total_bytes: int = 0
-    incremental_bytes: int = 0
+    incremental_bytes: int | None = None
     snapshot_id: str = ""
     created: datetime | None = None
     started: datetime | None = None

@@ -35,7 +35,7 @@ class TransferRecord(WireModel):
     `queue` is the volume namespace, `created` as the API prints it: both are what the admission queue is ordered by.
     `began` is when the data path of the present attempt started; `number` counts attempts from 1.
     `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
-    belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` were not in the repository before, 0 where
+    belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` changed since the backup before, None where
     that is not known. `verification` is the last one of a backup.
     """
 
@@ -61,7 +61,7 @@ class TransferRecord(WireModel):
     canceling: bool = False
     datamover: str = ""
     backup: str = ""
-    new_bytes: int = 0
+    new_bytes: int | None = None
     verification: Verification | None = None
     fault: str = ""
 

@@ -86,7 +86,7 @@ async def test_what_kopia_read_counts(mover_repository: Repository, tmp_path: Pa
     assert await count_incremental(mover_repository, snapshot, inheritance, meter) == case.expected
 
 
-async def test_what_kopia_read_counts_where_the_snapshots_cannot_be_compared(
+async def test_the_increment_is_not_known_where_the_snapshots_cannot_be_compared(
     mover_repository: Repository, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     volume = tmp_path / "volume"
@@ -94,5 +94,5 @@ async def test_what_kopia_read_counts_where_the_snapshots_cannot_be_compared(
     (volume / "file").write_bytes(b"a" * 1000)
     snapshot = await _back_up(mover_repository, volume)
     lost = Snapshot("lost", "some/volume", "", "kffffffffffffffffffffffffffffffff", 1, 1)
-    assert await count_incremental(mover_repository, snapshot, Inheritance(lost, True), _meter(600, 400)) == 600
-    assert "incrementalBytes is too low: compare with snapshot lost: " in caplog.text
+    assert await count_incremental(mover_repository, snapshot, Inheritance(lost, True), _meter(600, 400)) is None
+    assert "incrementalBytes is not known: compare with snapshot lost: " in caplog.text

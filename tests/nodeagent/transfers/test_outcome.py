@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from core.contract import BackupResult, RestoreResult, parse_result
 from core.errors import ContractError
@@ -92,6 +94,14 @@ def test_a_stopped_mover_is_canceled_only_after_a_cancel_request(exit_code: int,
 )
 def test_any_other_end_is_failed_with_its_cause(end: PodEnd, message: str) -> None:
     assert decide_outcome(end, parse, cancel_requested=False) == Outcome(phase=Phase.FAILED, message=message)
+
+
+def test_an_unknown_increment_is_absent_and_one_of_nothing_is_written() -> None:
+    cr = DataUpload.parse(data_upload())
+    for size, shown in ((UNSET, {}), (0, {"incrementalBytes": 0})):
+        outcome = Outcome(Phase.COMPLETED, result=replace(BACKUP, incremental_bytes=size))
+        status = BackupResults().final_status(cr, outcome)
+        assert {key: value for key, value in status.items() if key == "incrementalBytes"} == shown
 
 
 def stored(text: str) -> Outcome | None:

@@ -8,7 +8,7 @@ from nodeagent.operations.status.records import TransferRecord
 from nodeagent.ui.growth import sum_growth
 
 
-def _backup(name: str, day: int, *, total: int = 100, new: int = 0, **more: Any) -> TransferRecord:
+def _backup(name: str, day: int, *, total: int = 100, new: int | None = 0, **more: Any) -> TransferRecord:
     fields: dict[str, Any] = {
         "kind": "DataUpload",
         "queue": "app",
@@ -49,4 +49,7 @@ def test_only_its_completed_backups_count() -> None:
 
 
 def test_without_a_word_on_new_data_nothing_is_claimed() -> None:
-    assert sum_growth([_backup("a", 1)], "app", "default").deduplication is None
+    unknown = sum_growth([_backup("a", 1, new=None)], "app", "default")
+    assert (unknown.new_bytes, unknown.days[0].new_bytes, unknown.deduplication) == (None, None, None)
+    none = sum_growth([_backup("a", 1, new=0), _backup("b", 1, new=None)], "app", "default")
+    assert (none.new_bytes, none.days[0].new_bytes, none.deduplication) == (0, 0, None)

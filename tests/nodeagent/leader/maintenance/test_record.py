@@ -66,6 +66,14 @@ def test_a_success_stores_what_kopia_reports() -> None:
     )
 
 
+def test_what_was_not_measured_stays_as_it_was_and_zero_is_a_measure() -> None:
+    measured = succeed(MaintenanceRecord(), QUICK)
+    unknown = succeed(measured, replace(QUICK, contents=None, index_blobs=None))
+    assert (unknown.contents, unknown.index_blobs) == (100, 7)
+    empty = succeed(measured, replace(QUICK, contents=0, index_blobs=0))
+    assert (empty.contents, empty.index_blobs) == (0, 0)
+
+
 def test_full_ones_are_counted_up_to_four_and_again_after_a_change() -> None:
     record, counts = MaintenanceRecord(), []
     for fingerprint, result in [

@@ -105,6 +105,15 @@ async def test_a_full_maintenance_that_failed_is_incomplete_until_one_succeeds(m
         assert _values(scene, "nodeagent_maintenance_incomplete_full") == {series: 0.0}
 
 
+async def test_what_could_not_be_measured_is_not_shown_as_zero() -> None:
+    scene = MaintenanceScene()
+    async with scene.running():
+        await scene.run_once('{"mode":"quick","seconds":3.0}')
+        (event,) = scene.kube.objects(EVENTS)
+        assert event["message"] == "quick maintenance took 3 s"
+        assert _values(scene, "nodeagent_repository_index_blobs") == {}
+
+
 async def test_a_new_leader_shows_what_is_stored_and_none_beside_a_server() -> None:
     scene = MaintenanceScene()
     async with scene.running():
