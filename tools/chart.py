@@ -15,7 +15,16 @@ from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.operations.install.accounts import build_agent_roles, build_mover_roles, build_volume_secrets_roles
 from nodeagent.operations.install.daemonset import build_daemonsets
-from nodeagent.operations.install.options import AgentOptions, ContainerResources, InstallOptions, ProxyOptions
+from nodeagent.operations.install.options import (
+    FLAGS_OF_INSTALL,
+    OWN_LOCATION_KEYS,
+    TRUTH_KEYS,
+    TRUTH_VALUES,
+    AgentOptions,
+    ContainerResources,
+    InstallOptions,
+    ProxyOptions,
+)
 from nodeagent.operations.install.surroundings import (
     build_network_policy,
     build_priority_classes,
@@ -65,7 +74,31 @@ _MONITORING_VALUE: Final[JsonDict] = {
 """No option: the command installs what agents need, and `deploy/monitoring` has the objects."""
 
 
+_REQUIRED: Final[JsonDict] = {"required": ["provider"]}
 _SCALARS: Final[Mapping[object, JsonDict]] = {str: {"type": "string"}, bool: {"type": "boolean"}, Any: {}}
+
+
+_QUOTES: Final = "[\u2018-\u201f]"
+_ENDPOINT: Final = r"""^(https?://)?([^\s/?#@:\[\]"']+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/*$"""
+_TEXT: Final[JsonDict] = {"type": "string", "not": {"pattern": _QUOTES}}
+_LOCATION_CONFIG: Final[JsonDict] = {
+    "type": "object",
+    "properties": {
+        **dict.fromkeys(OWN_LOCATION_KEYS, False),
+        **{key: {"enum": list(TRUTH_VALUES)} for key in TRUTH_KEYS},
+        "s3Url": {**_TEXT, "pattern": _ENDPOINT},
+    },
+    "additionalProperties": _TEXT,
+}
+_ARGUMENT: Final[JsonDict] = {"type": "string", "not": {"pattern": f"^({'|'.join(FLAGS_OF_INSTALL)})(=|$)"}}
+_SECTIONS: Final[JsonDict] = {
+    "if": {
+        "properties": {"location": {"properties": {"provider": {"pattern": "^(velero.io/)?aws$"}}, **_REQUIRED}},
+        "required": ["location"],
+    },
+    "then": {"properties": {"credentials": {"pattern": r"^$|(^|\n)\s*\["}}},
+}
+"""What `nodeagent install` refuses too: values that contradict others, or that no program can read."""
 
 
 def generate_chart() -> dict[str, str]:
@@ -98,7 +131,10 @@ def build_schema() -> JsonDict:
     del properties["namespace"]
     # Helm passes `global` to a chart that another one contains.
     properties |= {"crds": _CRDS_VALUE, "monitoring": _MONITORING_VALUE, "global": {"type": "object"}}
-    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+    properties["agent"]["properties"]["extraArgs"]["items"] = _ARGUMENT
+    properties["location"]["properties"]["config"] = _LOCATION_CONFIG
+    properties["credentials"] = _TEXT
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, **_SECTIONS}
 
 
 def value_name(option: str) -> str:

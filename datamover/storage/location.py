@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from core.endpoints import parse_endpoint
 from core.errors import ConfigError, RepositoryError
 from core.models.storage import BackupStorageLocation
 from datamover.storage.aws import find_aws_identity
@@ -25,7 +26,7 @@ from datamover.storage.credentials import (
     read_inherited,
 )
 from datamover.storage.providers import FileStorage, GcsStorage, Storage
-from datamover.storage.s3 import S3Storage, parse_endpoint
+from datamover.storage.s3 import S3Storage
 
 __all__ = ["LocationSecrets", "build_storage"]
 

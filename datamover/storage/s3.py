@@ -5,54 +5,23 @@ Source: kopia 0.23.1, cli/storage_s3.go, repo/blob/s3.
 """
 
 import json
-import re
 from base64 import b64encode, urlsafe_b64encode
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Final, Self
-from urllib.parse import urlsplit
 
+from core.endpoints import parse_endpoint
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.aws import AwsAssumedRole, AwsIdentity, AwsKeys
 from datamover.storage.providers import PROBE_PREFIX, Storage, StorageAccess, trust_variables
 
-__all__ = ["S3Storage", "parse_endpoint"]
+__all__ = ["S3Storage"]
 
 _NO_KEYS: Final = "no keys in the location: using those of the environment, or of the pod or its node"
 
-_ADDRESS: Final = re.compile(r"(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])(?::(?P<port>[0-9]{1,5}))?")
-_BLANK: Final = re.compile(r"[\s\x00-\x1f\x7f]")
-_LAST_PORT: Final = 65535
-_EXAMPLE: Final = "examples: https://s3.example.com:9000, or with an IPv6 address https://[fd00::1]:9000"
-
 _PAST: Final = "2000-01-01T00:00:00Z"
-
-
-def parse_endpoint(url: str) -> tuple[str, bool]:
-    """Return host and port of an S3 URL, and whether it uses TLS.
-
-    Raises:
-        ConfigError: it is not the URL of an endpoint.
-    """
-    try:
-        parts = urlsplit(url if "://" in url else f"https://{url}")
-    except ValueError:
-        raise ConfigError(f"invalid S3 URL: {_EXAMPLE}") from None
-    if "@" in parts.netloc:
-        # Not quoted: it may contain a password.
-        raise ConfigError("invalid S3 URL: it must not contain a user or password (keys come from the credentials)")
-    # kopia would take it for a host that does not answer. urlsplit removes some of these characters.
-    address = _ADDRESS.fullmatch(parts.netloc)
-    if parts.scheme not in {"http", "https"} or not address or _BLANK.search(url):
-        raise ConfigError(f'invalid S3 URL: "{url}" ({_EXAMPLE})')
-    if not 0 < int(address["port"] or 1) <= _LAST_PORT:
-        raise ConfigError(f'invalid S3 URL: it has no such port: "{url}"')
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        # Velero rejects a path too: if it was ignored, the data would not be where the user expects it.
-        raise ConfigError(f'invalid S3 URL: it must not have a path: "{url}" (the prefix is a separate setting)')
-    return parts.netloc, parts.scheme == "https"
 
 
 @dataclass(frozen=True)

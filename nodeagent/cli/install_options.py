@@ -7,6 +7,7 @@ import re
 from datetime import timedelta
 from typing import Final
 
+from core.endpoints import parse_endpoint
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
@@ -20,6 +21,10 @@ from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.options import (
     CONFIG_MAP,
     DEFAULT_IMAGE,
+    FLAGS_OF_INSTALL,
+    OWN_LOCATION_KEYS,
+    TRUTH_KEYS,
+    TRUTH_VALUES,
     AgentOptions,
     ContainerResources,
     InstallOptions,
@@ -35,17 +40,11 @@ _PREFIX: Final = "velero.io/"
 _IMAGE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DIRECTORY: Final = re.compile(r"(?:[^/\s]+(?:/[^/\s]+)*)?")
-_OWN_ARGUMENTS: Final = (
-    "--node-agent-configmap=",
-    "--backup-repository-configmap=",
-    "--repo-maintenance-job-configmap=",
-    "--mover-service-account=",
-    "--features=",
-)
-"""Flags of agents that follow from those of the installation, which checks them."""
-
 _ARGUMENT: Final = re.compile("--[a-z-]+=")
 _PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
+_COPIED: Final = re.compile("[\u2018-\u201f]")
+"""What web pages and editors make of quotes."""
+
 _CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
 _RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
 
@@ -59,6 +58,7 @@ def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
     given.choice("--uploader-type", ("kopia",), "kopia")
     document = _read_configuration(given)
     config_map = given.name("--node-agent-configmap", CONFIG_MAP if document is not None else "")
+    location = _build_location(given)
     return InstallOptions(
         namespace=namespace,
         image=_image(given),
@@ -69,8 +69,8 @@ def build_options(given: GivenFlags, namespace: str) -> InstallOptions:
         service_account_annotations=given.annotations("--sa-annotations"),
         agent=_build_agent(given, config_map),
         proxy=_build_proxy(given),
-        credentials=_read_credentials(given),
-        location=_build_location(given),
+        credentials=_read_credentials(given, location),
+        location=location,
         configuration=document,
         openshift=given.switch("--openshift"),
         monitoring_namespace=given.namespace("--monitoring-namespace"),
@@ -165,7 +165,7 @@ def _build_args(given: GivenFlags) -> tuple[str, ...]:
         allowed = "expected a flag of nodeagent serve and its value, such as --log-level=debug"
         if not _ARGUMENT.match(argument):
             raise ConfigError(f'--agent-arg: "{argument}" is not allowed: {allowed}')
-        if argument.startswith(_OWN_ARGUMENTS):
+        if argument.partition("=")[0] in FLAGS_OF_INSTALL:
             raise ConfigError(f'--agent-arg: "{argument}" is not allowed: expected a flag that install does not set')
         try:
             parse_serve([argument])
@@ -216,7 +216,7 @@ def _build_location(given: GivenFlags) -> LocationOptions | None:
     prefix = given.text("--prefix").strip("/")
     if not _DIRECTORY.fullmatch(prefix):
         raise ConfigError(f'--prefix: "{prefix}" is not allowed: expected a path such as clusters/east')
-    config = given.pairs("--backup-location-config")
+    config = _read_location_config(given)
     provider = given.text("--provider")
     if provider.removeprefix(_PREFIX) not in _PROVIDERS and not config.get("s3Url"):
         raise ConfigError(
@@ -232,6 +232,25 @@ def _build_location(given: GivenFlags) -> LocationOptions | None:
     )
 
 
+def _read_location_config(given: GivenFlags) -> dict[str, str]:
+    flag = "--backup-location-config"
+    config = given.pairs(flag)
+    for key, value in config.items():
+        wrong = f'{flag}: "{key}={value}" is not allowed: expected'
+        if _COPIED.search(key + value) or (key.strip(), value.strip()) != (key, value):
+            raise ConfigError(f"{wrong} no typographic quotes, and no blanks around key or value")
+        if key in OWN_LOCATION_KEYS:
+            raise ConfigError(f"{wrong} --{key}, since this key is ignored")
+        if key in TRUTH_KEYS and value not in TRUTH_VALUES:
+            raise ConfigError(f"{wrong} true or false")
+    if config.get("s3Url"):
+        try:
+            parse_endpoint(config["s3Url"])
+        except ConfigError as e:
+            raise ConfigError(f"{flag}: s3Url: {e}") from None
+    return config
+
+
 def _read_certificates(given: GivenFlags) -> str:
     if not given.text("--cacert"):
         return ""
@@ -241,15 +260,32 @@ def _read_certificates(given: GivenFlags) -> str:
     return content
 
 
-def _read_credentials(given: GivenFlags) -> str | None:
+def _read_credentials(given: GivenFlags, location: LocationOptions | None) -> str | None:
     without = given.switch("--no-secret")
     if given.text("--secret-file"):
         if without:
             raise ConfigError("--secret-file and --no-secret exclude each other")
-        return given.file("--secret-file")
+        content = given.file("--secret-file")
+        _check_credentials(given.text("--secret-file"), content, location)
+        return content
     if not without:
         raise ConfigError("one of --secret-file and --no-secret is required")
     return None
+
+
+def _check_credentials(path: str, content: str, location: LocationOptions | None) -> None:
+    """Check that a program can read the credentials; they are not quoted.
+
+    Raises:
+        ConfigError: none can.
+    """
+    if _COPIED.search(content):
+        raise ConfigError(f"--secret-file: {path} has typographic quotes: write it again with plain ones, or without")
+    if location is None or location.provider.removeprefix(_PREFIX) != _PROVIDERS[0]:
+        return
+    profile = location.config.get("profile") or "default"
+    if not re.search(rf"^\s*\[(?:profile )?\s*{re.escape(profile)}\s*\]", content.removeprefix("\ufeff"), re.MULTILINE):
+        raise ConfigError(f"--secret-file: {path} has no section [{profile}], in which the keys must be")
 
 
 def _read_configuration(given: GivenFlags) -> JsonDict | None:

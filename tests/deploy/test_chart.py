@@ -97,6 +97,10 @@ def test_the_definitions_are_kept_on_uninstall(helm: Helm) -> None:
     assert _by_key(rendered) == _by_key(expected)
 
 
+def _location(**config: str) -> Json:
+    return {"location": {"provider": "aws", "bucket": "b", "config": config}}
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -106,6 +110,13 @@ def test_the_definitions_are_kept_on_uninstall(helm: Helm) -> None:
         pytest.param({"pullSecrets": "regcred"}, id="a text for a list"),
         pytest.param({"location": {"bucket": "backups"}}, id="a location without a provider"),
         pytest.param({"location": {"provider": "aws", "bucket": "b", "config": {"a": 1}}}, id="a number for a text"),
+        pytest.param({"agent": {"extraArgs": ["--metrics-address=:9999"]}}, id="another port than that of the probes"),
+        pytest.param(_location(prefix="a"), id="a prefix in the config"),
+        pytest.param(_location(s3Url="https://s3.example.com/a"), id="a path in the URL"),
+        pytest.param(_location(s3Url="http://::1:9000"), id="an address without brackets"),
+        pytest.param(_location(s3ForcePathStyle="“true”"), id="typographic quotes"),
+        pytest.param({**_location(), "credentials": "aws_access_key_id=a"}, id="credentials without a section"),
+        pytest.param({"credentials": "[default]\naws_access_key_id=“a”"}, id="quoted credentials"),
     ],
 )
 def test_a_value_that_is_no_option_is_an_error(helm: Helm, values: Json) -> None:

@@ -12,6 +12,10 @@ from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 __all__ = [
     "CONFIG_MAP",
     "DEFAULT_IMAGE",
+    "FLAGS_OF_INSTALL",
+    "OWN_LOCATION_KEYS",
+    "TRUTH_KEYS",
+    "TRUTH_VALUES",
     "AgentOptions",
     "ContainerResources",
     "InstallOptions",
@@ -23,6 +27,26 @@ DEFAULT_IMAGE: Final = f"node-agent:{VERSION}"
 
 CONFIG_MAP: Final = "node-agent-config"
 """The ConfigMap of a `configuration` that names none."""
+
+FLAGS_OF_INSTALL: Final = (
+    "--node-agent-configmap",
+    "--backup-repository-configmap",
+    "--repo-maintenance-job-configmap",
+    "--mover-service-account",
+    "--features",
+    "--metrics-address",
+)
+"""Flags of agents that follow from options, which are checked; the last one from the port of probes and scrapers."""
+
+OWN_LOCATION_KEYS: Final = ("bucket", "prefix")
+"""Keys of a location's config that Velero sets itself, so that nobody reads those of a user.
+
+Source: Velero v1.18, NewObjectBackupStoreGetter in pkg/persistence/object_store.go.
+"""
+
+TRUTH_KEYS: Final = ("s3ForcePathStyle", "insecureSkipTLSVerify", "enableSharedConfig")
+TRUTH_VALUES: Final = ("1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False")
+"""Source: velero-plugin-for-aws v1.12, object_store.go; Go, strconv.ParseBool."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import FileStorage, GcsStorage, StorageAccess
-from datamover.storage.s3 import S3Storage, parse_endpoint
+from datamover.storage.s3 import S3Storage
 
 pytestmark = pytest.mark.processes
 
@@ -228,40 +228,6 @@ def test_invalid_settings_are_reported_with_the_locations_name(
         build_storage(_location(provider, config), "app", secrets=_CREDENTIAL, environment={})
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "ftp://h",
-        "https://",
-        "http://::1:9",
-        "fd00::1",
-        "https://[fd00::1",
-        "https://h:port",
-        "https://h:",
-        "https://h:0",
-        "https://h:65536",
-        "https://h h",
-        "https://h\n",
-        "“https://h”",
-        "https://“h”",
-        '"https://h"',
-        "https://h?x=1",
-        "https://h#x",
-    ],
-)
-def test_an_invalid_address_is_rejected(url: str) -> None:
-    with pytest.raises(ConfigError, match="invalid S3 URL"):
-        parse_endpoint(url)
-
-
-@pytest.mark.parametrize(
-    "address", ["h", "h_1.example:9000", "127.0.0.1:1", "[fd00::1]", "[fe80::1%eth0]:9000", "bücher.example"]
-)
-def test_a_valid_address_is_passed_on_as_it_is(address: str) -> None:
-    assert parse_endpoint(f"http://{address}") == (address, False)
-    assert parse_endpoint(f"{address}/") == (address, True)
-
-
 def test_an_address_with_a_password_is_rejected_without_quoting_it() -> None:
     with pytest.raises(RepositoryError, match="must not contain a user or password") as rejected:
         build_storage(
@@ -271,11 +237,6 @@ def test_an_address_with_a_password_is_rejected_without_quoting_it() -> None:
             environment={},
         )
     assert "TOPSECRET" not in str(rejected.value)
-
-
-def test_an_address_with_a_path_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="must not have a path"):
-        parse_endpoint("https://s3.example.com/minio")
 
 
 @pytest.mark.parametrize(

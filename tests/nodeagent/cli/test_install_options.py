@@ -23,6 +23,8 @@ _EFFECTS = "NoSchedule, PreferNoSchedule, NoExecute"
 @pytest.fixture(autouse=True)
 def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("[default]\n")
+    (tmp_path / "flat").write_text("aws_access_key_id=a\n")
+    (tmp_path / "quoted").write_text("[default]\naws_access_key_id=“a”\n")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     (tmp_path / "broken.json").write_text('{"loadConcurrency": {"globalConfig": "many"}}')
@@ -51,6 +53,36 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             ["--backup-location-config=region"],
             '--backup-location-config: "region" is not allowed: expected key1=',
+        ),
+        (
+            ["--backup-location-config=prefix=a"],
+            '--backup-location-config: "prefix=a" is not allowed: expected --prefix, since this key is ignored',
+        ),
+        (
+            ["--backup-location-config=s3Url=https://h/a"],
+            "--backup-location-config: s3Url: invalid S3 URL: it must not have a path",
+        ),
+        (
+            ["--backup-location-config=s3ForcePathStyle=yes"],
+            '--backup-location-config: "s3ForcePathStyle=yes" is not allowed: expected true or',
+        ),
+        (
+            ["--backup-location-config=region=“r”"],
+            '--backup-location-config: "region=“r”" is not allowed: expected no typographic quotes, and no',
+        ),
+        (
+            ["--backup-location-config=region=r, profile=p"],
+            '--backup-location-config: " profile=p" is not allowed: expected no typographic',
+        ),
+        (["--no-secret=0", "--secret-file=flat"], "--secret-file: flat has no section [default], in which the keys"),
+        (["--no-secret=0", "--secret-file=quoted"], "--secret-file: quoted has typographic quotes: write it again"),
+        (
+            ["--no-secret=0", "--secret-file=keys", "--backup-location-config=profile=p"],
+            "--secret-file: keys has no section [p], in which the keys must be",
+        ),
+        (
+            ["--agent-arg=--metrics-address=:9999"],
+            '--agent-arg: "--metrics-address=:9999" is not allowed: expected a flag that install does not set',
         ),
         (["--cacert=keys"], "--cacert: keys has no certificate in PEM"),
         (["--cacert=none"], "--cacert: none cannot be read: No such file or directory"),
