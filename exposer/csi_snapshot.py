@@ -132,7 +132,7 @@ class CSISnapshotExposer:
         pending = await self._source.take_over(request, source, run.confirm)
         if pending:
             return pending
-        if pending := diagnose_snapshot(snapshot):
+        if pending := diagnose_snapshot(snapshot, content):
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
         if pending := await self._copies.ensure(run, request.copies):
             return pending

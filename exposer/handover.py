@@ -55,7 +55,9 @@ class SourceHandover:
         _check_volume(request, claim)
         pending = diagnose_snapshot(snapshot)
         if pending:
-            return pending
+            return (
+                pending if pending.blocked else diagnose_snapshot(snapshot, await self._read_bound(snapshot)) or pending
+            )
         content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
         content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
         pending = diagnose_binding(snapshot, content)
@@ -107,6 +109,12 @@ class SourceHandover:
             return None
         return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
 
+    async def _read_bound(self, snapshot: JsonDict) -> JsonDict | None:
+        """Return the content that is bound to the snapshot; None: there is none yet."""
+        name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
+        content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
+        return content if content is not None and _is_bound(snapshot, content) else None
+
     async def _read_snapshot(self, request: SnapshotRequest, source: SnapshotSource) -> JsonDict | None:
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
         return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
@@ -124,11 +132,8 @@ class SourceHandover:
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
         if snapshot is None or _created_later(snapshot, request):
             return None
-        content_name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
-        if handover_began and content_name:
-            content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", content_name)
-            if content is not None and _is_bound(snapshot, content):
-                await _set_deletion_policy(self._client, content, DELETE)
+        if handover_began and (content := await self._read_bound(snapshot)):
+            await _set_deletion_policy(self._client, content, DELETE)
         return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
 
 

@@ -107,16 +107,25 @@ def snapshot_handle(content: JsonDict) -> str:
     return str(status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or "")
 
 
-def diagnose_snapshot(snapshot: JsonDict) -> Pending | None:
-    """Return why a VolumeSnapshot is pending; None once it is ready to use."""
+def diagnose_snapshot(snapshot: JsonDict, content: JsonDict | None = None) -> Pending | None:
+    """Return why a VolumeSnapshot is pending; None once it is ready to use.
+
+    `content` is the one that is bound to it: the sidecar of the driver reports errors there first.
+    """
     meta, status = snapshot["metadata"], snapshot.get("status") or {}
     place = f"VolumeSnapshot {meta['namespace']}/{meta['name']}"
     if status.get("readyToUse") and status.get("boundVolumeSnapshotContentName"):
         return None
-    error = (status.get("error") or {}).get("message")
+    error = read_error(snapshot) or (read_error(content) if content is not None else None)
     if error:
         return Pending(PendingReason.SNAPSHOT_ERROR, f"{place} is not ready: {error}", blocked=True)
     return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
+
+
+def read_error(obj: JsonDict) -> str | None:
+    """Return the error that a VolumeSnapshot or VolumeSnapshotContent reports, on one line; None: none."""
+    error = ((obj.get("status") or {}).get("error") or {}).get("message")
+    return " ".join(error.split()) if error else None
 
 
 def diagnose_binding(snapshot: JsonDict, content: JsonDict) -> Pending | None:

@@ -355,6 +355,7 @@ class _Snapshot(_Object):
 class _ContentStatus(TypedDict, total=False):
     snapshotHandle: str
     restoreSize: Int64
+    error: _SnapshotError
 
 
 class _ContentSpec(TypedDict, total=False):

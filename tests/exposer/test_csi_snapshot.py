@@ -211,6 +211,23 @@ async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
     assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["own", "another's"])
+async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_none(*, own: bool) -> None:
+    """Another's is not shown: a tenant may be able to name it in the status of the snapshot."""
+    scene = BackupScene(ready=False)
+    status: JsonDict = {"status": {"boundVolumeSnapshotContentName": SOURCE_CONTENT}}
+    await scene.world.client.patch(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4", status)
+    error: JsonDict = {"status": {"error": {"message": "rpc error:\n quota exceeded"}}}
+    reference: JsonDict = {} if own else {"spec": {"volumeSnapshotRef": {"name": "other"}}}
+    await scene.world.client.patch(VOLUME_SNAPSHOT_CONTENTS, "", SOURCE_CONTENT, error | reference)
+
+    found = await scene.exposer().ensure(scene.request, no_guard)
+
+    assert isinstance(found, Pending)
+    place = "VolumeSnapshot app/velero-data-lwkc4 is not ready"
+    assert found.message == (f"{place}: rpc error: quota exceeded" if own else f"{place} yet")
+
+
 @pytest.mark.parametrize(
     ("resource", "namespace", "name"),
     [
