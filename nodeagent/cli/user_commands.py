@@ -14,6 +14,7 @@ from click.shell_completion import ShellComplete
 
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
+from nodeagent.cli.interruption import interrupted_by_signals
 from nodeagent.cli.output import NoteHandler
 
 __all__ = ["complete_for_kubectl", "run_user_command"]
@@ -87,7 +88,8 @@ def run_user_command(words: Sequence[str]) -> int:
     root, handler = logging.getLogger(), NoteHandler(logging.WARNING)
     root.addHandler(handler)
     try:
-        code: int | None = _root.main(list(words), prog_name="nodeagent", standalone_mode=False)
+        with interrupted_by_signals():
+            code: int | None = _root.main(list(words), prog_name="nodeagent", standalone_mode=False)
     except click.ClickException as e:
         context = e.ctx if isinstance(e, click.UsageError) else None
         path = context.command_path if context is not None else "nodeagent"
