@@ -94,13 +94,18 @@ def summarize(sessions: Iterable[Session]) -> str:
         tests = sum(part.tests for part in parts)
         lines.append(f"{tier:14} {tests:6,} {seconds // 60:3}:{seconds % 60:02}")
     lines.append(f"files that took more than {_LONG_SECONDS} s:")
-    long = sorted(((seconds, file) for file, seconds in files.items() if seconds > _LONG_SECONDS), reverse=True)
-    lines += [f"{seconds:6.0f} {file}: {_reason(file)}" for seconds, file in long] or ["  none"]
+    long: dict[str, list[float]] = defaultdict(list)
+    for file, seconds in files.items():
+        if seconds > _LONG_SECONDS:
+            folder = str(Path(file).parent)
+            long[folder if folder in EXPECTED else file].append(seconds)
+    for name, times in sorted(long.items(), key=lambda item: -sum(item[1])):
+        lines.append(f"{sum(times):6.0f} {name}{_several(times)}: {EXPECTED.get(name, 'NOT EXPECTED')}")
     return "\n".join(lines)
 
 
-def _reason(file: str) -> str:
-    return EXPECTED.get(file) or EXPECTED.get(str(Path(file).parent), "NOT EXPECTED")
+def _several(times: list[float]) -> str:
+    return f" ({len(times)} files)" if len(times) > 1 else ""
 
 
 def main(arguments: list[str]) -> None:
