@@ -17,6 +17,7 @@ from core.models.base import JsonDict
 from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
+from exposer.snapshots import read_error
 
 __all__ = [
     "NO_PRIORITY_CLASS",
@@ -157,7 +158,10 @@ async def delete_object(
     pending = Pending(PendingReason.CLEANING_UP, message, operation=f"deletion of {uid}")
     if meta.get("deletionTimestamp") and not forced:
         finalizers = ", ".join(meta.get("finalizers") or [])
-        return replace(pending, message=f"{message} (finalizers: {finalizers})") if finalizers else pending
+        held = f" (finalizers: {finalizers})" if finalizers else ""
+        # The driver's sidecar reports there why it could not delete a snapshot.
+        error = read_error(obj) if resource == VOLUME_SNAPSHOT_CONTENTS else None
+        return replace(pending, message=f"{message}{held}{f': {error}' if error else ''}")
     version = meta["resourceVersion"] if unchanged else ""
     if forced:
         deletion = await client.force_delete(resource, namespace, name, uid=uid)

@@ -30,6 +30,7 @@ __all__ = [
     "diagnose_snapshot",
     "parse_snapshot_source",
     "parse_source_annotation",
+    "read_error",
     "snapshot_handle",
 ]
 

@@ -84,12 +84,13 @@ async def test_a_slow_deletion_names_the_node_and_is_not_forced(resource: Resour
     kube = FakeKube()
     obj = build(resource, OWNER)
     obj["metadata"]["finalizers"] = ["test/held"]
-    kube.put(obj | {"spec": {"nodeName": "node-a"}})
+    kube.put(obj | {"spec": {"nodeName": "node-a"}, "status": {"error": {"message": "is in use"}}})
     client = KubeClient(kube, Retry(LoopClock()))
     results = [await delete_owned(client, OWNER, resource, OWNER.name) for _ in range(2)]
     text = "du-1 is being deleted" + (" on node node-a" if resource == PODS else "")
     assert [each.message.endswith(text) for each in results if each] == [True, False]
     assert str(results[1]).count(f"{text} (finalizers: test/held)") == 1
+    assert ("(finalizers: test/held): is in use" in str(results[1])) is (resource == VOLUME_SNAPSHOT_CONTENTS)
     deletions = [request for request in kube.requests if request.method == "DELETE"]
     assert len(deletions) == 1
     assert b"gracePeriodSeconds" not in (deletions[0].body or b"")
