@@ -67,6 +67,7 @@ class PodOptions:
     attempt: int = 1
     cluster: str = ""
     compression: Compression = Compression.NONE
+    ignore_files: bool = False
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -239,6 +240,7 @@ class LocalBackup:
     source: Path
     name: str = ""
     compression: Compression = Compression.NONE
+    ignore_files: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,9 +249,9 @@ class LocalRestore:
 
     snapshot_id: str
     target: Path
-
-
     overwrite: bool = False
+
+
 @dataclass(frozen=True)
 class LocalList:
     """List the snapshots of the repository."""
@@ -376,6 +378,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         attempt=parsed.attempt,
         cluster=getattr(parsed, "cluster", ""),
         compression=getattr(parsed, "compression", Compression.NONE),
+        ignore_files=getattr(parsed, "ignore_files", False),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )
@@ -396,14 +399,14 @@ def _parse_local(parsed: argparse.Namespace, environment: Mapping[str, str]) -> 
 
 
 def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalRestore | LocalList:
+    for name in ("source", "name", "target"):
+        _check_text(f"--{name}", str(getattr(parsed, name, "")))
     if parsed.command == LIST:
         return LocalList()
     if parsed.command == MoverVerb.BACKUP:
-    for name in ("source", "name", "target"):
-        _check_text(f"--{name}", str(getattr(parsed, name, "")))
         if parsed.source is None:
             raise ConfigError("required argument: --source")
-        return LocalBackup(parsed.source, parsed.name, parsed.compression)
+        return LocalBackup(parsed.source, parsed.name, parsed.compression, parsed.ignore_files)
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
     return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite)

@@ -101,6 +101,11 @@ def build_parser() -> argparse.ArgumentParser:
         default=Compression.NONE,
         help="kopia's algorithm, unless the custom resource names one (default: none)",
     )
+    backup.add_argument(
+        "--ignore-files",
+        action="store_true",
+        help="leave out what files named .kopiaignore in the volume list (default: back it up)",
+    )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)
 
@@ -108,16 +113,16 @@ def build_parser() -> argparse.ArgumentParser:
     local = restore.add_argument_group(_LOCAL_MODE)
     local.add_argument("--snapshot", metavar="ID", default="", help="ID of the snapshot, from `datamover list`")
     local.add_argument("--target", metavar="PATH", type=Path, help="directory or block device to restore to")
-    _add_repository(local, required=False)
-    _add_transfer(restore, MoverVerb.RESTORE)
-
-    listing = _add_command(commands, LIST, "list the snapshots of a repository")
-    _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
     local.add_argument(
         "--overwrite",
         action="store_true",
         help="restore also to a directory that is not empty: files of the snapshot replace those of the same name",
     )
+    _add_repository(local, required=False)
+    _add_transfer(restore, MoverVerb.RESTORE)
+
+    listing = _add_command(commands, LIST, "list the snapshots of a repository")
+    _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
 
     _add_leader_commands(commands)
     return parser

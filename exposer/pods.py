@@ -56,6 +56,7 @@ def build_backup_pod(
                 owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
             ),
             compression=_compression(request.settings, request.storage_class),
+            ignore_files=request.source_namespace in request.settings.ignore_files_namespaces,
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
@@ -110,6 +111,7 @@ def build_pod_volume_pod(
         args=replace(
             _build_args(owner, request.verb, kind_flag, request.settings.mover, cache),
             compression=_compression(request.settings, located.storage_class) if backup else "",
+            ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
         ),
         storage=storage,
         # With this type a missing directory fails the mount, instead of being created empty.

@@ -29,7 +29,7 @@ from datamover.data_path.increment import count_incremental
 from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
-from datamover.kopia.policy import ensure_policy
+from datamover.kopia.policy import SourcePolicy, describe_exclusions, ensure_policy, read_policy
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
@@ -73,6 +73,7 @@ class BackupParameters:
     `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
     `limits` are those of the mover and its kopia; None: there are none.
     `in_use`: a workload pod may change the volume meanwhile.
+    `ignore_files`: what files named `.kopiaignore` in the volume list is left out.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
     `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
@@ -87,6 +88,7 @@ class BackupParameters:
     checkpoint_interval: timedelta | None = None
     limits: ResourceLimits | None = None
     in_use: bool = False
+    ignore_files: bool = False
     parent: str = AUTO_PARENT
     stop: GracefulStop | None = None
     attempt: BackupAttempt | None = None
@@ -116,14 +118,14 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         inheritance = await repository.open(partial(_prepare, repository, parameters))
         if inheritance.warning:
             await data_path.warn(inheritance.warning)
-        if note := await _check_parent(repository, parameters):
-            await data_path.warn(note)
+        if parent_fault := await _check_parent(repository, parameters):
+            await data_path.warn(parent_fault)
         report = NameReport()
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         cleanup = _cleanup_on_error(kopia, parameters, data_path, interval)
         async with run_in_background(inspect, name="names") as names, cleanup:
             volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            arguments = _create_arguments(parameters, interval, note)
+            arguments = _create_arguments(parameters, interval, parent_fault)
             files = KopiaFiles(stdin_fd=fd, volume=volume)
             answer = await repository.run(
                 partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
@@ -137,6 +139,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 raise await _name_placeholders(e, wait_for_names) from e
             async with _delete_on_error(kopia, snapshot):
                 await _check_names(wait_for_names, data_path)
+                if left_out := await _describe_left_out(repository, parameters, snapshot, report):
+                    await data_path.warn(left_out)
                 incremental_bytes = await count_incremental(repository, snapshot, inheritance, meter)
                 if parameters.attempt and parameters.attempt.number > 1:
                     await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
@@ -147,7 +151,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
         incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
-        note=note or UNSET,
+        note="; ".join(filter(None, (parent_fault, left_out))) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
     )
@@ -201,9 +205,8 @@ async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inherita
     Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks at.
     """
     target, found = parameters.target, await inherit(kopia, parameters.target, parameters.attempt)
-    await ensure_policy(
-        kopia, target, parallel=parameters.parallel, compression=parameters.compression, first=found.first
-    )
+    policy = SourcePolicy(parameters.parallel, parameters.compression, parameters.ignore_files)
+    await ensure_policy(kopia, target, policy, first=found.first)
     return found
 
 
@@ -265,6 +268,30 @@ async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> No
     if report.warning:
         await data_path.warn(report.warning)
     report.check()
+
+
+async def _describe_left_out(
+    repository: Repository, parameters: BackupParameters, snapshot: Snapshot, report: NameReport
+) -> str:
+    """Return how many entries of the volume policies have left out of the snapshot, and which rules; empty: none.
+
+    kopia does not count what its size limit leaves out, nor other file systems. In a volume that is in use, files that
+    came and went meanwhile make the count inexact.
+    """
+    count = max(0, report.kept - snapshot.entries) if report.complete else 0
+    count = count or snapshot.excluded
+    if not count:
+        return ""
+    try:
+        rules = describe_exclusions(await read_policy(repository, parameters.target))
+    except DataPathError as e:
+        return f"{count} entries of the volume are not in the snapshot, for an unknown reason: {e}"
+    if rules:
+        about = "about " if parameters.in_use else ""
+        return f"left out {about}{count} entries of the volume, by policies of the repository: {', '.join(rules)}"
+    if snapshot.excluded:
+        return f"left out {count} entries of the volume, by policies of the repository for directories in it"
+    return ""
 
 
 @asynccontextmanager
@@ -334,6 +361,8 @@ def _create_arguments(parameters: BackupParameters, interval: timedelta, parent_
         "--fail-fast",
         "--no-send-snapshot-report",
         "--json",
+        # With the statistics, which have the number of excluded entries.
+        "--json-verbose",
     ]
 
 

@@ -58,10 +58,12 @@ def _show(directory: bytes, name: bytes) -> str:
 class NameReport:
     """The result of a walk; paths are relative to the volume's root, at most three of each kind.
 
-    `entries` are those that were read so far.
+    `entries` are those that were read so far, `kept` those of them that kopia keeps; `complete`: all were read.
     """
 
     entries: int = 0
+    kept: int = 0
+    complete: bool = False
     mangled: int = 0
     collisions: int = 0
     too_long: int = 0
@@ -144,6 +146,7 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
             for entry in entries:
                 name = os.fsencode(entry.name)
                 report.entries += 1
+                report.kept += _is_kept(entry)
                 if name.endswith(_PLACEHOLDER):
                     report.add_placeholder(directory, name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
@@ -160,6 +163,7 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
                     report.add(directory, names)
                     if stop():
                         break
+        report.complete = not stop()
     return report
 
 

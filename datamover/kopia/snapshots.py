@@ -84,6 +84,7 @@ class Snapshot:
     """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
 
     `links` is the number of its symbolic links, which count as entries. `root_entry` is kopia's entry of its root.
+    `excluded` is how many entries rules have left out: of a directory, those in it are not counted.
     """
 
     snapshot_id: str
@@ -93,6 +94,7 @@ class Snapshot:
     size_bytes: int
     entries: int
     links: int = 0
+    excluded: int = 0
     fault: str = ""
     root_entry: JsonDict = field(default_factory=dict)
 
@@ -105,7 +107,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
     """
     try:
         root = document["rootEntry"]
-        summary = root["summ"]
+        summary, stats = root["summ"], document.get("stats") or {}
         links = int(summary.get("symlinks", 0))
         return Snapshot(
             snapshot_id=document["id"] or snapshot_id,
@@ -116,6 +118,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             # The root counts as a directory.
             entries=int(summary.get("files", 0)) + links + int(summary.get("dirs", 1)) - 1,
             links=links,
+            excluded=sum(int(stats.get(f"excluded{kind}Count", 0)) for kind in ("File", "Dir")),
             fault=_fault(document, summary),
             root_entry=root,
         )

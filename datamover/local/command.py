@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec import UNSET
+
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError
@@ -31,9 +33,9 @@ from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canc
 from datamover.runtime.confinement import find_means, report_means
 from datamover.runtime.resources import ResourceLimits, read_limits
 from datamover.runtime.signals import StopSignal
+from datamover.runtime.tree import escape_controls
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 from datamover.storage.aws import find_aws_identity
-from datamover.runtime.tree import escape_controls
 from datamover.storage.credentials import read_inherited
 from datamover.storage.providers import FileStorage, Storage
 from datamover.storage.s3 import S3Storage
@@ -41,9 +43,9 @@ from datamover.storage.s3 import S3Storage
 __all__ = ["LocalMover", "parse_storage", "run_local"]
 
 _S3: Final = "s3"
+_LOST_AND_FOUND: Final = "lost+found"
 _T = TypeVar("_T")
 
-_LOST_AND_FOUND: Final = "lost+found"
 
 def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) -> Storage:
     """Return the storage that the options describe.
@@ -100,6 +102,7 @@ class LocalMover:
         bar: ProgressBar | None,
         *,
         compression: Compression = Compression.NONE,
+        ignore_files: bool = False,
     ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
@@ -110,6 +113,7 @@ class LocalMover:
             parallel=self._limits.backup_workers,
             compression=compression,
             limits=self._limits,
+            ignore_files=ignore_files,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 
@@ -202,10 +206,6 @@ def _mode(volume: Path) -> VolumeMode:
     return VolumeMode.BLOCK if device else VolumeMode.FILESYSTEM
 
 
-async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor) -> int:
-    """Run the command, print its result, and return the exit code; its secrets are added to `redactor`."""
-    report_means(find_means())
-    clock = SystemClock()
 def _check_empty(target: Path) -> None:
     """Check that a restore replaces nothing; a directory that `mkfs` makes does not count.
 
@@ -226,11 +226,15 @@ def _check_empty(target: Path) -> None:
         )
 
 
+async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor) -> int:
+    """Run the command, print its result, and return the exit code; its secrets are added to `redactor`."""
+    report_means(find_means())
+    clock = SystemClock()
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
-        case LocalBackup(source, name, compression):
-            result = await mover.back_up(source, name, bar, compression=compression)
+        case LocalBackup(source, name, compression, ignore_files):
+            result = await mover.back_up(source, name, bar, compression=compression, ignore_files=ignore_files)
             _print_backup(result, as_json=options.json)
         case LocalRestore(snapshot_id, target, overwrite):
             if not overwrite:
@@ -245,8 +249,11 @@ def _print_backup(result: BackupResult, *, as_json: bool) -> None:
     if as_json:
         _print(result.to_json())
         return
+    changed_bytes = result.incremental_bytes
     changed = (
-        "" if result.incremental_bytes == result.total_bytes else f", {format_bytes(result.incremental_bytes)} changed"
+        ""
+        if changed_bytes is UNSET or changed_bytes == result.total_bytes
+        else f", {format_bytes(changed_bytes)} changed"
     )
     source = escape_controls(result.source.by_path)
     _print(f"snapshot {result.snapshot_id} of {source}: {format_bytes(result.total_bytes)}{changed}")

@@ -281,6 +281,7 @@ class PodTransfer:
             limits=context.limits,
             parent=plan.parent,
             in_use=kind.in_use,
+            ignore_files=self._options.ignore_files,
             stop=self._stop,
             attempt=attempt,
         )

@@ -51,6 +51,7 @@ def build_expose_settings(
         if cache.storage_class
         else None,
         compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
+        ignore_files_namespaces=frozenset(config.own.ignore_files_namespaces),
         retries=_retries(config),
     )
 

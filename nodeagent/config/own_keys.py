@@ -98,7 +98,12 @@ class OwnKeys(Section):
         description="compression of what backups store (our own key)",
         examples=[{"default": "none", "perStorageClass": {"fast": "zstd"}}],
     )
-
+    ignore_files_namespaces: list[ObjectName] = Field(
+        default_factory=list,
+        description="namespaces whose users may leave files out of the backups of their volumes, by files named "
+        ".kopiaignore (our own key)",
+        examples=[["build"]],
+    )
     bandwidth: BandwidthKeys = Field(
         default_factory=BandwidthKeys,
         description="limits of the bytes that data movers exchange with storages; without the key, nothing is between "

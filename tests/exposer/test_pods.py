@@ -349,6 +349,23 @@ def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str])
     assert _algorithms(build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS)) == flags
 
 
+def test_files_with_rules_have_an_effect_in_backups_of_the_namespaces_that_are_named() -> None:
+    allowed = frozenset({snapshot_request().source_namespace, pod_volume_request().workload.namespace})
+    for namespaces in (allowed, frozenset[str]()):
+        settings = ExposeSettings(template(), ignore_files_namespaces=namespaces)
+        upload = replace(snapshot_request(), settings=settings)
+        backup, back = (
+            replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
+        )
+        claim, located = build_backup_claim(upload, size="2Gi", mode=MODE), LocatedVolume("node-a", "/directory")
+        pods = (
+            build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS),
+            *(build_pod_volume_pod(one, located, storage=OWN_CREDENTIALS) for one in (backup, back)),
+        )
+        flags = ["--ignore-files" in pod["spec"]["containers"][0]["args"] for pod in pods]
+        assert flags == [bool(namespaces), bool(namespaces), False]
+
+
 def test_a_restore_is_given_no_algorithm() -> None:
     settings = ExposeSettings(template(), compression=CompressionRules(Compression.ZSTD))
     download = replace(restore_request(), settings=settings)

@@ -180,14 +180,3 @@ async def test_hard_links_are_not_kept_but_their_content_is(local_mover: LocalMo
     assert not restored[0].samefile(restored[1])
     assert restored[0].read_bytes() == restored[1].read_bytes() == file.read_bytes()
     assert backup.total_bytes == 2 << 20
-
-
-async def test_entries_in_kopiaignore_are_not_kept(local_mover: LocalMover, tmp_path: Path) -> None:
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    (volume / ".kopiaignore").write_text("cache\n")
-    (volume / "cache").write_text("left out")
-    (volume / "data").write_text("kept")
-    backup = await local_mover.back_up(volume, "", None)
-    await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".kopiaignore", "data"]

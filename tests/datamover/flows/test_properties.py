@@ -70,8 +70,13 @@ def _kept(always: int) -> SearchStrategy[Kept]:
 
 
 _TEXT = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
-_NAMES = _TEXT.filter(lambda name: name not in {".", "..", ".kopiaignore"} and not name.endswith(".kopia-entry"))
-_FILES = st.builds(File, _kept(0o600), st.binary(max_size=2000), st.sampled_from([0, 0, 0, 4096, 100_000, 3_000_000]))
+_IGNORE_FILE = ".kopiaignore"
+"""kopia takes its lines as rules for what it leaves out, unless the source's policy tells it otherwise."""
+_NAMES = st.just(_IGNORE_FILE) | _TEXT.filter(
+    lambda name: name not in {".", ".."} and not name.endswith(".kopia-entry")
+)
+_CONTENTS = st.sampled_from([b"*", b"*\n!a\n", b"[0-9a-z]*"]) | st.binary(max_size=2000)
+_FILES = st.builds(File, _kept(0o600), _CONTENTS, st.sampled_from([0, 0, 0, 4096, 100_000, 3_000_000]))
 _LINKS = st.builds(Link, _TEXT | st.just("../a/b"), st.integers(0, 4_000_000_000_000_000))
 
 

@@ -81,7 +81,7 @@ async def test_a_snapshot_has_veleros_format_and_policy_and_plain_kopia_restores
     assert found["pins"] == ["velero-pin"]
     recorded = json.loads((_RECORDINGS / "kopia-policies.json").read_text())[0]
     written = kopia.policy(source)
-    assert written["files"] == {"ignoreCacheDirs": False}
+    assert written["files"] == {"ignoreCacheDirs": False, "ignoreDotFiles": ["."]}
     for part in ("retention", "errorHandling", "scheduling", "compression"):
         assert written[part] == recorded[part]
     kopia.run("restore", backup.snapshot_id, str(tmp_path / "out"))

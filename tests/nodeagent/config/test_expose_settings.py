@@ -57,6 +57,10 @@ def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
     )
 
 
+def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
+    assert build(**{"nodeagent.io": {"ignoreFilesNamespaces": ["a", "b"]}}).ignore_files_namespaces == {"a", "b"}
+
+
 def test_the_settings_are_the_defaults_without_configuration() -> None:
     assert build() == configured()
 

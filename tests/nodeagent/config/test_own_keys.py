@@ -29,6 +29,12 @@ def test_the_excluded_metadata_is_replaced() -> None:
     assert parse_config("{}").config.own.excluded_metadata == list(DEFAULT_EXCLUDED)
 
 
+def test_the_namespaces_with_files_of_rules_are_names() -> None:
+    parsed = parse_config('{"nodeagent.io": {"ignoreFilesNamespaces": ["*"]}}')
+    (error,) = parsed.errors
+    assert str(error).startswith('["nodeagent.io"].ignoreFilesNamespaces[0]: expected a name of lower-case letters')
+
+
 def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
     volumes = [
         {"mountPath": "/backups", "persistentVolumeClaim": "shared"},
