@@ -35,7 +35,7 @@ _EXAMPLES: Final = """\
 examples:
   nodeagent backup delete before-upgrade
         show what is deleted, ask, and delete it
-  nodeagent backup delete before-upgrade --confirm
+  nodeagent backup delete before-upgrade --yes
         without a question, such as in a script
   nodeagent backup delete before-upgrade --dry-run -o json
         {"done": false, "backups": [{"name": ..., "volumes": [...], "losses": [...]}], ...}
@@ -66,21 +66,22 @@ _HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
 @click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_backups)
 @click.option("--expired", is_flag=True, help="all backups that are expired, by the rules of schedules")
 @click.option("--at-most", "most", type=click.IntRange(min=1), metavar="N", help="with --expired: so many, at once")
-@click.option("--confirm", is_flag=True, help="do not ask")
+@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's command has it")
 @click.option("--dry-run", is_flag=True, help="only show what would be deleted")
 @output_option
 @workload_options
 def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
     """Delete a backup: its transfers and its snapshots."""
-    ask, dry_run = not given["confirm"], given["dry_run"]
+    ask, dry_run = not given["yes"], given["dry_run"]
     if (name is None) is not given["expired"]:
         raise ConfigError("backup delete takes the name of a backup, or --expired")
     if given["most"] is not None and not given["expired"]:
         raise ConfigError("--at-most goes with --expired")
     if ask and not (dry_run or sys.stdin.isatty()):
-        raise ConfigError("backup delete asks a question, and there is no terminal: --confirm skips it")
+        raise ConfigError("backup delete asks a question, and there is no terminal: --yes skips it")
     if form.for_programs and ask and not dry_run:
-        raise ConfigError(f"-o {form} shows no plan before the question: use --confirm, or --dry-run first")
+        raise ConfigError(f"-o {form} shows no plan before the question: use --yes, or --dry-run first")
     asyncio.run(_run(_Wish(name, given["most"]), form, access, ask=ask, dry_run=dry_run))
 
 
@@ -184,4 +185,4 @@ def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:
     try:
         return click.confirm(f"{what} cannot be restored afterward", err=True)
     except click.Abort as e:
-        raise ConfigError("nothing was deleted: there is no answer to the question (use --confirm)") from e
+        raise ConfigError("nothing was deleted: there is no answer to the question (use --yes)") from e

@@ -46,22 +46,31 @@ exit codes:
 
 
 @click.command("support-bundle", cls=UserCommand, epilog=_EXAMPLES)
-@click.option("--output", "path", type=click.Path(path_type=Path), metavar="PATH", help="the archive to write")
+@click.option(
+    "--output", "path", type=click.Path(path_type=Path), metavar="PATH", help="the archive to write; -o PATH does too"
+)
 @click.option("--list", "only_list", is_flag=True, help="show what the archive would have, and write nothing")
 @click.option(
     "-o",
     "form",
-    type=click.Choice([form.value for form in OutputFormat]),
+    metavar="FORMAT",
     default=OutputFormat.TABLE.value,
-    callback=lambda _context, _option, value: OutputFormat(value),
-    help="format of the answer, not of the archive (default: table)",
+    help="format of the answer, not of the archive: table, wide, json or yaml (default: table)",
 )
 @cluster_options
-def support_bundle(access: ClusterAccess, form: OutputFormat, path: Path | None, *, only_list: bool) -> None:
+def support_bundle(access: ClusterAccess, form: str, path: Path | None, *, only_list: bool) -> None:
     """Collect what helps to find a fault into an archive, without secrets."""
+    if form not in set(OutputFormat):
+        if path is not None:
+            raise ConfigError(f'-o: "{form}" is no format of the answer: {", ".join(OutputFormat)}')
+        if "." not in form and "/" not in form:
+            raise ConfigError(
+                f'-o: "{form}" is neither a format ({", ".join(OutputFormat)}) nor a path such as b.tar.gz'
+            )
+        form, path = OutputFormat.TABLE, Path(form)
     if path is not None and path.exists():
         raise ConfigError(f"{path} exists already: name another file")
-    asyncio.run(_run(access, form, path, only_list=only_list))
+    asyncio.run(_run(access, OutputFormat(form), path, only_list=only_list))
 
 
 async def _run(access: ClusterAccess, form: OutputFormat, path: Path | None, *, only_list: bool) -> None:

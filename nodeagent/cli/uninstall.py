@@ -37,6 +37,7 @@ exit codes:
 
 @click.command("uninstall", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--yes", "-y", is_flag=True, help="do not ask")
+@click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as `backup delete` had it")
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
 @cluster_options

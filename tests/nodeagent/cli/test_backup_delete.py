@@ -76,11 +76,11 @@ def test_a_no_deletes_nothing(shell: Shell) -> None:
 def test_without_an_answer_nothing_is_deleted(shell: Shell) -> None:
     assert shell.run("night") == (
         *(2, ""),
-        "error: backup delete asks a question, and there is no terminal: --confirm skips it\n",
+        "error: backup delete asks a question, and there is no terminal: --yes skips it\n",
     )
     code, _, err = shell.run("night", answer="")
     assert code == 2
-    assert err.endswith("error: nothing was deleted: there is no answer to the question (use --confirm)\n")
+    assert err.endswith("error: nothing was deleted: there is no answer to the question (use --yes)\n")
     assert len(shell.scene.names()) == 3
 
 
@@ -101,12 +101,12 @@ def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell
     assert (code, out.splitlines()[-1]) == (0, "3 expired backups were deleted, with 3 snapshots")
     assert "note: backup night is expired, and kept: it has the only copy of app/gone in default" in err
     assert shell.scene.names() == {"night-data", "night-gone", "n3-data", "day-data"}
-    code, _, err = shell.run("--expired", "--confirm")
+    code, _, err = shell.run("--expired", "-y")
     assert (code, err.splitlines()[-1]) == (0, "note: there is nothing to delete")
 
 
 def test_programs_get_what_was_deleted(shell: Shell) -> None:
-    code, out, _ = shell.run("night", "--confirm", "-o", "json")
+    code, out, _ = shell.run("night", "--yes", "-o", "json")
     deletion = BackupDeletion.from_json(out)
     assert (code, deletion.done, [one.name for one in deletion.backups]) == (0, True, ["night"])
     assert sum(one.snapshots for one in deletion.backups[0].volumes) == 2

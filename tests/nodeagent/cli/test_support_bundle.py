@@ -62,6 +62,23 @@ def test_a_file_is_never_replaced(shell: Shell) -> None:
     assert Path("b.tar.gz").read_bytes() == before
 
 
+def test_the_short_flag_takes_a_path_too(shell: Shell) -> None:
+    assert shell.run("support-bundle", "-o", "b.tar.gz").out.startswith("b.tar.gz: ")
+    assert Path("b.tar.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "jsn"), '-o: "jsn" is neither a format (table, wide, json, yaml) nor a path such as b.tar.gz'),
+        (("-o", "a.gz", "--output", "b.gz"), '-o: "a.gz" is no format of the answer: table, wide, json, yaml'),
+    ],
+)
+def test_a_short_flag_that_is_neither_is_one_line(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    done = shell.run("support-bundle", *words)
+    assert (done.code, done.err) == (2, f"error: {message}\n")
+
+
 def test_a_folder_that_does_not_exist_is_one_line(shell: Shell) -> None:
     done = shell.run("support-bundle", "--output", "no/b.tar.gz")
     assert done.code == 2
