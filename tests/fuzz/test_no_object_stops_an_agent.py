@@ -1,4 +1,4 @@
-"""2,000 malformed objects and answers, in `make check` 250 of them; `make fuzz` runs 100,000."""
+"""2,000 malformed objects and answers, in `make test` 500 of them; `make fuzz` runs 100,000."""
 
 import pytest
 
@@ -7,10 +7,10 @@ from tests.fuzz.run import fuzz
 __all__: list[str] = []
 
 _EXAMPLES = 250
-_SEEDS = [0, *(pytest.param(seeded, marks=pytest.mark.thorough) for seeded in range(1, 8))]
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seeded", _SEEDS)
+@pytest.mark.sample("0", "6")  # the two that reach most
+@pytest.mark.parametrize("seeded", range(8))
 def test_no_object_stops_an_agent(seeded: int) -> None:
     assert fuzz(_EXAMPLES, seeded=seeded).examples >= _EXAMPLES

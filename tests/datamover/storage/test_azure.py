@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from core.clock import SystemClock
 from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
+from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText, parse_variables
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import StorageAccess
+from datamover.storage.providers import Storage, StorageAccess
 
 _CLIENT = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
 _WORKLOAD = {**_CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/azure-identity-token"}
@@ -21,9 +23,7 @@ def folder(tmp_path: Path) -> WorkDir:
     return WorkDir(tmp_path, tmp_path / "cache")
 
 
-def _access(
-    folder: WorkDir, config: dict[str, str], text: str, environment: dict[str, str] | None = None
-) -> StorageAccess:
+def _storage(config: dict[str, str], text: str, environment: dict[str, str] | None = None) -> Storage:
     location = BackupStorageLocation.parse(
         {
             "apiVersion": "velero.io/v1",
@@ -37,7 +37,13 @@ def _access(
         }
     )
     secrets = LocationSecrets(CredentialsText(text, "Secret velero/cloud") if text else None)
-    return build_storage(location, "app", secrets=secrets, environment=environment or {}).access(folder)
+    return build_storage(location, "app", secrets=secrets, environment=environment or {})
+
+
+def _access(
+    folder: WorkDir, config: dict[str, str], text: str, environment: dict[str, str] | None = None
+) -> StorageAccess:
+    return _storage(config, text, environment).access(folder)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +71,11 @@ def test_credentials_become_kopias_variables(
     assert access.environment == variables
     assert access.arguments == ["azure", "--container=bkt", "--prefix=kopia/app/", "--storage-account=acc"]
     assert access.secrets({}) == ["topsecret"] * bool(variables)
+
+
+async def test_no_key_is_fetched_where_one_is_given() -> None:
+    storage = _storage({}, "AZURE_STORAGE_ACCOUNT_ACCESS_KEY=topsecret")
+    assert await storage.with_fetched_credentials(SystemClock(), Redactor()) is storage
 
 
 def test_the_pods_workload_identity_is_left_to_kopia(folder: WorkDir) -> None:
