@@ -54,7 +54,7 @@ def test_by_hand_on_a_kernel_without_landlock_a_jail_is_in_force(
     folder.symlink_to(outside)
     before = describe(outside)
     snapshot = f"--snapshot={json.loads(backup.stdout)['snapshotID']}"
-    restored = _run(deny(LANDLOCK), "restore", snapshot, f"--target={folder.parent}", there)
+    restored = _run(deny(LANDLOCK), "restore", snapshot, f"--target={folder.parent}", "--overwrite", there)
     assert restored.returncode == 0, restored.stderr
     assert "replaced 1 links in the target by what the kopia snapshot has there, for example a" in restored.stderr
     assert describe(outside) == before

@@ -104,6 +104,8 @@ def new_bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory, kopia_pro
 
 @pytest.fixture
 def bed(s3: S3Server, new_bucket: Path, tmp_path: Path, volume: Path, kopia_program: Path) -> Iterator[_Bed]:
+    # The server may have stored an object of the test before when its bucket was gone.
+    s3.remove_bucket("drain")
     shutil.copytree(new_bucket, s3.folder / "drain")
     kopia = PlainKopia(kopia_program, tmp_path)
     _open(kopia, s3, "connect")

@@ -4,10 +4,19 @@ import asyncio
 import os
 import pty
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from nodeagent.cli.interruption import interrupted_by_signals
+
+
+@pytest.fixture(autouse=True)
+def _in_a_terminal() -> Iterator[None]:
+    """The tests themselves may run below nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -29,13 +38,10 @@ def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals) ->
 
 
 def test_below_nohup_a_command_continues() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interrupted_by_signals():
-            signal.raise_signal(signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupted_by_signals():
+        signal.raise_signal(signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_after_a_hang_up_nothing_is_written_to_the_terminal() -> None:
