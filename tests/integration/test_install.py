@@ -132,7 +132,7 @@ def test_what_users_add_stays(installer: Installer) -> None:
     installer.change(NAMESPACES, installer.namespace, {"metadata": {"labels": {"team": "a"}}})
     status = {"phase": "Available", "lastValidationTime": "2026-11-21T10:00:00Z"}
     installer.change(BACKUP_STORAGE_LOCATIONS, "default", {"status": status})
-    (installer.folder / "keys").write_text("[other]\n")
+    (installer.folder / "keys").write_text("[default]\naws_access_key_id = other\n")
     done = installer.run(*flags)
     assert done.code == 0, done.err
     account = installer.get(SERVICE_ACCOUNTS, "node-agent") or {}
