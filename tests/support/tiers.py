@@ -23,6 +23,14 @@ COUNTS = pytest.StashKey[Counter[str]]()
 
 EXPECTED: dict[str, str] = {
     "tests/cluster": "waits for pods, and for tests of other lanes that change the agents",
+    "tests/integration": "programs and charts against an API server, beside the cluster tier",
+    "tests/crash/test_apiserver_matrix.py": "transfers that are stopped at each write, against an API server",
+    "tests/datamover/flows/test_clouds.py": "starts the emulators of the clouds",
+    "tests/datamover/flows/test_confinement.py": "each attack, while a real backup or restore walks the volume",
+    "tests/datamover/flows/test_opening.py": "one of each kind of a real time-out",
+    "tests/datamover/flows/test_resume.py": "volumes large enough to be interrupted, which are read again",
+    "tests/nodeagent/leader/maintenance/test_writes.py": "a history for each write that fails",
+    "tests/nodeagent/ui/test_browser.py": "a browser of its own for each test",
 }
 """Files and folders that may take longer, and why."""
 
