@@ -12,11 +12,10 @@ from enum import StrEnum
 from typing import Annotated, Final, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
-from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
-from core.models.base import Int64, Time, WireModel, cut_text
+from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
 from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
@@ -249,8 +248,7 @@ class BackupResult(WireModel):
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""
-        if self.note is not UNSET:
-            force_setattr(self, "note", cut_text(self.note, _NOTE_BYTES))
+        cut_texts(self, note=_NOTE_BYTES)
 
 
 class RestoreResult(WireModel):
@@ -309,8 +307,7 @@ class MaintenanceResult(WireModel, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Cut the texts, so that the termination message has room for them."""
-        force_setattr(self, "reason", cut_text(self.reason, _REASON_BYTES))
-        force_setattr(self, "report_error", cut_text(self.report_error, _ERROR_BYTES))
+        cut_texts(self, reason=_REASON_BYTES, report_error=_ERROR_BYTES)
 
 
 _Result = TypeVar(

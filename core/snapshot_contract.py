@@ -5,9 +5,8 @@ from enum import StrEnum
 from typing import Final
 
 from msgspec import field
-from msgspec.structs import force_setattr
 
-from core.models.base import Int64, Time, WireModel, cut_text
+from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.output_line import OutputLine
 from core.models.saved_claim import SavedClaim
 
@@ -75,7 +74,7 @@ class SnapshotReport(WireModel, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""
-        force_setattr(self, "unread", cut_text(self.unread, _UNREAD_BYTES))
+        cut_texts(self, unread=_UNREAD_BYTES)
 
 
 class ReportedSnapshot(WireModel, omit_defaults=True):
@@ -129,7 +128,7 @@ class UnreadRepository(WireModel):
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""
-        force_setattr(self, "message", cut_text(self.message, _MESSAGE_BYTES))
+        cut_texts(self, message=_MESSAGE_BYTES)
 
 
 class SnapshotListing(WireModel, omit_defaults=True):

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from core.errors import ContractError
 
@@ -23,7 +24,7 @@ __all__ = [
     "OwnerReference",
     "Time",
     "WireModel",
-    "cut_text",
+    "cut_texts",
     "explain_invalid",
     "format_time",
     "parse_time",
@@ -105,7 +106,14 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         return msgspec.json.encode(self).decode()
 
 
-def cut_text(text: str, most_bytes: int) -> str:
+def cut_texts(result: msgspec.Struct, **most_bytes: int) -> None:
+    """Cut texts of a result that is being made to so many bytes as JSON; an absent one stays absent."""
+    for name, most in most_bytes.items():
+        if isinstance(text := getattr(result, name), str):
+            force_setattr(result, name, _cut_text(text, most))
+
+
+def _cut_text(text: str, most_bytes: int) -> str:
     """Return a text with at most so many bytes as JSON, cut at its end: a control character takes six of them."""
     text = text.encode(errors="replace").decode()
     if len(text) <= most_bytes and _count_json_bytes(text) <= most_bytes:

@@ -8,22 +8,12 @@ from typing import Any, Final
 import pytest
 from msgspec import inspect
 
-from core.contract import (
-    TERMINATION_MESSAGE_LIMIT_BYTES,
-    BackupResult,
-    InitResult,
-    LocationResult,
-    MaintenanceResult,
-    RestoreResult,
-    parse_result,
-)
-from core.file_contract import FileListing
+from core import contract
+from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES, parse_result
 from core.kube.client import KubeClient
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
 from core.kube.retry import Retry
-from core.models.verification import SnapshotVerification
-from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
 from datamover.kopia.progress import Direction, Meter
 from datamover.pod.reporting import Reporter
 from datamover.pod.snapshot_list import SHOWN_UNREAD
@@ -69,21 +59,7 @@ async def test_the_start_of_the_snapshot_is_reported_at_once_and_from_then_on() 
     assert len(messages()) == len(after) + 1
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        BackupResult,
-        RestoreResult,
-        InitResult,
-        LocationResult,
-        MaintenanceResult,
-        SnapshotReport,
-        SnapshotListing,
-        SnapshotVerification,
-        SnapshotDeletion,
-        FileListing,
-    ],
-)
+@pytest.mark.parametrize("model", contract._Result.__constraints__)
 def test_a_result_fits_a_termination_message_whatever_its_texts(model: type[Any]) -> None:
     result = _fill(inspect.type_info(model), "")
     message = result.to_json()
