@@ -20,6 +20,7 @@ from nodeagent.operations.install.options import (
     OWN_LOCATION_KEYS,
     TRUTH_KEYS,
     TRUTH_VALUES,
+    TYPOGRAPHIC_QUOTES,
     AgentOptions,
     ContainerResources,
     InstallOptions,
@@ -78,9 +79,8 @@ _REQUIRED: Final[JsonDict] = {"required": ["provider"]}
 _SCALARS: Final[Mapping[object, JsonDict]] = {str: {"type": "string"}, bool: {"type": "boolean"}, Any: {}}
 
 
-_QUOTES: Final = "[\u2018-\u201f]"
 _ENDPOINT: Final = r"""^(https?://)?([^\s/?#@:\[\]"']+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/*$"""
-_TEXT: Final[JsonDict] = {"type": "string", "not": {"pattern": _QUOTES}}
+_TEXT: Final[JsonDict] = {"type": "string", "not": {"pattern": TYPOGRAPHIC_QUOTES}}
 _LOCATION_CONFIG: Final[JsonDict] = {
     "type": "object",
     "properties": {

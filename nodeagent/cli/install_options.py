@@ -25,6 +25,7 @@ from nodeagent.operations.install.options import (
     OWN_LOCATION_KEYS,
     TRUTH_KEYS,
     TRUTH_VALUES,
+    TYPOGRAPHIC_QUOTES,
     AgentOptions,
     ContainerResources,
     InstallOptions,
@@ -42,9 +43,7 @@ _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DIRECTORY: Final = re.compile(r"(?:[^/\s]+(?:/[^/\s]+)*)?")
 _ARGUMENT: Final = re.compile("--[a-z-]+=")
 _PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
-_COPIED: Final = re.compile("[\u2018-\u201f]")
-"""What web pages and editors make of quotes."""
-
+_COPIED: Final = re.compile(TYPOGRAPHIC_QUOTES)
 _CERTIFICATE: Final = "-----BEGIN CERTIFICATE-----"
 _RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
 

@@ -16,6 +16,7 @@ __all__ = [
     "OWN_LOCATION_KEYS",
     "TRUTH_KEYS",
     "TRUTH_VALUES",
+    "TYPOGRAPHIC_QUOTES",
     "AgentOptions",
     "ContainerResources",
     "InstallOptions",
@@ -47,6 +48,9 @@ Source: Velero v1.18, NewObjectBackupStoreGetter in pkg/persistence/object_store
 TRUTH_KEYS: Final = ("s3ForcePathStyle", "insecureSkipTLSVerify", "enableSharedConfig")
 TRUTH_VALUES: Final = ("1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False")
 """Source: velero-plugin-for-aws v1.12, object_store.go; Go, strconv.ParseBool."""
+
+TYPOGRAPHIC_QUOTES: Final = "[\u2018-\u201f]"
+"""Pattern: what web pages and editors make of quotes."""
 
 
 @dataclass(frozen=True, kw_only=True)
