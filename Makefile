@@ -58,7 +58,7 @@ screenshots: venv ## draw the pictures of the documentation
 test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all checks below
 	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; export TEST_TIMES="$$times"; failed=0; \
 	$(MAKE) --no-print-directory unit || failed=$$?; \
-	$(MAKE) --no-print-directory --keep-going -j 2 SIDE_BY_SIDE=yes integration cluster-test || failed=$$?; \
+	$(side_by_side) --keep-going integration cluster-test || failed=$$?; \
 	$(venv)/python -m tests.support.tiers "$$times"; [ "$$failed" = 0 ] || exit "$$failed"; \
 	printf '\nAll checks passed.\n'
 
