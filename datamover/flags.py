@@ -116,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     local.add_argument(
         "--overwrite",
         action="store_true",
-        help="restore also to a directory that is not empty: files of the snapshot replace those of the same name",
+        help="restore also to a directory that is not empty: files of the snapshot replace files of the same name",
     )
     _add_repository(local, required=False)
     _add_transfer(restore, MoverVerb.RESTORE)

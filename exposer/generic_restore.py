@@ -151,9 +151,9 @@ class GenericRestoreExposer:
         return await run.ensure(PODS, manifest)
 
     async def _read_tolerations(self, request: RestoreRequest) -> tuple[JsonDict, ...]:
-        """Return those of the target's consumer: the scheduler chose the node by them.
+        """Return the tolerations of the target's consumer: the scheduler chose the node by them.
 
-        Whoever may edit the PVC may name another node, but gets a mover no further than a pod.
+        A user who edits the PVC can name another node, but gets a mover no further than a pod.
         """
         pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
         return tolerations_of_consumers(await self._client.list(pending), request.target_claim)

@@ -58,7 +58,7 @@ def _show(directory: bytes, name: bytes) -> str:
 class NameReport:
     """The result of a walk; paths are relative to the volume's root, at most three of each kind.
 
-    `entries` are those that were read so far, `kept` those of them that kopia keeps; `complete`: all were read.
+    `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read.
     """
 
     entries: int = 0

@@ -169,7 +169,7 @@ async def test_the_consumers_node_is_used_with_late_binding_and_the_rule_otherwi
 
 
 async def test_a_mover_on_the_consumers_node_tolerates_what_the_consumer_does() -> None:
-    """Whoever may edit the target PVC may name any node: its taints keep the mover off like a pod of theirs."""
+    """A user who edits the target PVC can name any node: its taints keep the mover off like a pod of theirs."""
     scene = RestoreScene(binding="WaitForFirstConsumer", node="node-b")
     for name, used in (("app", "data"), ("other", "logs")):
         keyed = {"key": name, "operator": "Exists"}
