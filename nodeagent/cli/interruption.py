@@ -37,6 +37,9 @@ def interrupted_by_signals() -> Generator[None]:
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     if number == signal.SIGHUP:
         _leave_terminal()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # So shells without job control start commands in the background. asyncio cancels its tasks after this too.
+        raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 
 

@@ -13,15 +13,20 @@ from nodeagent.cli.interruption import interrupted_by_signals
 
 @pytest.fixture(autouse=True)
 def _in_a_terminal() -> Iterator[None]:
-    """The tests themselves may run below nohup."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """The tests themselves may run below nohup, or in the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL), signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in zip((signal.SIGHUP, signal.SIGINT), before, strict=True):
+        signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals) -> None:
+def test_a_signal_cancels_the_command_which_cleans_up(number: signal.Signals, background: bool) -> None:
     cleaned = []
+    if background:
+        # As a shell without job control starts it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     async def command() -> None:
         try:
