@@ -39,7 +39,7 @@ from exposer.snapshots import (
     diagnose_snapshot,
     parse_source_annotation,
 )
-from exposer.source_volume import place_backup
+from exposer.source_volume import leave_to_velero, needs_windows, place_backup
 from exposer.storage_access import read_storage_access
 from exposer.volumes import delete_with_volume, is_provisioned, withdraw_mover
 
@@ -68,7 +68,11 @@ class CSISnapshotExposer:
             found = await self._source.read(request, reader)
             if isinstance(found, Pending):
                 return found
-        return await self._copies.check(request.copies, reader)
+        pending = await self._copies.check(request.copies, reader)
+        template = request.settings.template
+        if pending is None and template.windows and await needs_windows(self._client, request):
+            return leave_to_velero(template)
+        return pending
 
     async def ensure(self, request: SnapshotRequest, guard: Guard) -> Exposed | Pending:
         """Take the next steps and return the pod, or why it is pending.

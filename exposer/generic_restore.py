@@ -28,7 +28,7 @@ from exposer.ownership import belongs, delete_owned
 from exposer.placement import Placement
 from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
-from exposer.source_volume import binds_late
+from exposer.source_volume import WINDOWS_ONLY, binds_late, leave_to_velero
 from exposer.storage_access import read_storage_access
 from exposer.volumes import delete_claim, is_provisioned, withdraw_mover
 from exposer.workload import tolerations_of_consumers
@@ -50,11 +50,12 @@ class GenericRestoreExposer:
         """Return why the expose cannot start yet; reads only.
 
         Raises:
-            ExposeError: the target PVC is already bound, its StorageClass does not exist, or no agent
-                runs on nodes of its operating system.
+            ExposeError: the target PVC is already bound, its StorageClass does not exist, or it requires a Windows
+                node, and Velero has no agent there.
             KubeError: the API server rejected a read.
         """
-        request.settings.template.for_os(request.node_os)
+        if request.for_windows:
+            return leave_to_velero(request.settings.template)
         target = await self._read_target(request, reader)
         if isinstance(target, Pending):
             return target
@@ -181,8 +182,11 @@ class GenericRestoreExposer:
         With late binding, the consumer's node is the only one; otherwise the rules apply.
 
         Raises:
-            ExposeError: the StorageClass of the target PVC does not exist.
+            ExposeError: the StorageClass of the target PVC does not exist, or the volume requires a Windows node.
         """
+        if request.for_windows:
+            # Velero's agent accepted it.
+            raise ExposeError(WINDOWS_ONLY)
         class_name = target["spec"].get("storageClassName") or ""
         if class_name and not request.settings.ignore_delay_binding:
             place = f"target PVC {request.target_namespace}/{request.target_claim}"
@@ -192,6 +196,6 @@ class GenericRestoreExposer:
             if binds_late(storage_class):
                 node = str((target["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, ""))
                 if node:
-                    return Placement(request.node_os, node=node)
+                    return Placement(node=node)
                 return Pending(PendingReason.TARGET_CLAIM_UNCONSUMED, f"{place} is not used by a pod yet")
-        return Placement(request.node_os, alternatives=request.settings.nodes.choose(class_name))
+        return Placement(alternatives=request.settings.nodes.choose(class_name))

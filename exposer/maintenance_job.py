@@ -26,7 +26,7 @@ from core.models.names import (
 )
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
 from exposer.model import Owner
-from exposer.placement import WINDOWS_TOLERATIONS, Alternatives, Placement
+from exposer.placement import Alternatives, Placement
 from exposer.pod_files import MoverVolume
 from exposer.pod_manifest import MoverPod, build_mover_pod
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
@@ -68,7 +68,9 @@ _REPORT_KEPT_SECONDS: Final = 3600
 _TEMPORARY_GIB: Final = 2
 """Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""
 
-_TOLERATIONS: Final = WINDOWS_TOLERATIONS[:1]
+_TOLERATIONS: Final[tuple[JsonDict, ...]] = (
+    {"key": "os", "operator": "Equal", "value": "windows", "effect": "NoSchedule"},
+)
 """As in Velero's Jobs, though no Windows node is eligible."""
 
 _RESERVED_PREFIXES: Final = ("velero.io/", "nodeagent.io/", "batch.kubernetes.io/")

@@ -15,7 +15,6 @@ from core.models.attempts import Interruption
 from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
-from exposer.placement import LINUX
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
 
 __all__ = [
@@ -217,7 +216,10 @@ class SnapshotRequest:
 
 @dataclass(frozen=True)
 class RestoreRequest:
-    """Expose a new volume in a mover pod, to be bound to the target PVC later."""
+    """Expose a new volume in a mover pod, to be bound to the target PVC later.
+
+    `for_windows`: only Windows nodes can read it.
+    """
 
     owner: Owner
     target_namespace: str
@@ -226,7 +228,7 @@ class RestoreRequest:
     settings: ExposeSettings
     operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
-    node_os: str = LINUX
+    for_windows: bool = False
     copied: tuple[str, ...] = ()
 
     @property
@@ -284,7 +286,6 @@ class LocatedVolume:
     node: str
     directory: str
     tolerations: tuple[JsonDict, ...] = ()
-    node_os: str = LINUX
     storage_class: str = ""
 
 

@@ -1,6 +1,6 @@
 """The nodes that a mover pod may run on.
 
-Combines configured rules, the volume's topology and the operating system into one node affinity.
+Combines configured rules and the volume's topology into one node affinity, without Windows nodes.
 Pure: the inputs come from elsewhere (`exposer.source_volume`, `exposer.generic_restore`).
 Source: Velero v1.18.2, GetLoadAffinityByStorageClass and ToSystemAffinity in pkg/util/kube/pod.go.
 """
@@ -13,7 +13,6 @@ from core.models.base import JsonDict
 __all__ = [
     "LINUX",
     "WINDOWS",
-    "WINDOWS_TOLERATIONS",
     "Alternatives",
     "Placement",
     "PlacementRule",
@@ -25,12 +24,7 @@ __all__ = [
 LINUX: Final = "linux"
 WINDOWS: Final = "windows"
 
-WINDOWS_TOLERATIONS: Final[tuple[JsonDict, ...]] = tuple(
-    {"key": "os", "operator": "Equal", "value": WINDOWS, "effect": effect} for effect in ("NoSchedule", "NoExecute")
-)
-"""Of pods on Windows nodes. Source: Velero v1.18, pkg/install/daemonset.go, pkg/exposer/csi_snapshot.go."""
-
-_OS_LABEL: Final = "kubernetes.io/os"
+_NOT_WINDOWS: Final[JsonDict] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
 
 Alternatives = tuple[tuple[JsonDict, ...], ...]
 """Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set must match."""
@@ -71,7 +65,6 @@ class Placement:
     added to those of all movers.
     """
 
-    node_os: str = LINUX
     node: str = ""
     avoid_nodes: tuple[str, ...] = ()
     alternatives: Alternatives = ()
@@ -90,8 +83,8 @@ def build_node_affinity(placement: Placement) -> JsonDict:
 
 
 def _build_term(placement: Placement, topology: JsonDict, rule: tuple[JsonDict, ...]) -> JsonDict:
-    operator = "In" if placement.node_os == WINDOWS else "NotIn"
-    expressions = [*(topology.get("matchExpressions") or []), *rule, _requirement(_OS_LABEL, operator, WINDOWS)]
+    # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
+    expressions = [*(topology.get("matchExpressions") or []), *rule, _NOT_WINDOWS]
     fields: list[JsonDict] = list(topology.get("matchFields") or [])
     if placement.node:
         fields.append(_requirement("metadata.name", "In", placement.node))
@@ -116,8 +109,8 @@ def describe_nodes(pod: JsonDict) -> str:
 
 def _describe_term(term: JsonDict) -> str:
     requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
-    # Every mover pod excludes Windows nodes or requires them; the common case is left out.
-    return ", ".join(_describe(one) for one in requirements if one != _requirement(_OS_LABEL, "NotIn", WINDOWS))
+    # Every pod of ours excludes Windows nodes.
+    return ", ".join(_describe(one) for one in requirements if one != _NOT_WINDOWS)
 
 
 def _describe(requirement: JsonDict) -> str:

@@ -1,6 +1,6 @@
 """The file systems of a mover pod: its volume, its cache, its scratch volume, its Events, and what it inherits.
 
-On Linux the scratch volume holds everything that a mover may write: temporary files, and below them
+The scratch volume holds everything that a mover may write: temporary files, and below them
 the mount points of volume and cache. The root file system is read-only, and so is every other mount,
 except the one that holds a repository in a directory. kopia touches `<target>.kopia-entry` beside the
 target of a restore, which is in the scratch volume for that reason.
@@ -89,22 +89,20 @@ class PodFiles:
     cache_path: str
 
 
-def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAccess, *, for_windows: bool) -> PodFiles:
+def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAccess) -> PodFiles:
     """Return the file systems of the mover pod with these volumes.
 
     Args:
         own: its own volumes.
         template: what mover pods inherit.
         storage: what the pod needs to reach the bucket.
-        for_windows: mount points are in the root file system there, which is always writable.
     """
     uid, volume, scratch = own.uid, own.moved, _scratch_path(template)
     block = volume is not None and volume.mode is VolumeMode.BLOCK
     # A device node cannot be created in a file system of the node.
-    in_root = for_windows or block
-    volume_path = "" if volume is None else f"/{uid}" if in_root else f"{scratch}/{_VOLUME_NAME}"
-    cache_path = "" if not own.cache_claim else f"/{uid}-cache" if for_windows else f"{scratch}/{_CACHE_NAME}"
-    mounts = _inherited_mounts(template, storage, scratch, keep_writable=for_windows)
+    volume_path = "" if volume is None else f"/{uid}" if block else f"{scratch}/{_VOLUME_NAME}"
+    cache_path = f"{scratch}/{_CACHE_NAME}" if own.cache_claim else ""
+    mounts = _inherited_mounts(template, storage, scratch)
     if own.repository is not None:
         # An own mount of the agent at the same path would be a second one.
         mounts = [each for each in mounts if posixpath.normpath(each["mountPath"]) != own.repository.mount_path]
@@ -152,9 +150,7 @@ def _mount_volume(uid: str, volume: MoverVolume, path: str) -> JsonDict:
     return mount
 
 
-def _inherited_mounts(
-    template: AgentTemplate, storage: StorageAccess, scratch: str, *, keep_writable: bool
-) -> list[JsonDict]:
+def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: str) -> list[JsonDict]:
     """Return the inherited mounts without those that this mover must not have."""
     private = {each["name"] for each in template.volumes if any(source in each for source in _PRIVATE_SOURCES)}
     mounts: list[JsonDict] = []
@@ -166,7 +162,7 @@ def _inherited_mounts(
             # Movers of different tenants must not see each other's temporary files.
             if mount["name"] in private:
                 mounts.append(mount | {"mountPath": scratch})
-        elif keep_writable or (_holds(path, storage.directory) and not storage.read_only):
+        elif _holds(path, storage.directory) and not storage.read_only:
             mounts.append(mount)
         else:
             mounts.append(mount | {"readOnly": True})

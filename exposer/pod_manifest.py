@@ -14,7 +14,7 @@ from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
 from exposer.model import Owner
-from exposer.placement import WINDOWS, WINDOWS_TOLERATIONS, Placement, build_node_affinity
+from exposer.placement import LINUX, Placement, build_node_affinity
 from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
 from exposer.settings import ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
@@ -68,19 +68,10 @@ class MoverPod:
     privileged: bool | None = None
     no_relabeling: bool = False
 
-    @property
-    def for_windows(self) -> bool:
-        """Whether the pod runs on a Windows node."""
-        return self.placement.node_os == WINDOWS
-
 
 def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
-    """Return the manifest of a mover pod, a v1 Pod as JSON dict.
-
-    Raises:
-        ExposeError: no agent runs on nodes of its operating system.
-    """
-    template, configured = settings.template.for_os(plan.placement.node_os), settings.pod
+    """Return the manifest of a mover pod, a v1 Pod as JSON dict."""
+    template, configured = settings.template, settings.pod
     # As in Velero, an empty configured set does not replace the inherited one.
     labels = dict(configured.labels or template.labels) | plan.owner.labels
     if plan.label:
@@ -101,27 +92,27 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": meta,
-        "spec": _build_spec(plan, template, settings),
+        "spec": _build_spec(plan, settings),
     }
 
 
-def _build_spec(plan: MoverPod, template: AgentTemplate, expose: ExposeSettings) -> JsonDict:
-    settings = expose.pod
+def _build_spec(plan: MoverPod, expose: ExposeSettings) -> JsonDict:
+    template, settings = expose.template, expose.pod
     own = OwnVolumes(
         plan.owner.uid,
         plan.volume,
         plan.cache_claim,
         repository=expose.repository_volume(plan.storage.directory),
-        events=bool(plan.label and template.host_pods) and not plan.for_windows,
+        events=bool(plan.label and template.host_pods),
     )
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
-    files = build_pod_files(own, template, storage, for_windows=plan.for_windows)
+    files = build_pod_files(own, template, storage)
     tolerations = _build_tolerations(plan, template, settings)
     spec: JsonDict = {
         **template.pod_fields,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(MOVER_GRACE.total_seconds()),
-        "os": {"name": plan.placement.node_os},
+        "os": {"name": LINUX},
         "securityContext": _build_pod_security(plan),
         "affinity": build_node_affinity(plan.placement),
         "containers": [_build_container(plan, files, template, settings)],
@@ -153,14 +144,11 @@ def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSet
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
         *settings.tolerations,
         *plan.tolerations,
-        *(WINDOWS_TOLERATIONS if plan.for_windows else ()),
     )
     return [toleration for index, toleration in enumerate(tolerations) if toleration not in tolerations[:index]]
 
 
 def _build_pod_security(plan: MoverPod) -> JsonDict:
-    if plan.for_windows:
-        return {"windowsOptions": {"runAsUserName": "ContainerAdministrator"}}
     security: JsonDict = {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     if plan.no_relabeling:
         security["seLinuxOptions"] = {"type": _NO_RELABELING}
@@ -185,18 +173,16 @@ def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, s
         "volumeMounts": files.mounts,
         # A mover that exits without a message reports the end of its log instead.
         "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": _build_security(plan),
     }
     if files.devices:
         container["volumeDevices"] = files.devices
     if settings.resources:
         container["resources"] = settings.resources
-    if not plan.for_windows:
-        container["securityContext"] = _build_security(plan)
     return container
 
 
 def _build_security(plan: MoverPod) -> JsonDict:
-    """Return the container's `securityContext`; the API server rejects each of its fields on a Windows pod."""
     security: JsonDict = {"readOnlyRootFilesystem": True}
     if plan.privileged is not None:
         security["privileged"] = plan.privileged

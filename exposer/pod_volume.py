@@ -20,9 +20,7 @@ from exposer.expose_run import ExposeRun
 from exposer.host_pods import find_volume_directory
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import belongs, delete_owned
-from exposer.placement import LINUX, WINDOWS
 from exposer.pods import build_pod_volume_pod
-from exposer.source_volume import read_node_os
 from exposer.storage_access import read_storage_access
 from exposer.volumes import delete_claim, withdraw_mover
 from exposer.workload import (
@@ -78,13 +76,11 @@ class PodVolumeExposer:
         node = pod["spec"].get("nodeName", "")
         if not node:
             raise ExposeError(f"workload pod {ref} has no node")
-        node_os = await _read_os(request, node, reader)
-        root = request.settings.template.for_os(node_os).kubelet_root
+        root = request.settings.template.kubelet_root
         return LocatedVolume(
             node=node,
             directory=build_volume_directory(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
-            node_os=node_os,
             storage_class=pv["spec"].get("storageClassName", "") if pv else "",
         )
 
@@ -179,13 +175,6 @@ class PodVolumeExposer:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
         return replace(ref, uid=pod_of_directory(directory))
-
-
-async def _read_os(request: PodVolumeRequest, node: str, reader: Reader) -> str:
-    """Return the operating system of the node; without agents on Windows nodes it is always Linux."""
-    if request.settings.template.windows is None:
-        return LINUX
-    return WINDOWS if await read_node_os(reader, node) == WINDOWS else LINUX
 
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> JsonDict | None:

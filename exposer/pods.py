@@ -122,7 +122,6 @@ def build_pod_volume_pod(
         ),
         cache_claim=cache_claim_name(owner) if cache else "",
         label=POD_VOLUME_BACKUP_LABEL if backup else POD_VOLUME_RESTORE_LABEL,
-        placement=Placement(located.node_os),
         node=located.node,
         tolerations=located.tolerations,
         privileged=request.settings.pod.privileged_fs_backup,

@@ -6,22 +6,19 @@ Source: Velero v1.18, pkg/util/kube/pod.go, pkg/nodeagent/node_agent.go and
 pkg/util/third_party.go.
 """
 
+import posixpath
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Final, Self
 
-from core.errors import ContractError, ExposeError
+from core.errors import ContractError
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
-from exposer.node_paths import overlap, parse_node_path
-from exposer.placement import LINUX, WINDOWS
+from core.models.names import AGENT_DAEMONSET
 
 __all__ = ["DEFAULT_KUBELET_ROOT", "AgentTemplate"]
 
 DEFAULT_KUBELET_ROOT: Final = "/var/lib/kubelet"
 """The kubelet's default root directory."""
-
-_CONTAINERS: Final = (AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)
-"""Names of the agent's container; Velero gives it that of its DaemonSet."""
 
 _HOST_PODS: Final = "host-pods"
 
@@ -35,10 +32,10 @@ class AgentTemplate:
     """The inheritable part of the node agent's pod template.
 
     `pod_fields` and `container_fields` hold fields of a pod's spec and of its container as
-    JSON, `kubelet_root` is a path on the node, with the separators of its system. `tolerations` are always
+    JSON, `kubelet_root` is a path on the node. `tolerations` are always
     inherited, `all_tolerations` are the agent's own. `host_pods` is where the agent's container has
-    the kubelet's pods directory; empty: it has none, and pod volumes cannot be exposed. `windows` is
-    what movers on Windows nodes inherit; None: there is no DaemonSet for Windows.
+    the kubelet's pods directory; empty: it has none, and pod volumes cannot be exposed. `windows`:
+    Velero's DaemonSet for Windows nodes exists, from which nothing is inherited.
     """
 
     image: str
@@ -53,22 +50,7 @@ class AgentTemplate:
     container_fields: JsonDict = field(default_factory=dict)
     kubelet_root: str = DEFAULT_KUBELET_ROOT
     host_pods: str = ""
-    windows: "AgentTemplate | None" = None
-
-    def for_os(self, node_os: str) -> "AgentTemplate":
-        """Return what movers on nodes of that operating system inherit.
-
-        Raises:
-            ExposeError: there is no DaemonSet to inherit from.
-        """
-        if node_os != WINDOWS:
-            return self
-        if self.windows is None:
-            raise ExposeError(
-                "the volume requires Windows nodes, but no data mover can run there: "
-                f"DaemonSet {AGENT_DAEMONSET_WINDOWS} does not exist"
-            )
-        return self.windows
+    windows: bool = False
 
     @classmethod
     def parse(cls, daemonset: JsonDict) -> Self:
@@ -82,9 +64,8 @@ class AgentTemplate:
         container = _agent_container(daemonset, spec)
         volumes: list[JsonDict] = spec.get("volumes") or []
         mounts: list[JsonDict] = container.get("volumeMounts") or []
-        node_os = _node_os(daemonset, spec)
-        root, host_pods = _host_pods(volumes, mounts, node_os)
-        kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root, node_os)}
+        root, host_pods = _host_pods(volumes, mounts)
+        kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
         meta: JsonDict = template.get("metadata") or {}
         tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
         return cls(
@@ -100,14 +81,14 @@ class AgentTemplate:
             env=tuple(container.get("env") or []),
             pod_fields=_pick(spec, ("serviceAccountName", "dnsPolicy", "dnsConfig", "imagePullSecrets")),
             container_fields=_pick(container, ("envFrom",)),
-            kubelet_root=root,
+            kubelet_root=str(root),
             host_pods=host_pods,
         )
 
 
 def _agent_container(daemonset: JsonDict, spec: JsonDict) -> JsonDict:
     containers: list[JsonDict] = spec.get("containers") or []
-    named = [c for c in containers if c.get("name") in _CONTAINERS] or containers
+    named = [c for c in containers if c.get("name") == AGENT_DAEMONSET] or containers
     if not named or not named[0].get("image"):
         meta = daemonset.get("metadata") or {}
         place = f"{meta.get('namespace', '')}/{meta.get('name', '?')}"
@@ -125,25 +106,26 @@ def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
     return {name: fields[name] for name in names if fields and fields.get(name)}
 
 
-def _node_os(daemonset: JsonDict, spec: JsonDict) -> str:
-    name = (daemonset.get("metadata") or {}).get("name")
-    declared = (spec.get("os") or {}).get("name", WINDOWS if name == AGENT_DAEMONSET_WINDOWS else LINUX)
-    return WINDOWS if declared == WINDOWS else LINUX
-
-
-def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict], node_os: str) -> tuple[str, str]:
+def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[PurePosixPath, str]:
     """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; empty: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
         if volume["name"] == _HOST_PODS and path:
             mounted = [mount.get("mountPath", "") for mount in mounts if mount["name"] == _HOST_PODS]
-            return str(parse_node_path(path, node_os=node_os).parent), "".join(mounted[:1])
-    return str(parse_node_path(DEFAULT_KUBELET_ROOT, node_os=node_os)), ""
+            return _parse_path(path).parent, "".join(mounted[:1])
+    return PurePosixPath(DEFAULT_KUBELET_ROOT), ""
 
 
-def _shows_kubelet(volume: JsonDict, root: str, node_os: str) -> bool:
+def _shows_kubelet(volume: JsonDict, root: PurePosixPath) -> bool:
     """Return whether the volume is a hostPath at, above or below the kubelet's root directory."""
     raw = (volume.get("hostPath") or {}).get("path")
     if not raw:
         return False
-    return overlap(parse_node_path(raw, node_os=node_os), parse_node_path(root, node_os=node_os))
+    path = _parse_path(raw)
+    return path.is_relative_to(root) or root.is_relative_to(path)
+
+
+def _parse_path(path: str) -> PurePosixPath:
+    """Return an absolute path on a node in normal form."""
+    # Two slashes at the start are one: POSIX leaves their meaning open.
+    return PurePosixPath("/" + posixpath.normpath(path).lstrip("/"))

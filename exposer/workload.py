@@ -10,13 +10,13 @@ pkg/util/kube/utils.go (GetVolumeDirectory).
 import re
 from collections.abc import Iterable
 from datetime import timedelta
+from pathlib import PurePosixPath
 from typing import Final
 
 from core.errors import ExposeError
 from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.model import Pending, WorkloadRef
-from exposer.node_paths import node_path
 from exposer.pod_status import LOST_CONTAINER
 
 __all__ = [
@@ -261,13 +261,13 @@ def build_volume_directory(kubelet_root: str, pod_uid: str, volume: JsonDict, *,
         kinds = [key for key in source if key in {"hostPath", "image", "gitRepo"}]
         what = kinds[0] if kinds else "an unknown source"
         raise ExposeError(f"volume {volume['name']} has source {what}: its data is not in a directory of the pod")
-    return join_directory(str(node_path(kubelet_root) / "pods" / pod_uid), plugin, name)
+    return join_directory(str(PurePosixPath(kubelet_root, "pods", pod_uid)), plugin, name)
 
 
 def join_directory(pod_directory: str, plugin: str, name: str) -> str:
     """Return the directory in which a plugin mounts the volume of that name, in the directory of its pod."""
     below = ("mount",) if plugin == _CSI else ()
-    return str(node_path(pod_directory).joinpath("volumes", plugin, name, *below))
+    return "/".join((pod_directory, "volumes", plugin, name, *below))
 
 
 _DIRECTORY: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/mount)?")
@@ -276,14 +276,13 @@ _DIRECTORY: Final = re.compile(r"(.*/pods/[^/]+)/volumes/([^/]+)/([^/]+)(?:/moun
 
 def split_directory(directory: str) -> tuple[str, str, str]:
     """Return pod directory, plugin and name from `directory`, a result of `join_directory`; empty if it is none."""
-    path = node_path(directory)
-    parts = _DIRECTORY.fullmatch(path.as_posix())
-    return (str(type(path)(parts[1])), parts[2], parts[3]) if parts else ("", "", "")
+    parts = _DIRECTORY.fullmatch(directory)
+    return (parts[1], parts[2], parts[3]) if parts else ("", "", "")
 
 
 def pod_of_directory(directory: str) -> str:
     """Return the UID of the pod in `directory`, a result of `join_directory`; empty if it is none."""
-    return node_path(split_directory(directory)[0]).name
+    return split_directory(directory)[0].rpartition("/")[2]
 
 
 def _plugin_of(source: JsonDict) -> str:

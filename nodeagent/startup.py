@@ -14,7 +14,8 @@ from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import DAEMON_SETS, NAMESPACES
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE
+from core.models.base import JsonDict
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, PART_OF_LABELS
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
@@ -149,24 +150,29 @@ async def read_cluster(client: KubeClient) -> str:
 
 
 async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
-    """Return what mover pods inherit on Linux nodes and, if their DaemonSet exists, on Windows nodes.
+    """Return what mover pods inherit, and whether Velero has a DaemonSet for Windows nodes.
 
     Raises:
         ConfigError: there is no DaemonSet to inherit from; the message is one line.
     """
-    linux = await _read_daemonset(client, namespace, AGENT_DAEMONSET)
-    if linux is None:
+    found = await _read_daemonset(client, namespace, AGENT_DAEMONSET)
+    if found is None:
         place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
         raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
-    return replace(linux, windows=await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS))
-
-
-async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> AgentTemplate | None:
+    windows = await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS)
     try:
-        daemonset = await client.read(DAEMON_SETS, namespace, name)
-    except KubeError as e:
-        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e
-    try:
-        return None if daemonset is None else AgentTemplate.parse(daemonset)
+        # One of an earlier version of ours moves nothing.
+        return replace(AgentTemplate.parse(found), windows=windows is not None and not _is_ours(windows))
     except ContractError as e:
         raise ConfigError(str(e)) from e
+
+
+async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> JsonDict | None:
+    try:
+        return await client.read(DAEMON_SETS, namespace, name)
+    except KubeError as e:
+        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e
+
+
+def _is_ours(daemonset: JsonDict) -> bool:
+    return PART_OF_LABELS.items() <= (daemonset["metadata"].get("labels") or {}).items()

@@ -14,7 +14,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.operations.install.accounts import build_agent_roles, build_mover_roles, build_volume_secrets_roles
-from nodeagent.operations.install.daemonset import build_daemonsets
+from nodeagent.operations.install.daemonset import build_daemonset
 from nodeagent.operations.install.options import (
     FLAGS_OF_INSTALL,
     OWN_LOCATION_KEYS,
@@ -44,7 +44,6 @@ _OPTIONS: Final = InstallOptions(
     service_account='{{ .Values.serviceAccount | default "node-agent" }}',
     mover_service_account='{{ .Values.moverServiceAccount | default "node-agent-mover" }}',
     agent=AgentOptions(
-        windows=True,
         config_map='{{ include "node-agent.configMap" . }}',
         repository_config_map="{{ .Values.agent.repositoryConfigMap }}",
         maintenance_config_map="{{ .Values.agent.maintenanceConfigMap }}",
@@ -91,6 +90,9 @@ _LOCATION_CONFIG: Final[JsonDict] = {
     "additionalProperties": _TEXT,
 }
 _ARGUMENT: Final[JsonDict] = {"type": "string", "not": {"pattern": f"^({'|'.join(FLAGS_OF_INSTALL)})(=|$)"}}
+_FORMER_VALUES: Final[JsonDict] = {"linux": {"const": True}, "windows": {"type": "boolean"}}
+"""Accepted where they change nothing; templates/daemonset.yaml says what `windows` has become."""
+
 _SECTIONS: Final[JsonDict] = {
     "if": {
         "properties": {"location": {"properties": {"provider": {"pattern": "^(velero.io/)?aws$"}}, **_REQUIRED}},
@@ -108,7 +110,7 @@ def generate_chart() -> dict[str, str]:
     texts = {
         "Chart.yaml": _build_chart(),
         "values.schema.json": json.dumps(build_schema(), indent=2) + "\n",
-        "files/daemonsets.yaml": GENERATED + dump(_build_daemonset_parts()),
+        "files/daemonset.yaml": GENERATED + dump(_build_daemonset_parts()),
         "files/security-context-constraints.yaml": GENERATED + dump(_build_constraints()),
         "templates/agent-rbac.yaml": build_file(build_agent_roles(_OPTIONS), permissions=own),
         "templates/mover-rbac.yaml": build_file(build_mover_roles(_OPTIONS), permissions=MOVER_PERMISSIONS),
@@ -132,6 +134,7 @@ def build_schema() -> JsonDict:
     # Helm passes `global` to a chart that another one contains.
     properties |= {"crds": _CRDS_VALUE, "monitoring": _MONITORING_VALUE, "global": {"type": "object"}}
     properties["agent"]["properties"]["extraArgs"]["items"] = _ARGUMENT
+    properties["agent"]["properties"] |= _FORMER_VALUES
     properties["location"]["properties"]["config"] = _LOCATION_CONFIG
     properties["credentials"] = _TEXT
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, **_SECTIONS}
@@ -183,12 +186,11 @@ def _build_chart() -> str:
 
 
 def _build_daemonset_parts() -> JsonDict:
-    """Return the DaemonSets by their names, and the security contexts of privileged agents."""
-    privileged = replace(_OPTIONS, agent=replace(_OPTIONS.agent, privileged=True, windows=False))
-    (found,) = build_daemonsets(privileged)
-    pod = found["spec"]["template"]["spec"]
+    """Return the DaemonSet, and the security contexts of privileged agents."""
+    privileged = replace(_OPTIONS, agent=replace(_OPTIONS.agent, privileged=True))
+    pod = build_daemonset(privileged)["spec"]["template"]["spec"]
     contexts = {"pod": pod["securityContext"], "container": pod["containers"][0]["securityContext"]}
-    return {one["metadata"]["name"]: one for one in build_daemonsets(_OPTIONS)} | {"privileged": contexts}
+    return {"daemonset": build_daemonset(_OPTIONS), "privileged": contexts}
 
 
 def _build_constraints() -> JsonDict:

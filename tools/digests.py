@@ -76,10 +76,8 @@ class _Tag:
 
 
 def main(arguments: list[str]) -> int:
-    """Renew the digests of one Dockerfile or all; returns the exit code."""
-    project = Path(__file__).parents[1]
-    files = [Path(argument) for argument in arguments] or [project / "Dockerfile", project / "Dockerfile.windows"]
-    return max(_renew(file) for file in files)
+    """Renew the digests of a Dockerfile, ours by default; returns the exit code."""
+    return _renew(Path(arguments[0]) if arguments else Path(__file__).parents[1] / "Dockerfile")
 
 
 def _renew(file: Path) -> int:

@@ -1,33 +1,26 @@
 #!/usr/bin/env bash
-# Builds the images of a release, one for each operating system and architecture, and the manifest list of them.
+# Builds the images of a release, one for each architecture, and the manifest list of them.
 #
 # The variables are those of Velero's build, which docs/images.md explains: BUILD_OUTPUT_TYPE, BUILD_OS, BUILD_ARCH,
-# BUILD_WINDOWS_VERSION, BUILDX_INSTANCE, REGISTRY, VERSION, TAG_LATEST, INSECURE_REGISTRY.
+# BUILDX_INSTANCE, REGISTRY, VERSION, TAG_LATEST, INSECURE_REGISTRY.
 # Prints a line for each image or archive. Source: Velero v1.18.2, Makefile.
 set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 readonly output_type="${BUILD_OUTPUT_TYPE:-tar}" version="${VERSION:-main}" output="$project_dir/_output"
-readonly windows_versions="${BUILD_WINDOWS_VERSION:-ltsc2022}" builder="${BUILDX_INSTANCE:-}"
-readonly image="${REGISTRY:-localhost}/node-agent"
+readonly builder="${BUILDX_INSTANCE:-}" image="${REGISTRY:-localhost}/node-agent"
 tags=("$version")
 [ "${TAG_LATEST:-false}" != true ] || tags+=(latest)
 
-# Prints the name of each image: linux-ARCH, or windows-VERSION-ARCH.
+# Prints the name of each image: linux-ARCH.
 all_names() {
-    local system each
+    local each
     # Docker's own store has images of its machine only.
     if [ "$output_type" = docker ]; then
         printf 'linux-%s\n' "$(machine_arch)"
         return
     fi
-    for system in ${BUILD_OS//,/ }; do
-        case "$system" in
-            linux) for each in ${BUILD_ARCH//,/ }; do printf 'linux-%s\n' "$each"; done ;;
-            windows) for each in ${windows_versions//,/ }; do printf 'windows-%s-amd64\n' "$each"; done ;;
-            *) die "BUILD_OS: must be linux, windows or both: \"$BUILD_OS\"" ;;
-        esac
-    done
+    for each in ${BUILD_ARCH//,/ }; do printf 'linux-%s\n' "$each"; done
 }
 
 archive_of() {
@@ -44,17 +37,11 @@ tagged() {
 
 # -- with docker buildx, from the published base images ---------------------------------------------------------------
 build_with_docker() {
-    local name="$1" out="type=$output_type" options os_version
+    local name="$1" out="type=$output_type" options
     mapfile -t options < <(tagged "$name" --tag)
-    if [ "${name%%-*}" = windows ]; then
-        os_version="${name#*-}"
-        options+=(--file "$project_dir/Dockerfile.windows" --build-arg "OS_VERSION=${os_version%-*}")
-    else
-        options+=(--file "$project_dir/Dockerfile")
-    fi
     [ "$output_type" != tar ] || out="type=docker,dest=$(archive_of "$name")"
     docker buildx build --builder "$builder" --pull --output "$out" --platform "${name%%-*}/${name##*-}" \
-        --provenance=false --sbom=false "${options[@]}" "$project_dir" >&2
+        --provenance=false --sbom=false "${options[@]}" --file "$project_dir/Dockerfile" "$project_dir" >&2
 }
 
 # -- without an image registry ----------------------------------------------------------------------------------------
@@ -90,11 +77,11 @@ case "$output_type" in
     *) die "BUILD_OUTPUT_TYPE: must be tar, registry or docker: \"$output_type\"" ;;
 esac
 BUILD_OS="${BUILD_OS:-linux}" BUILD_ARCH="${BUILD_ARCH:-amd64,arm64}"
+[ "$BUILD_OS" = linux ] || die "BUILD_OS: must be linux: \"$BUILD_OS\""
 for arch in ${BUILD_ARCH//,/ }; do
     [ "$arch" = amd64 ] || [ "$arch" = arm64 ] || die "BUILD_ARCH: must be amd64, arm64 or both: \"$BUILD_ARCH\""
 done
-found="$(all_names)"
-mapfile -t names <<<"$found"
+mapfile -t names < <(all_names)
 mkdir -p "$output"
 python="$("$project_dir/tools/venv.sh")/bin/python" built=() list="$output/node-agent-$version.oci.tar"
 
@@ -106,7 +93,6 @@ if [ -n "$builder" ]; then
         done
     fi
 else
-    [[ " ${names[*]}" != *" windows-"* ]] || die 'images for Windows need BUILDX_INSTANCE: their base is in an image registry'
     [ "$output_type" != registry ] || crane="$("$project_dir/tools/build.sh" crane)/crane"
     for name in "${names[@]}"; do build_from_packages "$name"; done
     [ "$output_type" = docker ] || "$python" "$project_dir/tools/archives.py" list "$list" "$image:$version" "${built[@]}"

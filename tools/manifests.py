@@ -19,7 +19,7 @@ from nodeagent.operations.install.accounts import (
     build_service_accounts,
     build_volume_secrets_roles,
 )
-from nodeagent.operations.install.daemonset import build_daemonsets
+from nodeagent.operations.install.daemonset import build_daemonset
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.surroundings import (
     build_config_map,
@@ -51,11 +51,9 @@ The account of data movers, which --mover-service-account names. Annotations of 
 identity) and image pull secrets that data movers need belong to this account.
 Its permissions, each with its reason; nodeagent/runtime/permissions.py has the list."""
 _DAEMONSET = """\
-One agent on each node. Data mover pods inherit from this pod template: image, environment, volumes and their mounts
-(except directories of the kubelet), DNS settings, pull secrets.
+One agent on each Linux node. Data mover pods inherit from this pod template: image, environment, volumes and their
+mounts (except directories of the kubelet), DNS settings, pull secrets.
 Velero's DaemonSet has the same name: install only one of them."""
-_DAEMONSET_WINDOWS = """\
-One agent on each Windows node; see daemonset.yaml. No Windows node has run it yet (docs/limits.md)."""
 _CONFIG = """\
 The agent's configuration: exactly one key, whose name does not matter. Its value is a JSON document.
 An edit is active within five seconds. docs/configuration.md has all keys; "nodeagent check-config FILE" checks the
@@ -83,7 +81,6 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
     """Return the text of each generated file by its path in `deploy/`."""
     agent, mover = build_service_accounts(options)
     own = agent_permissions(options.config_map)
-    windows = build_daemonsets(replace(options, agent=replace(options.agent, linux=False, windows=True)))
     texts = {
         "namespace.yaml": build_file([build_namespace(options)], about=_NAMESPACE),
         "config.yaml": build_file([build_config_map(options, _DOCUMENT)], about=_CONFIG),
@@ -92,8 +89,7 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
         "agent/mover.yaml": build_file(
             [mover, *build_mover_roles(options)], about=_MOVER, permissions=MOVER_PERMISSIONS
         ),
-        "agent/daemonset.yaml": build_file(build_daemonsets(options), about=_DAEMONSET),
-        "windows/daemonset.yaml": build_file(windows, about=_DAEMONSET_WINDOWS),
+        "agent/daemonset.yaml": build_file([build_daemonset(options)], about=_DAEMONSET),
         "priority/priority-classes.yaml": build_file(build_priority_classes(options), about=_PRIORITY),
         "network-policy/network-policy.yaml": build_file(
             [build_network_policy(replace(options, monitoring_namespace="monitoring"))], about=_NETWORK

@@ -58,6 +58,7 @@ __all__ = [
     "OUTCOME_ANNOTATION",
     "OWNER_KIND_ANNOTATION",
     "OWNER_UID_LABEL",
+    "PART_OF_LABELS",
     "PENDING_REASON_ANNOTATION",
     "POD_VOLUME_BACKUP_LABEL",
     "POD_VOLUME_FINALIZER",
@@ -186,6 +187,8 @@ REPO_DEFAULT_PASSWORD: Final = "static-passw0rd"  # noqa: S105 - Velero's publis
 AGENT_DAEMONSET: Final = "node-agent"
 AGENT_DAEMONSET_WINDOWS: Final = "node-agent-windows"
 AGENT_LABELS: Final = {"role": "node-agent"}
+PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
+"""On every object that an installation creates; Velero's objects do not have it."""
 SERVICE_ACCOUNT: Final = "node-agent"
 MOVER_SERVICE_ACCOUNT: Final = "node-agent-mover"
 

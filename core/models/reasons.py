@@ -22,6 +22,7 @@ class PendingReason(StrEnum):
     COPY_IN_USE = "CopyInUse"
     COPY_SOURCE_MISSING = "CopySourceMissing"
     FORBIDDEN = "Forbidden"
+    LEFT_TO_VELERO = "LeftToVelero"
     LOCATION_MISSING = "LocationMissing"
     LOCATION_SECRET_MISSING = "LocationSecretMissing"  # noqa: S105 - a name, and no secret
     LOCATION_UNREADABLE = "LocationUnreadable"

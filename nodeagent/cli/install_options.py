@@ -10,14 +10,13 @@ from typing import Final
 from core.endpoints import parse_endpoint
 from core.errors import ConfigError
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS
+from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.units import parse_quantity
 from nodeagent.cli.given_flags import GivenFlags
 from nodeagent.cli.serve import parse_serve
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in
-from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.options import (
     CONFIG_MAP,
     DEFAULT_IMAGE,
@@ -94,16 +93,17 @@ def describe_defaults(given: GivenFlags, options: InstallOptions) -> list[str]:
 
 
 def _build_agent(given: GivenFlags, config_map: str) -> AgentOptions:
-    linux = given.switch("--use-node-agent", default=True)
-    windows = given.switch("--use-node-agent-windows")
-    if not linux and not windows:
-        raise ConfigError("--use-node-agent=false needs --use-node-agent-windows: otherwise there are no agents")
+    if not given.switch("--use-node-agent", default=True):
+        raise ConfigError("--use-node-agent=false is not allowed: there would be no agents")
+    if given.switch("--use-node-agent-windows"):
+        raise ConfigError(
+            "--use-node-agent-windows is not supported any more: there is no agent for Windows nodes, and volumes of "
+            "Windows are left to Velero's (see docs/install.md#windows-nodes)"
+        )
     priority_class = given.name("--node-agent-priority-class-name")
     if priority_class and given.switch("--priority-classes"):
         raise ConfigError("--node-agent-priority-class-name and --priority-classes exclude each other")
     return AgentOptions(
-        linux=linux,
-        windows=windows,
         config_map=config_map,
         repository_config_map=given.name("--backup-repository-configmap"),
         maintenance_config_map=given.name("--repo-maintenance-job-configmap"),

@@ -8,9 +8,9 @@ import click
 from core.clock import SystemClock
 from core.errors import ConfigError
 from core.kube.client import select_labels
+from core.models.names import PART_OF_LABELS
 from nodeagent.cli.options import UserCommand, cluster_options
 from nodeagent.cli.output import HEADING, Printer, Styled
-from nodeagent.operations.install.objects import PART_OF_LABELS
 from nodeagent.operations.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
 from nodeagent.runtime.connection import ClusterAccess, connect
 

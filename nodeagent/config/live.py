@@ -48,7 +48,7 @@ class ConfigAnnouncer:
             try:
                 await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
             except KubeError:
-                # Nothing but the comparison of agents depends on it.
+                # The leader takes this agent for one of Velero's until then.
                 await wait_for_event(self._changed, _RETRY_SECONDS)
             else:
                 await self._changed.wait()

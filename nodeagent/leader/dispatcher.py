@@ -127,7 +127,7 @@ class _Term:
         self._agents = LiveAgents(client, clock, namespace=rules.namespace, on_change=self._changed.set)
         self._pods = PodWatch(client, clock, on_change=self._changed.set)
         self._pending = PendingTransfers(clock, self._pods)
-        examiner = Examiner(tools, rules, agents=self._agents.nodes)
+        examiner = Examiner(tools, rules, agents=self._agents.nodes, velero_nodes=self._agents.velero_nodes)
         writer = AdmissionWriter(
             tools,
             self._pending,

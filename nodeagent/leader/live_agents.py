@@ -1,7 +1,8 @@
 """The live node agents: those with a Ready pod, and whether their active configurations agree.
 
 Each agent announces the hash of its active configuration in an annotation of its own pod; the
-leader reads it from the watch of agent pods, without a request.
+leader reads it from the watch of agent pods, without a request. A pod without the annotation is an agent of Velero,
+as on Windows nodes, or while a DaemonSet is rolled over: its pods have the same labels.
 """
 
 from collections import Counter, defaultdict
@@ -25,12 +26,16 @@ __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_idle", "descri
 
 
 class _LiveAgent(NamedTuple):
-    """The cached part of an agent's pod: name, uid and node, whether it is live, the hash of its configuration."""
+    """The cached part of an agent's pod: name, uid and node, and the hash of its configuration.
+
+    `live`: it may be assigned transfers. `velero`: it is one of Velero's, and runs, also while it is being deleted.
+    """
 
     name: str
     uid: str
     node: str
     live: bool
+    velero: bool
     config: str
 
 
@@ -42,6 +47,7 @@ class LiveAgents:
         self._namespace = namespace
         self._on_change = on_change
         self._nodes: Mapping[str, str] | None = None
+        self._velero_nodes: AbstractSet[str] | None = None
         self._unavailable = Timers(clock)
         self.backoff = NodeBackoff(clock)
         self._informer = Informer(
@@ -69,15 +75,21 @@ class LiveAgents:
                 self._unavailable.forget(label)
         return self._nodes
 
+    def velero_nodes(self) -> AbstractSet[str]:
+        """Return the node labels of nodes with an agent of Velero that runs: what it has accepted is not touched."""
+        if self._velero_nodes is None:
+            self._velero_nodes = {label_value(agent.node) for agent in self._informer.items() if agent.velero}
+        return self._velero_nodes
+
     def _on_pod(self, _: _LiveAgent) -> None:
-        before, self._nodes = self._nodes, None
+        before, self._nodes, self._velero_nodes = self._nodes, None, None
         # Comparing during the first list would be quadratic, and is of no use yet.
         if self._informer.synced.is_set() and self.nodes() != before:
             self._on_change()
 
     def configs(self) -> Mapping[str, str]:
         """Return the configuration hash that each live agent announces, by node name."""
-        return {agent.node: agent.config for agent in self._informer.items() if agent.live and agent.config}
+        return {agent.node: agent.config for agent in self._informer.items() if agent.live}
 
     def pod(self, label: str) -> JsonDict | None:
         """Return the live agent's pod with that node label, with its identity only; None if there is none."""
@@ -99,9 +111,10 @@ class LiveAgents:
 def _trim(pod: JsonDict) -> _LiveAgent:
     meta = pod["metadata"]
     node = (pod.get("spec") or {}).get("nodeName", "")
-    live = bool(node) and is_ready(pod) and not meta.get("deletionTimestamp")
+    runs = bool(node) and is_ready(pod)
     config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
-    return _LiveAgent(meta["name"], meta["uid"], node, live, config)
+    live = runs and bool(config) and not meta.get("deletionTimestamp")
+    return _LiveAgent(meta["name"], meta["uid"], node, live, velero=runs and not config, config=config)
 
 
 _COMPARE_SECONDS: Final = 10.0

@@ -180,6 +180,9 @@ class TransferCache:
         if raw is None:
             return None
         cr = _parse(kind, raw)
+        if cached is None and not kind.managed(cr):
+            # Other data movers may label their pods as Velero does.
+            return None
         # A cached pod of an earlier transfer of the same name, or of an earlier attempt, does not hide this one's.
         needed = cr.phase in _NEEDS_POD and cr.stage is not AttemptStage.READY
         pod_missing = needed and (pod is None or not is_current(pod, cr))

@@ -13,7 +13,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL
+from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Transfer
@@ -153,6 +153,15 @@ class ExposeSteps(StepBase):
         self._pending.decide_report(case.cr.uid, pending)
         self._pending.mark_reported(case.cr.uid, pending)
         self._pause_until_slot(case)
+        return None
+
+    async def hand_over(self, case: Case) -> Requeue | None:
+        """Name the agent that works on the transfer as the owning one, and leave it alone."""
+        node = case.cr.status.node
+        self._pending.forget(case.cr.uid)
+        change = Change(labels={NODE_LABEL: label_value(node)})
+        stored = await self._tools.status.annotate(case.kind, case.cr, change)
+        await self._tools.events.record(stored, "TakenOver", f"the node agent on node {node} continues it")
         return None
 
     async def _move_to_prepared(self, case: Case, change: Change) -> Transfer:

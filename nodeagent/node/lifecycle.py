@@ -67,6 +67,8 @@ class Action(Enum):
     """Record that the mover pod was lost before its data path started, and delete it."""
     TAKE_OVER = auto()
     """Become the owning agent, and move to Prepared: the mover that another agent created runs here."""
+    HAND_OVER = auto()
+    """Name the agent that has taken the transfer over, one of Velero's, as the owning one."""
     PREPARE = auto()
     TIME_OUT = auto()
     """Failed: not Prepared in time."""
@@ -140,6 +142,8 @@ def decide(view: View) -> Action:
         return _decide_foreign(view)
     if view.phase.final:
         return Action.CLEAN_UP
+    if view.pod is PodState.TAKEN:
+        return Action.HAND_OVER
     match view.phase:
         case Phase.ACCEPTED | Phase.PREPARED:
             return _decide_before_start(view)
@@ -324,7 +328,7 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
         phase=cr.phase,
         owned=is_owned(cr, site),
         cancel=requested if cr.cancel_requested else CancelState.NONE,
-        pod=_state_of(seen.pod, cr, site),
+        pod=PodState.TAKEN if _is_taken(seen.pod, cr, site) and not outcome_recorded else _state_of(seen.pod, cr, site),
         outcome_recorded=outcome_recorded,
         has_slot=seen.has_slot,
         timed_out=_exceeds(seen.measured.preparing_seconds, limits.prepare),
@@ -381,3 +385,13 @@ def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
     elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
     return PodState.PENDING if elsewhere and cr.preparing else pod_state(pod)
+
+
+def _is_taken(pod: JsonDict | None, cr: Transfer, site: Site) -> bool:
+    """Return whether an agent that sets no node label has taken over the transfer, which is owned here.
+
+    That is one of Velero's on the pod's node. A result that the agent of a lost node has left is this agent's to read.
+    """
+    if not is_owned(cr, site) or cr.interrupted or cr.status.node in {"", site.node}:
+        return False
+    return cr.phase is Phase.PREPARED or (cr.phase in RUNNING_PHASES and (pod is None or not has_ended(pod)))

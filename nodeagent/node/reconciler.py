@@ -87,6 +87,7 @@ class Steps:
             Action.EXPOSE: expose.expose,
             Action.RECREATE: expose.recreate,
             Action.TAKE_OVER: expose.prepare,
+            Action.HAND_OVER: expose.hand_over,
             Action.PREPARE: expose.prepare,
             Action.TIME_OUT: expose.time_out,
             Action.CANCEL: expose.cancel,

@@ -17,7 +17,13 @@ from core.kube.errors import KubeError
 from core.kube.resources import PODS
 from core.logs import bind
 from core.models.base import JsonDict
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import (
+    DATA_DOWNLOAD_LABEL,
+    DATA_UPLOAD_LABEL,
+    OWNER_UID_LABEL,
+    POD_VOLUME_BACKUP_LABEL,
+    POD_VOLUME_RESTORE_LABEL,
+)
 from core.models.transfers import Transfer
 from exposer.pod_status import (
     LOST_CONTAINER,
@@ -66,6 +72,13 @@ class PodState(Enum):
     """Its process ended by itself."""
     LOST = auto()
     """The cluster ended it: evicted, preempted, rejected by the kubelet, deleted, or its node was lost."""
+    TAKEN = auto()
+    """Another agent, one of Velero's, has taken the transfer over: the pod is on its node."""
+
+
+_MOVER_LABELS: Final = frozenset(
+    {DATA_UPLOAD_LABEL, DATA_DOWNLOAD_LABEL, POD_VOLUME_BACKUP_LABEL, POD_VOLUME_RESTORE_LABEL}
+)
 
 
 _NOT_STARTED: Final = "StartError"
@@ -130,9 +143,11 @@ def is_own(pod: JsonDict) -> bool:
 def may_take_over(pod: JsonDict) -> bool:
     """Return whether `pod`, of another agent's transfer, may make it the transfer of the agent on its node.
 
-    Velero's agents take over the movers that they created themselves.
+    As with Velero, whichever agent created it.
+    Source: Velero v1.18.2, findDataUploadForPod in pkg/controller/data_upload_controller.go.
     """
-    return is_own(pod) and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
+    is_mover = not _MOVER_LABELS.isdisjoint(pod["metadata"].get("labels") or {})
+    return is_mover and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
 def pod_node(pod: JsonDict) -> str:

@@ -18,8 +18,6 @@ __all__ = ["CASES", "COMBINED", "EVERYTHING"]
 _RESOURCES: Final = ContainerResources(cpu_request="1", memory_request="0", cpu_limit="2", memory_limit="1Gi")
 
 _AGENT: Final = AgentOptions(
-    linux=False,
-    windows=True,
     config_map="own-config",
     repository_config_map="own-repositories",
     maintenance_config_map="own-maintenance",
@@ -65,7 +63,7 @@ EVERYTHING: Final = replace(
     _INSTALL,
     service_account="",
     mover_service_account="",
-    agent=replace(_AGENT, linux=True, host_path=True, privileged=False, priority_class=""),
+    agent=replace(_AGENT, host_path=True, privileged=False, priority_class=""),
 )
 """As much as can be chosen at once."""
 
@@ -78,7 +76,7 @@ def _alone(options: Any, chosen: Any) -> dict[str, Any]:
 COMBINED: Final[dict[str, InstallOptions]] = {
     "defaults": InstallOptions(),
     "everything": EVERYTHING,
-    "the least": replace(_INSTALL, agent=replace(_AGENT, windows=False)),
+    "the least": _INSTALL,
     "privileged with everything": replace(EVERYTHING, agent=replace(EVERYTHING.agent, privileged=True)),
     "constraints without directories": InstallOptions(openshift=True, agent=AgentOptions(host_path=False)),
     "a short location": InstallOptions(location=LocationOptions(provider="gcp", bucket="backups")),

@@ -107,6 +107,7 @@ def _location(**config: str) -> Json:
         pytest.param({"agents": {}}, id="a name"),
         pytest.param({"agent": {"hostpath": False}}, id="a name of the agents"),
         pytest.param({"agent": {"hostPath": "no"}}, id="a text for a truth value"),
+        pytest.param({"agent": {"linux": False}}, id="no agents"),
         pytest.param({"pullSecrets": "regcred"}, id="a text for a list"),
         pytest.param({"location": {"bucket": "backups"}}, id="a location without a provider"),
         pytest.param({"location": {"provider": "aws", "bucket": "b", "config": {"a": 1}}}, id="a number for a text"),
@@ -122,6 +123,12 @@ def _location(**config: str) -> Json:
 def test_a_value_that_is_no_option_is_an_error(helm: Helm, values: Json) -> None:
     with pytest.raises(BedError, match="values don't meet the specifications of the schema"):
         helm.template("velero", values)
+
+
+def test_values_of_an_earlier_version_are_answered(helm: Helm) -> None:
+    assert helm.template("velero", {"agent": {"linux": True, "windows": False}}) == helm.template("velero", {})
+    with pytest.raises(BedError, match=r"agent\.windows is not supported any more: there is no agent for Windows"):
+        helm.template("velero", {"agent": {"windows": True}})
 
 
 def test_the_schema_has_every_value() -> None:

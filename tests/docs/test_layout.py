@@ -84,7 +84,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/node/data_path_steps.py": "tests/nodeagent/node/test_reconciler.py",
     "nodeagent/operations/install/apply.py": "tests/integration/test_install.py",
     "nodeagent/operations/install/checks.py": "tests/integration/test_install.py",
-    "nodeagent/operations/install/existing.py": "tests/integration/test_install_existing.py",
     "nodeagent/operations/install/run.py": "tests/integration/test_install.py",
     "nodeagent/operations/install/accounts.py": "tests/nodeagent/operations/install/test_manifests.py",
     "nodeagent/operations/install/daemonset.py": "tests/nodeagent/operations/install/test_manifests.py",

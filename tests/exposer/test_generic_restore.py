@@ -10,10 +10,11 @@ from core.kube.errors import ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from core.models.names import SELECTED_NODE_ANNOTATION
+from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import CacheVolume
-from tests.exposer.support.inputs import expose_settings, restore_request
+from tests.exposer.support.inputs import expose_settings, restore_request, template
 from tests.exposer.support.restore_steps import (
     assert_clean,
     assert_handed_over,
@@ -216,11 +217,25 @@ async def test_a_target_without_a_class_follows_the_rule_for_all() -> None:
     assert '"all"' in json.dumps(scene.world.kube.objects(PODS))
 
 
-async def test_a_restore_for_windows_requires_an_agent_there() -> None:
+async def test_a_restore_for_windows_is_left_to_veleros_agent_there() -> None:
     scene = RestoreScene()
-    scene.request = replace(scene.request, node_os="windows")
+    settings = expose_settings(template=replace(template(), windows=True))
+    scene.request = replace(scene.request, for_windows=True, settings=settings)
 
-    with pytest.raises(ExposeError, match="DaemonSet node-agent-windows"):
+    pending = await scene.exposer().check(scene.request, scene.world.client)
+    assert pending == Pending(
+        PendingReason.LEFT_TO_VELERO, "the volume requires a Windows node: left to Velero's node agent there"
+    )
+    # Velero's agent accepted it, and is gone.
+    with pytest.raises(ExposeError, match=r"^the volume requires a Windows node$"):
+        await scene.exposer().ensure(scene.request, no_guard)
+
+
+async def test_a_restore_for_windows_is_rejected_where_velero_has_no_agent_there() -> None:
+    scene = RestoreScene()
+    scene.request = replace(scene.request, for_windows=True)
+
+    with pytest.raises(ExposeError, match="there is no DaemonSet node-agent-windows of Velero's agents"):
         await scene.exposer().check(scene.request, scene.world.client)
 
 

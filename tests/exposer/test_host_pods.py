@@ -124,12 +124,6 @@ def test_the_computed_directory_is_used_where_the_agent_may_not_list_it(
     assert _find(host_pods, _computed()) == _computed()
 
 
-def test_a_volume_on_a_windows_node_is_found(host_pods: Path) -> None:
-    _mount(host_pods, "example.com~disk")
-    root = r"C:\var\lib\kubelet\pods\u-1\volumes"
-    assert _find(host_pods, rf"{root}\kubernetes.io~csi\pvc-1\mount") == rf"{root}\example.com~disk\pvc-1"
-
-
 def _messages(host_pods: Path) -> Path:
     """Return the directory of the termination messages of the container `mover` of the pod u-1."""
     directory = host_pods / "u-1" / "containers" / "mover"

@@ -71,9 +71,6 @@ ZONE_A, ZONE_B = (requirement(zone, "zone") for zone in "ab")
     [
         pytest.param(Placement(), [{"matchExpressions": [NOT_WINDOWS]}], id="anywhere"),
         pytest.param(
-            Placement("windows"), [{"matchExpressions": [NOT_WINDOWS | {"operator": "In"}]}], id="anywhere on Windows"
-        ),
-        pytest.param(
             Placement(node="n"),
             [{"matchExpressions": [NOT_WINDOWS], "matchFields": [requirement("n", "metadata.name")]}],
             id="one node",
@@ -135,7 +132,6 @@ def unschedulable(placement: Placement) -> JsonDict:
     ("placement", "text"),
     [
         (Placement(), ""),
-        (Placement("windows"), "kubernetes.io/os=windows"),
         (Placement(node="n"), "metadata.name=n"),
         (Placement(avoid_nodes=("m", "n")), "metadata.name!=m, metadata.name!=n"),
         (Placement(alternatives=((requirement("a"),), (requirement("b"),))), "pool=a; or pool=b"),
@@ -148,7 +144,7 @@ def unschedulable(placement: Placement) -> JsonDict:
         ),
         (Placement(alternatives=(({"key": "size", "operator": "Gt", "values": ["3"]},),)), "size Gt 3"),
     ],
-    ids=["any", "windows", "one", "not some", "rules", "zone and rule", "number"],
+    ids=["any", "one", "not some", "rules", "zone and rule", "number"],
 )
 def test_an_unschedulable_pod_reports_the_required_nodes(placement: Placement, text: str) -> None:
     """The scheduler does not report the requirements: a rule and a volume's zone may contradict each other."""
@@ -179,9 +175,8 @@ def test_a_node_is_eligible_if_it_meets_all_requirements() -> None:
     labels = ("metadata.name", "kubernetes.io/os", "zone", "pool")
     nodes = [dict(zip(labels, values, strict=True)) for values in product("nm", ("linux", "windows"), "abc", "xyz")]
     zones, pools = ((), ("a",), ("a", "b")), ((), ("x",), ("x", "y"))
-    for node_os, name, avoided, reach, rules in product(("linux", "windows"), ("", "n"), ((), ("m",)), zones, pools):
+    for name, avoided, reach, rules in product(("", "n"), ((), ("m",)), zones, pools):
         placement = Placement(
-            node_os,
             node=name,
             avoid_nodes=avoided,
             alternatives=tuple((requirement(pool),) for pool in rules),
@@ -189,7 +184,7 @@ def test_a_node_is_eligible_if_it_meets_all_requirements() -> None:
         )
         for node in nodes:
             expected = (
-                node["kubernetes.io/os"] == node_os
+                node["kubernetes.io/os"] != "windows"
                 and node["metadata.name"] in (name or "nm")
                 and node["metadata.name"] not in avoided
                 and (not reach or node["zone"] in reach)

@@ -30,10 +30,9 @@ def files(
     volume: MoverVolume | None = VOLUME,
     cache: str = "",
     storage: StorageAccess = BUCKET,
-    for_windows: bool = False,
 ) -> PodFiles:
     own = OwnVolumes("uid", volume, cache)
-    return build_pod_files(own, inherited or template(), storage, for_windows=for_windows)
+    return build_pod_files(own, inherited or template(), storage)
 
 
 def writable(built: PodFiles) -> list[str]:
@@ -53,12 +52,6 @@ def test_a_device_is_not_below_a_file_system_of_the_node() -> None:
     assert built.volume_path == "/uid"
     assert built.devices == [{"name": "uid", "devicePath": "/uid"}]
     assert "uid" not in {mount["name"] for mount in built.mounts}
-
-
-def test_windows_movers_have_their_volumes_in_the_root() -> None:
-    built = files(cache="cache", for_windows=True)
-
-    assert (built.volume_path, built.cache_path) == ("/uid", "/uid-cache")
 
 
 def test_an_init_pod_has_no_volume() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES
 from core.models.base import JsonDict
 from exposer.model import Exposed, LocatedVolume, NotOwnerError, Pending, PodVolumeRequest
 from exposer.pod_volume import PodVolumeExposer
@@ -116,19 +116,6 @@ async def test_the_kubelets_root_is_from_the_daemonset() -> None:
     located = await (scene := Scene(template=template)).exposer.locate(scene.request, scene.world.client)
     assert isinstance(located, LocatedVolume)
     assert located.directory.startswith("/data/kubelet/pods/")
-
-
-@pytest.mark.parametrize(("node_os", "root"), [("linux", "/var/lib/kubelet/"), ("windows", "C:\\kubelet\\")])
-async def test_a_pod_on_a_windows_node_has_its_mover_on_windows(node_os: str, root: str) -> None:
-    windows = AgentTemplate("mover:windows", kubelet_root=r"C:\kubelet")
-    scene = Scene(template=AgentTemplate("mover", host_pods="/host_pods", windows=windows))
-    scene.world.put(NODES, "node-a", labels={"kubernetes.io/os": node_os})
-
-    located = await scene.exposer.locate(scene.request, scene.world.client)
-
-    assert isinstance(located, LocatedVolume)
-    assert located.node_os == node_os
-    assert located.directory.startswith(f"{root}pods")
 
 
 async def test_pod_volumes_are_rejected_where_host_pods_is_not_mounted() -> None:

@@ -1,6 +1,5 @@
 """Whole manifests of mover pods, compared with golden files."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.errors import ExposeError
 from core.models.base import JsonDict
 from core.models.compression import Compression
 from core.models.storage import BackupRepository
@@ -26,14 +24,12 @@ from exposer.settings import (
     RepositoryVolume,
     StorageAccess,
 )
-from exposer.template import AgentTemplate
 from exposer.workload import build_volume_directory
 from tests.exposer.support.inputs import (
     pod_volume_request,
     restore_request,
     snapshot_request,
     template,
-    windows_daemonset,
 )
 from tests.support.golden import assert_golden, recorded
 
@@ -68,16 +64,14 @@ def restore_pod(
     return build_restore_pod(request, mode_of(recording), placement=placement, storage=OWN_CREDENTIALS, cache=cache)
 
 
-def pod_volume_pod(
-    recording: str = "podvolumebackup", *, node_os: str = "linux", cached: bool = False, **changes: Any
-) -> JsonDict:
+def pod_volume_pod(recording: str = "podvolumebackup", *, cached: bool = False, **changes: Any) -> JsonDict:
     tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
-    root = request.settings.template.for_os(node_os).kubelet_root
+    root = request.settings.template.kubelet_root
     pv = {"metadata": {"name": "pvc-3dcf"}, "spec": {"csi": {}}}
     directory = build_volume_directory(root, "e7f1", {"name": "fs"}, pv=pv)
     cache = CACHE if cached else None
-    located = LocatedVolume("node-a", directory, tolerations, node_os=node_os)
+    located = LocatedVolume("node-a", directory, tolerations)
     return build_pod_volume_pod(request, located, storage=OWN_CREDENTIALS, cache=cache)
 
 
@@ -85,11 +79,6 @@ def init_pod(settings: PodSettings | None = None) -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
     expose = ExposeSettings(template(), settings or PodSettings())
     return build_init_pod(Owner.of(repository), expose, storage=OWN_CREDENTIALS)
-
-
-def with_windows() -> AgentTemplate:
-    """Return the template of an agent with a second DaemonSet for Windows nodes."""
-    return replace(template(tolerations=[]), windows=AgentTemplate.parse(windows_daemonset()))
 
 
 def expression(key: str, *values: str, operator: str = "In") -> JsonDict:
@@ -204,7 +193,6 @@ def test_a_shared_volume_replaces_a_mount_of_the_agent_at_its_path() -> None:
         ("pod-backup-block", backup_pod("block-dataupload")),
         ("pod-backup-read-only", backup_pod(backup_pvcs={"hostpath": READ_ONLY})),
         ("pod-backup-avoiding-nodes", backup_pod(placement=Placement(avoid_nodes=("node-a", "node-b")))),
-        ("pod-backup-windows", backup_pod(template=with_windows(), placement=Placement("windows"))),
         (
             "pod-backup-without-settings",
             backup_pod(template=template(), pod=PodSettings(), mover=LOUD, operation_timeout=LOUD.resource_timeout),
@@ -230,14 +218,9 @@ def test_a_shared_volume_replaces_a_mount_of_the_agent_at_its_path() -> None:
         ("pod-restore-configured", restore_pod(pod=CONFIGURED)),
         ("pod-restore-inheriting", restore_pod(template=template(), pod=INHERITING)),
         ("pod-restore-of-a-ruled-class", restore_pod(placement=Placement(alternatives=RULES.choose("fast")))),
-        ("pod-restore-windows", restore_pod(template=with_windows(), placement=Placement("windows"))),
         ("pod-volume-backup", pod_volume_pod()),
         ("pod-volume-backup-configured", pod_volume_pod(pod=CONFIGURED)),
         ("pod-volume-backup-privileged", pod_volume_pod(template=template(), pod=PRIVILEGED, mover=LOUD)),
-        (
-            "pod-volume-backup-windows",
-            pod_volume_pod(template=with_windows(), node_os="windows", pod=PRIVILEGED),
-        ),
         ("pod-volume-restore", pod_volume_pod("podvolumerestore")),
         ("pod-volume-restore-configured", pod_volume_pod("podvolumerestore", pod=CONFIGURED)),
         ("pod-volume-restore-inheriting", pod_volume_pod("podvolumerestore", template=template(), pod=INHERITING)),
@@ -261,39 +244,14 @@ def test_only_a_mover_that_makes_snapshots_is_told_the_cluster() -> None:
     informed = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
     assert informed == {"data-upload", "pod-volume-backup"}
 
+    strict = {kind for kind, pod in pods.items() if "--require-attributes" in pod["spec"]["containers"][0]["args"]}
+    assert strict == {"data-download", "pod-volume-restore"}
 
 def test_settings_without_effect_build_the_same_pod() -> None:
     """An empty set of labels replaces none, and no relabeling requires a read-only volume."""
     assert backup_pod(backup_pvcs={"hostpath": WRITABLE_NO_RELABELING}) == backup_pod()
     bare = PodSettings()
     assert restore_pod(pod=replace(bare, labels={}, annotations={})) == restore_pod(pod=bare)
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: backup_pod(template=with_windows(), placement=Placement("windows")),
-        lambda: restore_pod(template=with_windows(), placement=Placement("windows")),
-        lambda: pod_volume_pod(template=with_windows(), node_os="windows", pod=PRIVILEGED),
-    ],
-    ids=["backup", "restore", "pod volume"],
-)
-def test_a_pod_for_windows_nodes_has_the_fields_that_velero_writes(build: Callable[[], JsonDict]) -> None:
-    """Source: Velero v1.18.2, pkg/exposer/csi_snapshot.go, generic_restore.go and pod_volume.go."""
-    spec = build()["spec"]
-    daemonset = windows_daemonset()["spec"]["template"]["spec"]
-
-    assert spec["os"] == daemonset["os"]
-    assert spec["affinity"] == daemonset["affinity"]
-    assert [each for each in spec["tolerations"] if each.get("key") == "os"] == daemonset["tolerations"]
-    assert spec["securityContext"] == {"windowsOptions": {"runAsUserName": "ContainerAdministrator"}}
-    assert "securityContext" not in spec["containers"][0]
-    assert spec["containers"][0]["image"] == "mover:windows"
-
-
-def test_no_pod_for_nodes_without_an_agent() -> None:
-    with pytest.raises(ExposeError, match=r"DaemonSet node-agent-windows does not exist"):
-        backup_pod(placement=Placement("windows"))
 
 
 def test_every_inherited_mount_has_its_volume() -> None:

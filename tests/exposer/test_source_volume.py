@@ -1,10 +1,12 @@
 """Placement of a backup, derived from its source volume."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from core.errors import ExposeError
 from core.kube.resources import (
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -15,7 +17,7 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
-from exposer.source_volume import place_backup
+from exposer.source_volume import needs_windows, place_backup
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.world import Cut, World
@@ -23,7 +25,7 @@ from tests.exposer.support.world import Cut, World
 ZONES = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
 FAST = "csi.vsphere.volume/fast-provisioning"
 LINUX_ONLY = AgentTemplate("mover")
-BOTH = replace(LINUX_ONLY, windows=AgentTemplate("mover:windows"))
+BOTH = replace(LINUX_ONLY, windows=True)
 
 
 class Source:
@@ -139,8 +141,11 @@ async def test_the_operating_system_follows_the_node_and_then_the_file_system(
     case: Any, template: AgentTemplate
 ) -> None:
     one: NodeCase = case()
+    needed = one.node_os == "windows"
 
-    assert (await one.source.place(template=template)).node_os == one.node_os
+    assert await needs_windows(one.source.world.client, snapshot_request(template=template)) is needed
+    with pytest.raises(ExposeError, match="requires a Windows node") if needed else nullcontext():
+        await one.source.place(template=template)
 
 
 async def test_only_required_objects_are_read() -> None:

@@ -5,7 +5,7 @@ import pytest
 from core.errors import ContractError
 from core.models.base import JsonDict
 from exposer.template import AgentTemplate
-from tests.exposer.support.inputs import daemonset, template, windows_daemonset
+from tests.exposer.support.inputs import daemonset, template
 
 
 def host_path(name: str, path: str) -> JsonDict:
@@ -107,51 +107,3 @@ def test_a_daemonset_without_an_image_is_rejected() -> None:
 
     with pytest.raises(ContractError, match="DaemonSet velero/node-agent has no container with an image"):
         AgentTemplate.parse(raw)
-
-
-@pytest.mark.parametrize(
-    ("path", "root"),
-    [
-        ("/var/lib/kubelet", r"\var\lib\kubelet"),
-        ("C:/var/lib/kubelet", r"C:\var\lib\kubelet"),
-        ("D:\\k", r"D:\k"),
-        ("c:\\var\\..\\lib\\kubelet\\", r"c:\lib\kubelet"),
-    ],
-)
-def test_the_kubelet_root_of_windows_nodes_has_backslashes(path: str, root: str) -> None:
-    parsed = AgentTemplate.parse(windows_daemonset(path))
-
-    assert (parsed.kubelet_root, parsed.host_pods, parsed.image) == (root, "/host_pods", "mover:windows")
-    assert [volume["name"] for volume in parsed.volumes] == ["scratch", "cloud-credentials"]
-
-
-@pytest.mark.parametrize(
-    ("path", "kept"),
-    [
-        ("C:\\", False),
-        ("/var/lib", False),
-        ("c:\\VAR\\Lib\\kubelet\\plugins", False),
-        ("D:\\", True),
-        ("C:\\var\\lib\\kubelet2", True),
-    ],
-)
-def test_a_host_path_of_windows_nodes_that_exposes_the_kubelets_root_is_not_inherited(path: str, kept: bool) -> None:
-    raw = windows_daemonset()
-    raw["spec"]["template"]["spec"]["volumes"].append(host_path("extra", path))
-
-    assert ("extra" in {volume["name"] for volume in AgentTemplate.parse(raw).volumes}) is kept
-
-
-def test_a_daemonset_for_windows_is_known_by_its_system_or_its_name() -> None:
-    raw = windows_daemonset()
-    del raw["spec"]["template"]["spec"]["os"]
-    assert AgentTemplate.parse(raw).kubelet_root == r"\var\lib\kubelet"
-    raw["metadata"]["name"] = "node-agent"
-    assert AgentTemplate.parse(raw).kubelet_root == "/var/lib/kubelet"
-
-
-def test_a_sidecar_is_not_the_container_of_an_agent_on_windows() -> None:
-    raw = windows_daemonset()
-    raw["spec"]["template"]["spec"]["containers"].insert(0, {"name": "sidecar", "image": "other"})
-
-    assert AgentTemplate.parse(raw).image == "mover:windows"

@@ -91,21 +91,6 @@ def test_a_directory_is_split_into_what_it_was_joined_from(plugin: str, name: st
     assert pod_of_directory(directory) == "u-1"
 
 
-@pytest.mark.parametrize("root", [r"\var\lib\kubelet", r"C:\var\lib\kubelet"])
-@pytest.mark.parametrize(
-    ("source", "below"),
-    [("csi", r"kubernetes.io~csi\pvc-1\mount"), ("nfs", r"kubernetes.io~nfs\pvc-1")],
-)
-def test_a_directory_on_a_windows_node_has_backslashes(root: str, source: str, below: str) -> None:
-    pv = {"metadata": {"name": "pvc-1"}, "spec": {source: {}}}
-
-    found = build_volume_directory(root, "u-1", {"name": "v"}, pv=pv)
-
-    assert found == rf"{root}\pods\u-1\volumes\{below}"
-    assert split_directory(found) == (rf"{root}\pods\u-1", *below.split("\\")[:2])
-    assert pod_of_directory(found) == "u-1"
-
-
 def test_another_directory_is_of_no_pod() -> None:
     assert (split_directory("/var/lib/kubelet"), pod_of_directory("/var/lib/kubelet")) == (("", "", ""), "")
 

@@ -36,7 +36,6 @@ ALL_FLAGS = (
     "--image=registry.example.com/node-agent:1",
     "--image-pull-policy=Always",
     "--image-pull-secret=pull",
-    "--use-node-agent-windows",
     "--features=EnableCSI",
     "--agent-arg=--log-level=debug",
     "--kubelet-root-dir=/var/lib/k0s/kubelet",

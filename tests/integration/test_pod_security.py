@@ -17,7 +17,7 @@ from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
-from nodeagent.operations.install.daemonset import build_daemonsets
+from nodeagent.operations.install.daemonset import build_daemonset
 from nodeagent.operations.install.options import AgentOptions, InstallOptions
 from nodeagent.operations.install.surroundings import build_namespace
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
@@ -85,7 +85,7 @@ def _pod_volume(recording: str, *, privileged: bool = False) -> JsonDict:
 def _agent(*, host_path: bool = True, privileged: bool = False) -> JsonDict:
     """The agent's pod with these options of an installation."""
     options = AgentOptions(host_path=host_path, privileged=privileged)
-    (daemonset,) = build_daemonsets(InstallOptions(agent=options))
+    daemonset = build_daemonset(InstallOptions(agent=options))
     return {
         "apiVersion": "v1",
         "kind": "Pod",

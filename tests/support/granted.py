@@ -13,7 +13,7 @@ import pytest
 
 from core.clock import Clock
 from core.kube.transport import Request
-from core.models.names import ADMISSIONS_CONFIGMAP, DELETIONS_LEASE, DISPATCHER_LEASE
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET_WINDOWS, DELETIONS_LEASE, DISPATCHER_LEASE
 from nodeagent.operations.install.manifests import build_everything, read_definitions
 from nodeagent.operations.permissions import (
     BACKUP_PERMISSIONS,
@@ -47,6 +47,7 @@ _SHARED = (
     {"kind": "Lease", "metadata": {"name": DELETIONS_LEASE}},
     {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
 )
+_FORMER = ({"kind": "DaemonSet", "metadata": {"name": AGENT_DAEMONSET_WINDOWS}},)
 _USERS = (
     *BACKUP_PERMISSIONS,
     *FILES_PERMISSIONS,
@@ -63,7 +64,7 @@ _USERS = (
     *VOLUME_CHECK_PERMISSIONS,
     *UNINSTALL_PERMISSIONS,
     *installer_permissions([*read_definitions(), *_EVERYTHING]),
-    *delete_permissions([*_EVERYTHING, *_SHARED]),
+    *delete_permissions([*_EVERYTHING, *_SHARED, *_FORMER]),
 )
 _PERMISSIONS = {"exposer": _AGENT, "nodeagent": _AGENT, "datamover": MOVER_PERMISSIONS, _USER: _USERS}
 """Of the product's packages; commands for users use others, for which they send requests."""

@@ -6,6 +6,7 @@ done elsewhere: `nodeagent.leader.admission.pending` schedules the next check, a
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -65,11 +66,22 @@ class Checked:
 class Examiner:
     """Checks New and interrupted transfers."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, *, agents: Callable[[], Mapping[str, str]]) -> None:
-        """Check transfers of the kinds in `rules`; `agents` returns the live agents' nodes by node label."""
+    def __init__(
+        self,
+        tools: DispatchTools,
+        rules: DispatchRules,
+        *,
+        agents: Callable[[], Mapping[str, str]],
+        velero_nodes: Callable[[], AbstractSet[str]],
+    ) -> None:
+        """Check transfers of the kinds in `rules`.
+
+        `agents` returns the live agents' nodes by node label, `velero_nodes` the node labels of Velero's agents.
+        """
         self._tools = tools
         self._rules = rules
         self.agents = agents
+        self._velero_nodes = velero_nodes
         self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
         self._reader = SharedReader(tools.client, tools.clock)
@@ -140,8 +152,11 @@ class Examiner:
     def _check_agents(self, admission: Admission) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
-        agents = self.agents()
-        if admission.node and label_value(admission.node) not in agents:
+        agents, label = self.agents(), label_value(admission.node)
+        if admission.node and label not in agents and label in self._velero_nodes():
+            message = f"left to Velero's node agent on node {admission.node}"
+            return Admission(AdmissionState.PENDING, PendingReason.LEFT_TO_VELERO, message, indefinite=True)
+        if admission.node and label not in agents:
             return _blocked(PendingReason.NO_NODE_AGENT, f"no node agent is ready on node {admission.node}")
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"

@@ -199,7 +199,9 @@ class AbsentAgents:
             return False
         label, node = chosen
         self.tools.check_leading()
-        stored = await self.tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label}))
+        # With another `status.node`, the new owner would take it for a transfer that another agent has taken over.
+        change = Change(status={"node": node}, labels={NODE_LABEL: label})
+        stored = await self.tools.status.annotate(kind, cr, change)
         await self.tools.events.record(
             stored, "Reassigned", f"{why}; the node agent on node {node} takes over the result"
         )

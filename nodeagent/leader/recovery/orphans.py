@@ -67,12 +67,14 @@ class OwnerState:
     """The state of a transfer's owning agent.
 
     Attributes:
-        unavailable: no Ready agent pod on the node of the label for long enough.
+        unavailable: no Ready agent pod of ours on the node of the label for long enough.
+        velero: an agent of Velero runs there.
         node_lost: the node is lost.
         bound: only this node can carry out the transfer.
     """
 
     unavailable: bool
+    velero: bool
     node_lost: bool
     bound: bool
 
@@ -88,6 +90,9 @@ def decide_recovery(entry: Entry, owner: OwnerState) -> RecoveryAction:
         return RecoveryAction.CLEAN_UP if entry.finalizer and orphaned else RecoveryAction.NOTHING
     if not entry.node_label:
         return RecoveryAction.ADOPT
+    if owner.velero and not entry.idle:
+        # It has taken the transfer over, since the mover pod runs there.
+        return RecoveryAction.NOTHING
     if not orphaned:
         return (
             RecoveryAction.CLEAR_REPORT if entry.reason == PendingReason.AGENT_UNAVAILABLE else RecoveryAction.NOTHING
@@ -108,7 +113,9 @@ _UNAVAILABLE_AFTER_SECONDS: Final = 30.0
 _UNAVAILABLE_CHECK_SECONDS: Final = 30.0
 """Between checks of a transfer with an unavailable agent or a lost node: a cancel or a timeout may be due."""
 
-_MAY_WAIT: Final = frozenset({RecoveryAction.LEAVE_NODE, RecoveryAction.REASSIGN, RecoveryAction.WAIT_FOR_AGENT})
+_MAY_WAIT: Final = frozenset(
+    {RecoveryAction.ADOPT, RecoveryAction.LEAVE_NODE, RecoveryAction.REASSIGN, RecoveryAction.WAIT_FOR_AGENT}
+)
 
 
 _REJECTED_PAUSE_SECONDS: Final = 60.0
@@ -186,6 +193,7 @@ class OrphanRecovery:
         label = entry.node_label
         owner = OwnerState(
             unavailable=bool(label) and self._agents.seconds_unavailable(label) >= _UNAVAILABLE_AFTER_SECONDS,
+            velero=label in self._agents.velero_nodes(),
             node_lost=bool(label) and bool(self._nodes.explain_loss(label, label)),
             bound=self._kinds[entry.kind].spec.bound_to_node,
         )
@@ -279,9 +287,17 @@ class OrphanRecovery:
         return requeue
 
     async def _adopt(self, kind: Admits[Any], cr: Transfer) -> None:
-        """Set the node label; an Accepted transfer without a live agent is reassigned."""
-        node = cr.status.node or await self._pod_node(cr) or cr.status.accepted_by_node or await kind.read_node(cr)
+        """Set the node label; an Accepted transfer without a live agent is reassigned.
+
+        One that an agent of Velero has accepted stays with it while it runs, until the mover pod is on a node of ours.
+        """
+        acceptor = cr.status.accepted_by_node
+        node = cr.status.node or await self._pod_node(cr) or acceptor or await kind.read_node(cr)
         live = label_value(node) in self._agents.nodes()
+        holders = {label_value(each) for each in (node, acceptor if cr.phase is Phase.ACCEPTED else "")}
+        if not live and holders & self._agents.velero_nodes():
+            self._postpone(kind, cr)
+            return
         if cr.phase is Phase.ACCEPTED and not live and not kind.spec.bound_to_node:
             await self._reassign(kind, cr)
             return

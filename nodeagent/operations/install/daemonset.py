@@ -1,4 +1,4 @@
-"""The DaemonSets: one agent on each node, of which data mover pods inherit.
+"""The DaemonSet: one agent on each Linux node, of which data mover pods inherit.
 
 They inherit image, environment, volumes and their mounts (except directories of the kubelet), DNS settings and pull
 secrets.
@@ -7,13 +7,13 @@ secrets.
 from typing import Final
 
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, AGENT_LABELS
-from exposer.placement import LINUX, WINDOWS, WINDOWS_TOLERATIONS, Placement, build_node_affinity
-from nodeagent.operations.install.objects import PART_OF_LABELS, build_object
+from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
+from exposer.placement import Placement, build_node_affinity
+from nodeagent.operations.install.objects import build_object
 from nodeagent.operations.install.options import AgentOptions, ContainerResources, InstallOptions
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["CREDENTIALS_SECRET", "build_daemonsets"]
+__all__ = ["CREDENTIALS_SECRET", "build_daemonset"]
 
 CREDENTIALS_SECRET: Final = "cloud-credentials"  # noqa: S105 - the Secret's name
 """Source: Velero v1.18, pkg/install/daemonset.go."""
@@ -38,14 +38,9 @@ Source: Kubernetes v1.34, "Define Dependent Environment Variables"; pkg/kubelet/
 """
 
 
-def build_daemonsets(options: InstallOptions) -> list[JsonDict]:
-    """Return the apps/v1 DaemonSets of the chosen operating systems."""
-    chosen = ((options.agent.linux, AGENT_DAEMONSET), (options.agent.windows, AGENT_DAEMONSET_WINDOWS))
-    return [_build_daemonset(options, name) for is_chosen, name in chosen if is_chosen]
-
-
-def _build_daemonset(options: InstallOptions, name: str) -> JsonDict:
-    agent = options.agent
+def build_daemonset(options: InstallOptions) -> JsonDict:
+    """Return the agents' apps/v1 DaemonSet."""
+    agent, name = options.agent, AGENT_DAEMONSET
     daemonset = build_object("apps/v1", "DaemonSet", name, options.namespace)
     daemonset["spec"] = {
         "selector": {"matchLabels": {"name": name}},
@@ -56,7 +51,7 @@ def _build_daemonset(options: InstallOptions, name: str) -> JsonDict:
         },
         "template": {
             "metadata": {
-                # The leader counts Ready pods with AGENT_LABELS as agents.
+                # The leader watches pods with AGENT_LABELS.
                 "labels": {**agent.pod_labels, "name": name, **AGENT_LABELS, **PART_OF_LABELS},
                 "annotations": {
                     "prometheus.io/scrape": "true",
@@ -65,29 +60,24 @@ def _build_daemonset(options: InstallOptions, name: str) -> JsonDict:
                     **agent.pod_annotations,
                 },
             },
-            "spec": _build_pod(options, name),
+            "spec": _build_pod(options),
         },
     }
     return daemonset
 
 
-def _build_pod(options: InstallOptions, name: str) -> JsonDict:
-    agent, for_windows = options.agent, name == AGENT_DAEMONSET_WINDOWS
+def _build_pod(options: InstallOptions) -> JsonDict:
+    agent = options.agent
     pod: JsonDict = {
         "serviceAccountName": options.account,
         # Enough to store outcomes and to release the leader's Lease.
         "terminationGracePeriodSeconds": 30,
         "enableServiceLinks": False,
-        # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
-        "affinity": build_node_affinity(Placement(node_os=WINDOWS if for_windows else LINUX)),
+        "affinity": build_node_affinity(Placement()),
+        "securityContext": _build_pod_security(agent),
     }
-    tolerations = [*(WINDOWS_TOLERATIONS if for_windows else ()), *agent.tolerations]
-    if for_windows:
-        pod["os"] = {"name": WINDOWS}
-    else:
-        pod["securityContext"] = _build_pod_security(agent)
-    if tolerations:
-        pod["tolerations"] = tolerations
+    if agent.tolerations:
+        pod["tolerations"] = list(agent.tolerations)
     if agent.node_selector:
         pod["nodeSelector"] = dict(agent.node_selector)
     if priority_class := agent.priority_class or (
@@ -96,7 +86,7 @@ def _build_pod(options: InstallOptions, name: str) -> JsonDict:
         pod["priorityClassName"] = priority_class
     if options.pull_secrets:
         pod["imagePullSecrets"] = [{"name": secret} for secret in options.pull_secrets]
-    pod["containers"] = [_build_container(options, name)]
+    pod["containers"] = [_build_container(options)]
     pod["volumes"] = _build_volumes(agent)
     return pod
 
@@ -114,10 +104,10 @@ def _build_pod_security(agent: AgentOptions) -> JsonDict:
     }
 
 
-def _build_container(options: InstallOptions, name: str) -> JsonDict:
+def _build_container(options: InstallOptions) -> JsonDict:
     agent = options.agent
     container: JsonDict = {
-        "name": name,
+        "name": AGENT_DAEMONSET,
         "image": options.image,
         "imagePullPolicy": options.image_pull_policy,
         "command": ["python", "-m", "nodeagent"],
@@ -137,8 +127,7 @@ def _build_container(options: InstallOptions, name: str) -> JsonDict:
     }
     if resources := _build_resources(agent.resources):
         container["resources"] = resources
-    if name != AGENT_DAEMONSET_WINDOWS:
-        container["securityContext"] = _build_security(agent)
+    container["securityContext"] = _build_security(agent)
     container["volumeMounts"] = _build_mounts(agent)
     return container
 

@@ -6,10 +6,12 @@ from typing import Final
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient
+from core.kube.errors import ForbiddenError
 from core.models.base import JsonDict
-from nodeagent.operations.install.objects import PART_OF_LABELS, helm_release, is_ours, place_of, resource_of
+from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS
+from nodeagent.operations.install.objects import helm_release, is_ours, place_of, resource_of
 
-__all__ = ["fit_to_existing"]
+__all__ = ["fit_to_existing", "note_former_agents"]
 
 _NEVER_MERGED: Final = frozenset(
     {
@@ -54,6 +56,22 @@ async def fit_to_existing(
     if others:
         on_note(f"what others have created stays theirs, and nodeagent uninstall keeps it: {', '.join(others)}")
     return fitted
+
+
+async def note_former_agents(client: KubeClient, namespace: str, on_note: Callable[[str], None]) -> None:
+    """Note the DaemonSet for Windows nodes that an earlier version has installed; its agents never worked.
+
+    Raises:
+        KubeError: the API server does not answer.
+    """
+    try:
+        found = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET_WINDOWS)
+    except ForbiddenError:
+        # Roles for the person who installs need not have it.
+        return
+    if found is not None and is_ours(found):
+        command = f"kubectl -n {namespace} delete daemonset {AGENT_DAEMONSET_WINDOWS}"
+        on_note(f"DaemonSet {namespace}/{AGENT_DAEMONSET_WINDOWS} of an earlier version moves no data: {command}")
 
 
 def _refuse(manifest: JsonDict, release: str) -> str:

@@ -15,7 +15,7 @@ from nodeagent.operations.install.accounts import (
     build_service_accounts,
     build_volume_secrets_roles,
 )
-from nodeagent.operations.install.daemonset import build_daemonsets
+from nodeagent.operations.install.daemonset import build_daemonset
 from nodeagent.operations.install.options import CONFIG_MAP, AgentOptions, InstallOptions, LocationOptions
 from nodeagent.operations.install.surroundings import (
     build_config_map,
@@ -31,7 +31,7 @@ __all__ = ["build_everything", "build_installation", "read_definitions"]
 
 
 def build_installation(options: InstallOptions) -> list[JsonDict]:
-    """Return every object but the custom resource definitions; the DaemonSets are the last."""
+    """Return every object but the custom resource definitions; the DaemonSet is the last."""
     objects = [build_namespace(options)]
     if options.priority_classes:
         objects += build_priority_classes(options)
@@ -49,7 +49,7 @@ def build_installation(options: InstallOptions) -> list[JsonDict]:
         objects.append(build_config_map(options, options.configuration))
     if options.monitoring_namespace:
         objects.append(build_network_policy(options))
-    return [*objects, *build_daemonsets(options)]
+    return [*objects, build_daemonset(options)]
 
 
 def build_everything(namespace: str) -> list[JsonDict]:
@@ -57,7 +57,7 @@ def build_everything(namespace: str) -> list[JsonDict]:
     return build_installation(
         InstallOptions(
             namespace=namespace,
-            agent=AgentOptions(windows=True, config_map=CONFIG_MAP),
+            agent=AgentOptions(config_map=CONFIG_MAP),
             credentials="",
             location=LocationOptions(provider="aws", bucket="any"),
             configuration={},

@@ -5,11 +5,9 @@ from typing import Final
 from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
+from core.models.names import PART_OF_LABELS
 
-__all__ = ["PART_OF_LABELS", "build_object", "helm_release", "is_ours", "place_of", "resource_of"]
-
-PART_OF_LABELS: Final = {"app.kubernetes.io/part-of": "node-agent"}
-"""On every object that an installation creates; Velero's objects do not have it."""
+__all__ = ["build_object", "helm_release", "is_ours", "place_of", "resource_of"]
 
 _HELM_RELEASE: Final = "meta.helm.sh/release-name"
 """Source: Helm v3, pkg/action/validate.go."""

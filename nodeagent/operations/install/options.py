@@ -88,11 +88,9 @@ class LocationOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What the DaemonSets have in common; an empty text leaves its field or flag out.
+    """What the DaemonSet has; an empty text leaves its field or flag out.
 
     Attributes:
-        linux: whether Linux nodes get agents.
-        windows: whether Windows nodes get agents.
         config_map: the ConfigMap with the configuration.
         repository_config_map: the one with the configuration of new backup repositories.
         maintenance_config_map: the one with the configuration of maintenance Jobs.
@@ -103,8 +101,6 @@ class AgentOptions:
         extra_args: more flags of `nodeagent serve`.
     """
 
-    linux: bool = True
-    windows: bool = False
     config_map: str = ""
     repository_config_map: str = ""
     maintenance_config_map: str = ""

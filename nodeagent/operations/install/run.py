@@ -12,7 +12,7 @@ from nodeagent.operations.install.checks import (
     check_user,
     named_config_maps,
 )
-from nodeagent.operations.install.existing import fit_to_existing
+from nodeagent.operations.install.existing import fit_to_existing, note_former_agents
 from nodeagent.operations.install.manifests import build_installation
 from nodeagent.operations.install.options import InstallOptions
 from nodeagent.operations.install.wait import WaitTools, wait_installation
@@ -51,6 +51,7 @@ async def run_install(tools: ApplyTools, request: InstallRequest, on_progress: C
     if options is not None:
         await check_config_maps(client, options, tools.on_note)
         await check_named(client, options, tools.on_note)
+        await note_former_agents(client, request.namespace, tools.on_note)
     applied = await apply_installation(tools, request.definitions, objects, force=request.force_conflicts)
     if timeout is not None:
         await wait_installation(WaitTools(client, tools.clock, on_progress, tools.on_note), applied, timeout)

@@ -1,4 +1,4 @@
-"""The wait for an installation: DaemonSets rolled out, agents Ready, the location reachable; or why they are not."""
+"""The wait for an installation: DaemonSet rolled out, agents Ready, the location reachable; or why they are not."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,6 @@ from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, EVENTS, PODS
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET_WINDOWS
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from exposer.causes import CauseFinder
@@ -58,9 +57,6 @@ async def wait_installation(tools: WaitTools, applied: Sequence[Applied], timeou
         if deadline.expired:
             raise WaitError(f"the agents did not come up within {format_duration(timeout)}: {missing}")
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
-    for one in applied:
-        if _is_for_windows(one.stored) and _desired(await _read_daemonset(tools, one.stored)) == 0:
-            tools.on_note(f"{place_of(one.stored)}: the cluster has no Windows nodes for its pods yet")
 
 
 async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence[Applied]) -> str:
@@ -84,13 +80,14 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: JsonDi
     Raises:
         WaitError: it was deleted, or no node is eligible.
     """
-    current = await _read_daemonset(tools, stored)
+    meta = stored["metadata"]
+    current = await tools.client.read(DAEMON_SETS, meta["namespace"], meta["name"])
+    if current is None:
+        raise WaitError(f"{place_of(stored)} was deleted")
     status, desired = current.get("status") or {}, _desired(current)
     if status.get("observedGeneration", 0) < current["metadata"].get("generation", 1):
         return f"{place_of(stored)} is not observed yet"
     if desired == 0:
-        if _is_for_windows(stored):
-            return ""
         raise WaitError(f"{place_of(stored)}: no node is eligible for its pods (nodeSelector, operating system)")
     ready = status.get("numberAvailable", 0)
     updated = status.get("updatedNumberScheduled", 0)
@@ -101,21 +98,9 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: JsonDi
     return f"{text}: {cause}" if cause else text
 
 
-async def _read_daemonset(tools: WaitTools, stored: JsonDict) -> JsonDict:
-    meta = stored["metadata"]
-    current = await tools.client.read(DAEMON_SETS, meta["namespace"], meta["name"])
-    if current is None:
-        raise WaitError(f"{place_of(stored)} was deleted")
-    return current
-
-
 def _desired(daemonset: JsonDict) -> int:
     """Return how many nodes should have a pod, as far as the controller knows."""
     return int((daemonset.get("status") or {}).get("desiredNumberScheduled", 0))
-
-
-def _is_for_windows(obj: JsonDict) -> bool:
-    return bool(obj["kind"] == DAEMON_SETS.kind and obj["metadata"]["name"] == AGENT_DAEMONSET_WINDOWS)
 
 
 async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: JsonDict) -> str:

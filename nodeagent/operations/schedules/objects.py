@@ -9,7 +9,7 @@ from core.kube import resources as kube
 from core.models.base import JsonDict
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
 from core.models.units import format_duration
-from exposer.placement import LINUX, Placement, build_node_affinity
+from exposer.placement import Placement, build_node_affinity
 from nodeagent.operations.backups.deletion_record import build_lease, build_record
 from nodeagent.operations.backups.methods import Method
 from nodeagent.operations.install.accounts import build_rule
@@ -217,7 +217,7 @@ def _build_pod(account: str, argv: Sequence[str], agent: AgentImage) -> JsonDict
         "serviceAccountName": account,
         "restartPolicy": "Never",
         "enableServiceLinks": False,
-        "affinity": build_node_affinity(Placement(node_os=LINUX)),
+        "affinity": build_node_affinity(Placement()),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": _USER,

@@ -29,6 +29,7 @@ SECTIONS: Final = {
     PendingReason.FORBIDDEN: "permission-missing",
     PendingReason.IMAGE_PULL_BACK_OFF: "image-pull",
     PendingReason.INTERRUPTED: "between-two-attempts",
+    PendingReason.LEFT_TO_VELERO: "left-to-velero",
     PendingReason.LOCATION_MISSING: "location-missing",
     PendingReason.LOCATION_SECRET_MISSING: "location-secret-missing",
     PendingReason.LOCATION_UNREADABLE: "location-unreadable",

@@ -10,11 +10,12 @@ from datetime import timedelta
 from enum import Enum
 from typing import Final, Generic, Protocol, TypeVar
 
+from core.errors import ExposeError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import PendingReason
-from core.models.transfers import Transfer
+from core.models.transfers import DataDownload, DataUpload, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
@@ -34,6 +35,7 @@ __all__ = [
     "NodeKind",
     "PlainKind",
     "read_copies",
+    "refuse_block",
 ]
 
 
@@ -55,6 +57,16 @@ Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
 
 BLOCK_UNSUPPORTED: Final = f"data mover {BLOCK_DATA_MOVER} is not supported by this node agent; use velero-fs"
 """Why a DataUpload or DataDownload of the block data mover fails, which would otherwise stay New."""
+
+
+def refuse_block(cr: DataUpload | DataDownload) -> None:
+    """Check a transfer that Velero's agent may have accepted, before its mover starts.
+
+    Raises:
+        ExposeError: it is of the block data mover.
+    """
+    if cr.spec.datamover == BLOCK_DATA_MOVER:
+        raise ExposeError(BLOCK_UNSUPPORTED)
 
 
 class AdmissionState(Enum):
@@ -98,7 +110,7 @@ def admit_exposable(ready: Admission, waiting: Pending | None, copies: tuple[str
         AdmissionState.PENDING,
         waiting.reason,
         waiting.message,
-        indefinite=waiting.reason == PendingReason.COPY_IN_USE,
+        indefinite=waiting.reason in {PendingReason.COPY_IN_USE, PendingReason.LEFT_TO_VELERO},
         blocked=waiting.blocked,
         copies=copies,
     )
@@ -153,6 +165,10 @@ class Adapter(Protocol[C]):
         """
         ...
 
+    def managed(self, cr: C) -> bool:
+        """Return whether `cr` selects this data mover."""
+        ...
+
     async def confirm_volume(self, cr: C) -> None:
         """Check that the volume is still the one that `cr` names; reads only.
 
@@ -180,10 +196,6 @@ class Admits(Adapter[C], Protocol[C]):
     @property
     def datamovers(self) -> frozenset[str]:
         """The values of `spec.datamover` that select this data mover; empty is a valid value."""
-        ...
-
-    def managed(self, cr: C) -> bool:
-        """Return whether `cr` selects this data mover."""
         ...
 
     def queue_namespace(self, cr: C) -> str:

@@ -17,7 +17,7 @@ from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreExposer, RestoreRequest
-from exposer.placement import LINUX, WINDOWS
+from exposer.placement import WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import (
     BLOCK_UNSUPPORTED,
@@ -28,6 +28,7 @@ from nodeagent.transfers.kinds.base import (
     PlainKind,
     admit_exposable,
     read_copies,
+    refuse_block,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
@@ -97,10 +98,13 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from an empty volume to a mover pod."""
-        if cr.spec.datamover == BLOCK_DATA_MOVER:
-            # Velero's agent accepted it.
-            raise ExposeError(BLOCK_UNSUPPORTED)
+        refuse_block(cr)
         return await self.exposer.ensure(self._request(cr), guard)
+
+    async def confirm_volume(self, cr: DataDownload) -> None:
+        """Check whether the mover may start; its own PVC keeps the volume."""
+        if cr.preparing:
+            refuse_block(cr)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""
@@ -138,7 +142,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             operation_timeout=cr.operation_timeout,
             cache=settings.cache_for(spec.snapshot_size),
             # As in Velero, every value but windows means Linux.
-            node_os=WINDOWS if spec.node_os == WINDOWS else LINUX,
+            for_windows=spec.node_os == WINDOWS,
             copied=read_copies(cr),
         )
 

@@ -25,6 +25,7 @@ from nodeagent.transfers.kinds.base import (
     PlainKind,
     admit_exposable,
     read_copies,
+    refuse_block,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults
@@ -101,13 +102,13 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
 
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the source snapshot to a mover pod."""
-        if cr.spec.datamover == BLOCK_DATA_MOVER:
-            # Velero's agent accepted it.
-            raise ExposeError(BLOCK_UNSUPPORTED)
+        refuse_block(cr)
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: DataUpload) -> None:
-        """Check that the volume of the mover was created from the source snapshot."""
+        """Check that the volume of the mover was created from the source snapshot, and whether it may start."""
+        if cr.preparing:
+            refuse_block(cr)
         await self.exposer.confirm(self._request(cr))
 
     async def withdraw(self, cr: DataUpload) -> Pending | None:

@@ -19,7 +19,6 @@ __all__ = [
     "restore_request",
     "snapshot_request",
     "template",
-    "windows_daemonset",
 ]
 
 _CREDENTIALS = (
@@ -91,30 +90,6 @@ def daemonset() -> JsonDict:
         "metadata": {"name": "node-agent", "namespace": "velero"},
         "spec": {"template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec}},
     }
-
-
-def windows_daemonset(kubelet_root: str = "/var/lib/kubelet") -> JsonDict:
-    """Return Velero's DaemonSet for Windows nodes.
-
-    Source: Velero v1.18.2, pkg/install/daemonset.go, with `forWindows`.
-    """
-    raw = daemonset()
-    raw["metadata"]["name"] = "node-agent-windows"
-    pod = raw["spec"]["template"]["spec"]
-    raw["spec"]["template"]["metadata"]["labels"]["name"] = "node-agent-windows"
-    pod["containers"][0] |= {"name": "node-agent-windows", "image": "mover:windows"}
-    pod["os"] = {"name": "windows"}
-    pod["tolerations"] = [
-        {"key": "os", "operator": "Equal", "effect": effect, "value": "windows"}
-        for effect in ("NoSchedule", "NoExecute")
-    ]
-    expression = {"key": "kubernetes.io/os", "operator": "In", "values": ["windows"]}
-    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
-    pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    for volume in pod["volumes"]:
-        if "hostPath" in volume:
-            volume["hostPath"]["path"] = volume["hostPath"]["path"].replace("/var/lib/kubelet", kubelet_root)
-    return raw
 
 
 def template(**changes: Any) -> AgentTemplate:

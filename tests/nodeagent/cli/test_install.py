@@ -37,7 +37,7 @@ class _Objects:
 
     @property
     def pod(self) -> Any:
-        daemonset = self.named("DaemonSet", "node-agent") or self.named("DaemonSet", "node-agent-windows")
+        daemonset = self.named("DaemonSet", "node-agent")
         return daemonset["spec"]["template"]["spec"]
 
     @property
@@ -129,19 +129,14 @@ _CASES = (
         [],
         ["a", "b", "c"],
     ),
-    _Case(
-        "--use-node-agent",
-        ("--use-node-agent=false", "--use-node-agent-windows"),
-        lambda o: o.kinds("DaemonSet"),
-        ["node-agent"],
-        ["node-agent-windows"],
-    ),
+    # Other values are errors.
+    _Case("--use-node-agent", ("--use-node-agent",), lambda o: o.kinds("DaemonSet"), ["node-agent"], ["node-agent"]),
     _Case(
         "--use-node-agent-windows",
-        ("--use-node-agent-windows=T",),
+        ("--use-node-agent-windows=false",),
         lambda o: o.kinds("DaemonSet"),
         ["node-agent"],
-        ["node-agent", "node-agent-windows"],
+        ["node-agent"],
     ),
     # kopia is the only uploader, and the default.
     _Case(
@@ -354,7 +349,7 @@ def test_every_flag_has_a_test_of_its_effect() -> None:
 
 @pytest.mark.usefixtures("files")
 def test_both_formats_are_the_same_list(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*_BUCKET, "--image=a", "--use-node-agent-windows", "--toleration=*"]
+    words = [*_BUCKET, "--image=a", "--toleration=*"]
     objects, err = _run(capsys, *words)
     assert err == ""
     assert main(["install", "--dry-run=true", *words]) == 0

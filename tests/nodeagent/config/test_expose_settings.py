@@ -182,8 +182,9 @@ def test_small_restores_leave_their_cache_on_the_node(snapshot_bytes: int, cache
     assert (rule.volume_for(snapshot_bytes) is not None) is cached
 
 
-def daemonsets(*names: str) -> KubeClient:
-    served = {DAEMON_SETS.path("velero", name): stored(DAEMON_SETS) | {"spec": daemonset()["spec"]} for name in names}
+def daemonsets(*names: str, **metadata: object) -> KubeClient:
+    found = stored(DAEMON_SETS, metadata=metadata) | {"spec": daemonset()["spec"]}
+    served = {DAEMON_SETS.path("velero", name): found for name in names}
 
     def script(request: Request) -> Response:
         found = served.get(request.path)
@@ -192,12 +193,15 @@ def daemonsets(*names: str) -> KubeClient:
     return scripted_client(script)
 
 
-async def test_windows_nodes_have_a_daemonset_of_their_own() -> None:
-    alone = await read_template(daemonsets("node-agent"), "velero")
-    both = await read_template(daemonsets("node-agent", "node-agent-windows"), "velero")
+async def test_veleros_daemonset_for_windows_nodes_is_known() -> None:
+    """One of an earlier version of ours moves nothing."""
+    served = ("node-agent", "node-agent-windows")
+    former = daemonsets(*served, labels={"app.kubernetes.io/part-of": "node-agent"})
+    clients = (daemonsets("node-agent"), daemonsets(*served), former)
+    found = [await read_template(client, "velero") for client in clients]
 
-    assert alone.windows is None
-    assert both.windows == alone == both.for_os("linux").for_os("windows").for_os("linux")
+    assert [template.windows for template in found] == [False, True, False]
+    assert len({template.image for template in found}) == 1
 
 
 async def test_without_a_daemonset_the_agent_cannot_start() -> None:

@@ -4,10 +4,21 @@ import asyncio
 
 import pytest
 
+from core.kube.resources import PODS
 from core.models.base import JsonDict
+from core.models.names import NODE_LABEL
+from nodeagent.transfers.kinds.base import BLOCK_UNSUPPORTED
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
-from tests.nodeagent.support.transfers import NODE, data_upload, mover_pod, pod_volume_backup, pod_volume_restore
+from tests.nodeagent.support.transfers import (
+    MOVER_LABELS,
+    NAMESPACE,
+    NODE,
+    data_upload,
+    mover_pod,
+    pod_volume_backup,
+    pod_volume_restore,
+)
 
 pytestmark = pytest.mark.looptime
 
@@ -29,7 +40,7 @@ def adopted(kind: str, phase: str) -> JsonDict:
 
 def put_pod_of_velero(world: World, transfer: JsonDict) -> None:
     pod = mover_pod(transfer, phase="Running")
-    pod["metadata"]["labels"] = {"velero.io/pod-volume-backup": transfer["metadata"]["name"]}
+    pod["metadata"]["labels"] = {MOVER_LABELS[transfer["kind"]]: transfer["metadata"]["name"]}
     pod["spec"]["volumes"] = [{"name": transfer["metadata"]["uid"], "hostPath": {"path": "/volume"}}]
     world.kube.put(pod)
 
@@ -48,15 +59,56 @@ async def test_a_transfer_with_a_mover_of_velero_completes(kind: str, phase: str
     assert world.left() == LEFT[kind]
 
 
+@pytest.mark.parametrize("phase", ["Accepted", "Prepared"])
 @pytest.mark.parametrize("kind", TRANSFERS)
-async def test_a_mover_of_velero_is_no_reason_to_take_a_transfer_over(kind: str) -> None:
-    transfer = adopted(kind, "Accepted")
+async def test_a_transfer_whose_mover_of_velero_runs_here_is_carried_on(kind: str, phase: str) -> None:
+    """Without the leader: no label names this node."""
+    transfer = adopted(kind, phase)
     transfer["metadata"]["labels"] = {}
+    transfer["status"] |= {"acceptedByNode": "node-of-velero"} if kind == "DataUpload" else {}
     async with open_world(transfer, mover=Mover(seconds=3)) as world:
         put_pod_of_velero(world, transfer)
-        before = world.transfer(kind)
+        async with world.agent():
+            await world.until(lambda: world.phase(kind) == "Completed" and world.done(kind), seconds=30)
+            # The snapshot controller deletes the content.
+            await asyncio.sleep(1)
+    assert world.left() == LEFT[kind]
+
+
+async def test_the_pod_of_another_data_mover_is_no_reason_to_take_a_transfer_over() -> None:
+    transfer = adopted("DataUpload", "Accepted")
+    transfer["metadata"]["labels"] = {}
+    transfer["spec"]["datamover"] = "another"
+    async with open_world(transfer, mover=Mover(seconds=3)) as world:
+        put_pod_of_velero(world, transfer)
+        before = world.transfer()
         async with world.agent(node=NODE) as agent:
             await world.until(lambda: agent._cache.not_synced() == [])
             # Virtual time: more than the agent needs for every step.
             await asyncio.sleep(60)
-    assert world.transfer(kind) == before
+    assert world.transfer() == before
+
+
+async def test_a_block_mover_that_veleros_agent_created_is_not_started() -> None:
+    transfer = adopted("DataUpload", "Accepted")
+    transfer["spec"]["datamover"] = "velero-block"
+    async with open_world(transfer, mover=Mover(seconds=3)) as world:
+        put_pod_of_velero(world, transfer)
+        async with world.agent():
+            await world.until(world.done, seconds=30)
+    assert (world.phase(), world.transfer()["status"]["message"]) == ("Failed", BLOCK_UNSUPPORTED)
+
+
+@pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
+async def test_a_transfer_that_veleros_agent_has_taken_over_is_left_to_it(phase: str) -> None:
+    """The mover pod that this agent created runs on a node of Velero's agent, which deletes it before it is final."""
+    transfer = adopted("DataUpload", phase)
+    transfer["status"] |= {"node": "node-b"}
+    async with open_world(transfer, mover=Mover(seconds=3)) as world:
+        world.kube.put(mover_pod(transfer, node="node-b", phase="Running"))
+        async with world.agent():
+            await world.until(lambda: world.transfer()["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=5)
+            before = world.transfer()
+            await world.cluster.client.delete(PODS, NAMESPACE, "du-1")
+            await asyncio.sleep(60)
+    assert world.transfer() == before

@@ -244,6 +244,18 @@ async def test_without_a_live_agent_transfers_are_pending_for_one() -> None:
     assert scene.transfer("du-2")["status"]["acceptedByNode"] == "node-b"
 
 
+@pytest.mark.cause("left-to-velero")
+async def test_a_volume_on_a_node_of_veleros_agent_is_left_to_it_without_limit() -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("win", annotations={}))
+    scene.add("du-1")
+    scene.kind.answers["du-1"] = Admission(AdmissionState.READY, node="win")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.reason("du-1") == "LeftToVelero")
+        await asyncio.sleep(7200)
+    assert (scene.phase("du-1"), scene.message("du-1")) == ("", "left to Velero's node agent on node win")
+
+
 async def test_the_metrics_and_the_status_page_show_the_queue_as_it_is() -> None:
     scene = open_scene("node-a", limit=1)
     for name, queue in (("a1", "a"), ("a2", "a"), ("b1", "b"), ("c1", "c")):

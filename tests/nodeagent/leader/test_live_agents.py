@@ -105,6 +105,7 @@ async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
 
 def agent(node: str, *, ready: bool = True) -> JsonDict:
     metadata = {"namespace": "velero", "name": f"agent-{node}", "labels": {"role": "node-agent"}}
+    metadata |= {"annotations": {CONFIG_ANNOTATION: "abc"}}
     status = {"conditions": [{"type": "Ready", "status": str(ready)}]}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"nodeName": node}, "status": status}
 
@@ -127,5 +128,25 @@ async def test_an_agent_that_was_back_in_between_is_unavailable_from_its_last_lo
     await asyncio.sleep(10)
     agents.retain({"b"})
     assert agents.seconds_unavailable("a") == 0.0
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_agents_of_velero_get_no_transfers_and_are_known_until_they_end() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    kube.put(agent("a"))
+    for node, meta in (("win", {}), ("rolled", {"deletionTimestamp": "2026-11-21T12:00:00Z", "finalizers": ["x/y"]})):
+        pod = agent(node)
+        del pod["metadata"]["annotations"]
+        kube.put(pod | {"metadata": pod["metadata"] | meta})
+    agents = LiveAgents(KubeClient(kube, Retry(clock)), clock, namespace="velero", on_change=lambda: None)
+    task = asyncio.create_task(agents.run())
+    await agents.wait_synced()
+    assert (set(agents.nodes()), agents.velero_nodes()) == ({"a"}, {"win", "rolled"})
+    # The roll-over has replaced it, and the new one has announced its configuration.
+    kube.put(agent("rolled"))
+    await asyncio.sleep(1)
+    assert (set(agents.nodes()), agents.velero_nodes()) == ({"a", "rolled"}, {"win"})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -12,10 +12,12 @@ from core.models.phases import TRANSITIONS, Phase
 from nodeagent.node.lifecycle import Action, CancelState, View, decide
 from nodeagent.transfers.mover_pod import PodState
 
-ANY_POD = frozenset(PodState)
+EVERY_POD = frozenset(PodState)
+ANY_POD = EVERY_POD - {PodState.TAKEN}
 ANY_CANCEL = frozenset(CancelState)
 STARTED = {PodState.RUNNING, PodState.ENDED}
 NOT_STARTED = ANY_POD - STARTED
+NOT_HERE = EVERY_POD - STARTED
 LOST = {PodState.LOST}
 FINISHED = {PodState.ENDED, PodState.LOST}
 REQUESTED = {CancelState.REQUESTED, CancelState.OVERDUE}
@@ -103,14 +105,15 @@ def rows_of_another_attempt() -> list[Row]:
 TABLE = [
     # Transfers of other agents: only one whose mover has started here is taken over.
     Row(Action.TAKE_OVER, IN_PROGRESS, owned=False, cancels=NO_CANCEL, pods=STARTED, stages=EXPOSING),
-    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=NO_CANCEL, pods=NOT_STARTED, stages=EXPOSING),
-    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=REQUESTED, stages=EXPOSING),
-    Row(Action.NOTHING, IN_PROGRESS, owned=False, stages=NOT_EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=NO_CANCEL, pods=NOT_HERE, stages=EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, cancels=REQUESTED, pods=EVERY_POD, stages=EXPOSING),
+    Row(Action.NOTHING, IN_PROGRESS, owned=False, pods=EVERY_POD, stages=NOT_EXPOSING),
     Row(Action.TAKE_OVER, HOLDING, owned=False, cancels=NO_CANCEL, pods=STARTED),
-    Row(Action.NOTHING, HOLDING, owned=False, cancels=NO_CANCEL, pods=NOT_STARTED),
-    Row(Action.NOTHING, HOLDING, owned=False, cancels=REQUESTED),
-    Row(Action.NOTHING, set(Phase) - HOLDING - IN_PROGRESS, owned=False),
+    Row(Action.NOTHING, HOLDING, owned=False, cancels=NO_CANCEL, pods=NOT_HERE),
+    Row(Action.NOTHING, HOLDING, owned=False, cancels=REQUESTED, pods=EVERY_POD),
+    Row(Action.NOTHING, set(Phase) - HOLDING - IN_PROGRESS, owned=False, pods=EVERY_POD),
     # Owned transfers.
+    Row(Action.HAND_OVER, set(Phase) - FINAL, owned=True, pods={PodState.TAKEN}),
     Row(Action.NOTHING, {Phase.NEW}, owned=True),
     Row(Action.CANCEL, HOLDING, owned=True, cancels=REQUESTED),
     Row(Action.TIME_OUT, HOLDING, owned=True, cancels=NO_CANCEL, pods=NOT_STARTED, timed_out={True}),
@@ -136,7 +139,7 @@ TABLE = [
         ]
     ),
     *rows_of_another_attempt(),
-    Row(Action.CLEAN_UP, FINAL, owned=True),
+    Row(Action.CLEAN_UP, FINAL, owned=True, pods=EVERY_POD),
 ]
 
 LEADS_TO = {

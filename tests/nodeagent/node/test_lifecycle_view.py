@@ -107,6 +107,28 @@ def test_a_mover_on_another_node_is_pending_until_that_nodes_agent_owns_it() -> 
 
 
 @pytest.mark.parametrize(
+    ("phase", "node", "outcome", "pod", "state"),
+    [
+        ("Prepared", "node-b", "", "Running", PodState.TAKEN),
+        ("Prepared", NODE, "", "Running", PodState.PENDING),
+        ("InProgress", "node-b", "", "Running", PodState.TAKEN),
+        ("Canceling", "node-b", "", "", PodState.TAKEN),
+        ("InProgress", "node-b", "", "Succeeded", PodState.ENDED),
+        ("InProgress", "node-b", '{"phase":"Failed","message":"m"}', "Running", PodState.RUNNING),
+    ],
+    ids=["prepared", "pod moved", "runs", "pod deleted", "result of a lost node", "recorded"],
+)
+def test_another_agent_that_sets_no_label_takes_a_transfer_over_by_its_status(
+    phase: str, node: str, outcome: str, pod: str, state: PodState
+) -> None:
+    marks = {OUTCOME_ANNOTATION: outcome} if outcome else {}
+    transfer = data_upload(node=NODE, status={"phase": phase, "node": node}, annotations=marks)
+    ended = {"containerStatuses": ENDED} if pod == "Succeeded" else {}
+    mover = mover_pod(transfer, node="node-b", phase=pod, **ended) if pod else None
+    assert view_of(transfer, mover).pod is state
+
+
+@pytest.mark.parametrize(
     ("phase", "status", "state"),
     [
         pytest.param("InProgress", {"phase": "Succeeded", "containerStatuses": ENDED}, PodState.ENDED, id="ended"),

@@ -29,6 +29,7 @@ from core.models.base import JsonDict
 from core.models.names import (
     AGENT_LABELS,
     ATTEMPTS_ANNOTATION,
+    CONFIG_ANNOTATION,
     DATA_MOVER_FINALIZER,
     NODE_LABEL,
     PENDING_REASON_ANNOTATION,
@@ -337,11 +338,12 @@ def interrupted(
 
 
 def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
-    """Return the pod of the agent on `node`."""
+    """Return the pod of the agent on `node`; one without annotations is Velero's."""
+    own: JsonDict = {"labels": AGENT_LABELS, "annotations": {CONFIG_ANNOTATION: "abc"}}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": f"node-agent-{node}", "namespace": NAMESPACE, "labels": AGENT_LABELS} | meta,
+        "metadata": {"name": f"node-agent-{node}", "namespace": NAMESPACE} | own | meta,
         "spec": {"nodeName": node},
         "status": {"phase": "Running", "conditions": [{"type": "Ready", "status": str(ready)}]},
     }

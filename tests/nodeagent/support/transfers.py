@@ -4,9 +4,17 @@ import json
 from pathlib import Path
 
 from core.models.base import JsonDict
-from core.models.names import NODE_LABEL, OWNER_UID_LABEL
+from core.models.names import (
+    DATA_DOWNLOAD_LABEL,
+    DATA_UPLOAD_LABEL,
+    NODE_LABEL,
+    OWNER_UID_LABEL,
+    POD_VOLUME_BACKUP_LABEL,
+    POD_VOLUME_RESTORE_LABEL,
+)
 
 __all__ = [
+    "MOVER_LABELS",
     "NAMESPACE",
     "NODE",
     "TRANSFERS",
@@ -18,6 +26,12 @@ __all__ = [
     "workload_pod",
 ]
 
+MOVER_LABELS = {
+    "DataUpload": DATA_UPLOAD_LABEL,
+    "DataDownload": DATA_DOWNLOAD_LABEL,
+    "PodVolumeBackup": POD_VOLUME_BACKUP_LABEL,
+    "PodVolumeRestore": POD_VOLUME_RESTORE_LABEL,
+}
 NAMESPACE = "velero"
 NODE = "node-a"
 _RECORDINGS = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
@@ -100,7 +114,7 @@ def mover_pod(transfer: JsonDict, *, node: str = NODE, **status: object) -> Json
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": f"pod-of-{meta['uid']}",
-            "labels": {OWNER_UID_LABEL: meta["uid"]},
+            "labels": {OWNER_UID_LABEL: meta["uid"], MOVER_LABELS[transfer["kind"]]: meta["name"]},
             "ownerReferences": [reference | {"controller": True}],
         },
         "spec": {"nodeName": node, "containers": [{"name": "mover"}]},

@@ -110,15 +110,14 @@ def test_a_trimmed_pod_has_the_state_of_the_whole_one() -> None:
         pytest.param(ended(0), True, True, id="ended"),
         pytest.param({"phase": "Pending"}, True, False, id="pending"),
         pytest.param(ended(14) | {"conditions": [DISRUPTION]}, True, False, id="lost"),
-        pytest.param({"phase": "Running"}, False, False, id="created by Velero"),
+        pytest.param({"phase": "Running"}, False, False, id="another pod"),
     ],
 )
-def test_only_an_own_mover_that_has_started_may_take_a_transfer_over(
+def test_only_a_mover_that_has_started_may_take_a_transfer_over(
     status: JsonDict, *, labels: bool, expected: bool
 ) -> None:
     pod = mover_pod(data_upload(), **status)
-    if not labels:
-        del pod["metadata"]["labels"]
+    pod["metadata"]["labels"] = {"velero.io/data-upload": "du-1"} if labels else {"app": "x"}
     assert [may_take_over(each) for each in (pod, trim_pod(pod))] == [expected, expected]
 
 

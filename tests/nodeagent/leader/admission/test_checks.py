@@ -34,7 +34,8 @@ class Bench:
         writer = AdmissionWriter(
             tools, self.pending, agents=lambda: agents, passed_over=frozenset, on_accepted=lambda _: None
         )
-        self.checks = AdmissionChecks(rules, Examiner(tools, rules, agents=lambda: agents), self.pending, writer)
+        examiner = Examiner(tools, rules, agents=lambda: agents, velero_nodes=frozenset)
+        self.checks = AdmissionChecks(rules, examiner, self.pending, writer)
 
     def add(self, name: str, admission: Admission | None = None, *, cancel: bool = False) -> Entry:
         raw = self.scene.add(name)

@@ -65,6 +65,41 @@ async def test_a_transfer_accepted_by_veleros_agent_is_adopted(
     assert scene.transfer("du")["status"]["phase"] == status["phase"]
 
 
+@pytest.mark.parametrize(
+    ("status", "pod_node", "node"),
+    [
+        pytest.param({"phase": "Accepted", "acceptedByNode": "win"}, "", "node-a", id="its volume is being exposed"),
+        pytest.param({"phase": "Accepted", "acceptedByNode": "win"}, "node-x", "node-a", id="pod without an agent"),
+        pytest.param({"phase": "InProgress", "acceptedByNode": "node-a", "node": "win"}, "win", "win", id="data moves"),
+    ],
+)
+async def test_a_transfer_stays_with_an_agent_of_velero_that_runs(
+    status: dict[str, str], pod_node: str, node: str
+) -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("win", annotations={}))
+    scene.add("du", status=status, finalizers=[DATA_MOVER_FINALIZER])
+    if pod_node:
+        scene.kube.put(mover_pod(scene.transfer("du"), node=pod_node))
+    before = scene.transfer("du")
+    async with scene.dispatching():
+        await asyncio.sleep(100)
+        assert scene.transfer("du") == before
+        scene.kube.put(agent_pod("win", annotations={}, ready=False))
+        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=40)
+    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == node
+
+
+async def test_a_transfer_whose_mover_is_on_a_node_of_ours_is_adopted_while_its_acceptor_runs() -> None:
+    scene = open_scene("node-a")
+    scene.kube.put(agent_pod("win", annotations={}))
+    scene.add("du", status={"phase": "Accepted", "acceptedByNode": "win"}, finalizers=[DATA_MOVER_FINALIZER])
+    scene.kube.put(mover_pod(scene.transfer("du"), node="node-a"))
+    async with scene.dispatching():
+        await scene.until(lambda: NODE_LABEL in scene.transfer("du")["metadata"]["labels"], seconds=5)
+    assert scene.transfer("du")["metadata"]["labels"][NODE_LABEL] == "node-a"
+
+
 @pytest.mark.parametrize("phase", ["Prepared", "InProgress", "Canceling"])
 async def test_a_transfer_created_with_its_phase_and_without_a_node_fails(phase: str) -> None:
     scene = open_scene("node-a", limit=1)

@@ -30,10 +30,11 @@ def every_case() -> Iterator[tuple[Entry, OwnerState]]:
         if phase is Phase.NEW and not ours:
             yield (
                 replace(transfer, fault="spec: Field required"),
-                OwnerState(unavailable=False, node_lost=False, bound=False),
+                OwnerState(unavailable=False, velero=False, node_lost=False, bound=False),
             )
-        for unavailable, lost, bound in product(ANY if label else (False,), ANY if label else (False,), ANY):
-            yield transfer, OwnerState(unavailable=unavailable, node_lost=lost, bound=bound)
+        known = ANY if label else (False,)
+        for unavailable, velero, lost, bound in product(known, known, known, ANY):
+            yield transfer, OwnerState(unavailable=unavailable, velero=velero, node_lost=lost, bound=bound)
 
 
 def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
@@ -48,6 +49,7 @@ def expected(transfer: Entry, owner: OwnerState) -> RecoveryAction:
         (transfer.phase.final and bool(transfer.node_label) and not gone, RecoveryAction.NOTHING),
         (transfer.phase.final, RecoveryAction.CLEAN_UP),
         (not transfer.node_label, RecoveryAction.ADOPT),
+        (owner.velero and not idle, RecoveryAction.NOTHING),
         (gone and idle and not owner.bound, RecoveryAction.REASSIGN),
         (owner.node_lost, RecoveryAction.LEAVE_NODE),
         (owner.unavailable, RecoveryAction.WAIT_FOR_AGENT),

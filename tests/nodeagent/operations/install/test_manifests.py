@@ -1,21 +1,15 @@
 """The objects of an installation: what each option changes is tested with its flag, in tests/nodeagent/cli."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from core.models.base import JsonDict
-from exposer.template import AgentTemplate
 from nodeagent.operations.install.manifests import build_installation, read_definitions
 from nodeagent.operations.install.options import AgentOptions, InstallOptions, LocationOptions
 
-_RECORDED = Path(__file__).parents[3] / "data" / "velero-1.18.2"
-
 _EVERYTHING = InstallOptions(
-    agent=AgentOptions(windows=True, config_map="node-agent-config"),
+    agent=AgentOptions(config_map="node-agent-config"),
     credentials="[default]\n",
     location=LocationOptions(provider="aws", bucket="backups"),
     configuration={"loadConcurrency": {"globalConfig": 1}},
@@ -30,12 +24,6 @@ def _keys(objects: list[JsonDict]) -> list[tuple[str, str, str]]:
     return [(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in objects]
 
 
-def _windows() -> tuple[Any, Any]:
-    """The DaemonSet for Windows: ours, and Velero's."""
-    ours = next(one for one in build_installation(_EVERYTHING) if one["metadata"]["name"] == "node-agent-windows")
-    return ours, yaml.safe_load((_RECORDED / "windows-daemonset.yaml").read_text(encoding="utf-8"))
-
-
 def test_two_installations_share_no_object() -> None:
     first, second = (build_installation(replace(_EVERYTHING, namespace=name)) for name in ("velero", "second"))
     assert set(_keys(first)).isdisjoint(_keys(second))
@@ -47,7 +35,7 @@ def test_everything_is_labeled_and_comes_before_what_needs_it() -> None:
     assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "node-agent" for one in objects)
     kinds = [one["kind"] for one in objects]
     assert kinds[0] == "Namespace"
-    assert kinds[-2:] == ["DaemonSet", "DaemonSet"]
+    assert kinds[-1] == "DaemonSet"
     assert kinds.index("PriorityClass") < kinds.index("DaemonSet")
 
 
@@ -61,25 +49,6 @@ def test_nothing_is_installed_that_was_not_chosen() -> None:
         "RoleBinding",
         "ServiceAccount",
     }
-
-
-def test_agents_on_windows_nodes_are_placed_as_veleros() -> None:
-    ours, veleros = _windows()
-    pod, expected = (each["spec"]["template"]["spec"] for each in (ours, veleros))
-    assert ours["spec"]["selector"] == veleros["spec"]["selector"]
-    for key in ("affinity", "tolerations", "os"):
-        assert pod[key] == expected[key]
-    assert pod["containers"][0]["name"] == expected["containers"][0]["name"]
-    # The API server rejects the fields of Linux on a Windows pod.
-    assert "securityContext" not in pod
-    assert "securityContext" not in pod["containers"][0]
-
-
-def test_movers_on_windows_nodes_inherit_from_the_daemonset_for_windows() -> None:
-    ours, veleros = (AgentTemplate.parse(each) for each in _windows())
-    assert ours.host_pods == veleros.host_pods == "/host_pods"
-    paths = [{mount["mountPath"] for mount in each.volume_mounts} for each in (ours, veleros)]
-    assert paths[0] == paths[1] == {"/scratch", "/credentials"}
 
 
 def test_credentials_are_not_in_the_representation_of_the_options() -> None:

@@ -124,6 +124,13 @@ async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
     assert world.seconds == 0
 
 
+async def test_the_daemonset_for_windows_of_an_earlier_version_is_removed() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent-windows", _OURS, spec=_SPEC)
+    await world.remove(await world.plan())
+    assert world.removed == ["DaemonSet velero/node-agent-windows"]
+
+
 async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_force() -> None:
     world = _World()
     world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)

@@ -137,13 +137,6 @@ async def test_a_daemonset_without_an_eligible_node_ends_the_wait(scene: _Scene)
         await scene.wait(scene.put_daemonset(desired=0, ready=0), seconds=1e6)
 
 
-async def test_a_cluster_without_windows_nodes_is_not_waited_for_and_noted_once(scene: _Scene) -> None:
-    windows = scene.put_daemonset(desired=0, ready=0, name="node-agent-windows")
-    await scene.wait(scene.put_daemonset(), windows)
-    assert scene.shown == []
-    assert scene.notes == ["DaemonSet velero/node-agent-windows: the cluster has no Windows nodes for its pods yet"]
-
-
 async def test_a_location_that_is_not_reachable_shows_the_cause(scene: _Scene) -> None:
     with pytest.raises(WaitError, match="is Unavailable: no such bucket"):
         await scene.wait(scene.put_daemonset(), scene.put_location(phase="Unavailable", message="no such bucket"))

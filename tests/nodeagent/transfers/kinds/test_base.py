@@ -99,14 +99,12 @@ async def test_every_key_about_volumes_reaches_its_kind() -> None:
     assert (backup.cache, restore.cache) == (None, CACHE)
 
 
-@pytest.mark.parametrize(
-    ("node_os", "expected"), [("windows", "windows"), ("linux", "linux"), ("auto", "linux"), ("", "linux")]
-)
-async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, expected: str) -> None:
+@pytest.mark.parametrize(("node_os", "windows"), [("windows", True), ("linux", False), ("auto", False), ("", False)])
+async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, windows: bool) -> None:
     raw = recorded("datadownload")
     raw["spec"]["nodeOS"] = node_os
 
-    assert (await ask("datadownload", raw, {})).node_os == expected
+    assert (await ask("datadownload", raw, {})).for_windows is windows
 
 
 @pytest.mark.parametrize(("snapshot_bytes", "cached"), [(0, True), (1 << 20, False), (1 << 30, True)])
