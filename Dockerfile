@@ -73,8 +73,11 @@ RUN find "/base$LIBRARY" -name '*.pyc' -delete && \
     find "/base$LIBRARY" -type d -empty -delete
 
 FROM --platform=$BUILDPLATFORM ${BUILD_BASE} AS programs
-# The command of Velero's DaemonSets, `/velero node-agent server …`: they run this image unchanged.
-RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -m nodeagent "$@"\n' >/velero && chmod 755 /velero
+# The command of Velero's DaemonSets, `/velero node-agent server …`: they run this image unchanged. And that of the data
+# movers that Velero's agents create from it: `/velero data-mover backup …`, `/velero pod-volume restore …`.
+RUN printf '%s\n' '#!/bin/sh' \
+      'case "$1" in data-mover | pod-volume) shift && exec /opt/venv/bin/python -m datamover "$@" ;; esac' \
+      'exec /opt/venv/bin/python -m nodeagent "$@"' >/velero && chmod 755 /velero
 # The command of the init container that Velero adds to restored pods. The options keep it small: no site packages, no
 # environment, unbuffered, and the modules as they were compiled above.
 RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -ISuOO /opt/node-agent/datamover/restore_helper.py "$@"\n' \

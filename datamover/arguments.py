@@ -17,7 +17,7 @@ from core.file_contract import decode_path
 from core.models.compression import Compression
 from core.models.verification import WHOLE_PERCENT
 from core.snapshot_contract import CopyToCheck, TransferToDelete
-from datamover.flags import LIST, build_parser
+from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
 __all__ = [
@@ -372,7 +372,8 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         name=name,
         volume=Path(parsed.volume_path),
         mode=parsed.volume_mode,
-        resource_timeout=parsed.resource_timeout,
+        # Velero's agents write 0s where the custom resource has no timeout.
+        resource_timeout=parsed.resource_timeout or DEFAULT_RESOURCE_TIMEOUT,
         cache_volume=parsed.cache_volume_path,
         cache_limit_mib=parsed.cache_limit_mib,
         attempt=parsed.attempt,

@@ -20,12 +20,14 @@ from core.snapshot_contract import CopyToCheck, TransferToDelete
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
-__all__ = ["LIST", "build_parser"]
+__all__ = ["DEFAULT_RESOURCE_TIMEOUT", "LIST", "build_parser"]
 
 _T = TypeVar("_T")
 
 LIST: Final = "list"
 """The command of local mode that is no verb of the node agent."""
+
+DEFAULT_RESOURCE_TIMEOUT: Final = timedelta(minutes=10)
 
 _LOCAL_MODE: Final = "local mode"
 _POD_MODE: Final = "pod mode (used by the node agent)"
@@ -400,7 +402,7 @@ def _add_pod(group: argparse._ArgumentGroup) -> None:
         "--resource-timeout",
         metavar="DURATION",
         type=parse_duration,
-        default=timedelta(minutes=10),
+        default=DEFAULT_RESOURCE_TIMEOUT,
         help="timeout for the BackupRepository to become Ready (default: 10m0s)",
     )
     group.add_argument(

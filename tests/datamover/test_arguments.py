@@ -68,6 +68,33 @@ def test_a_transfers_command_line_is_pod_mode(flag: str) -> None:
     )
 
 
+@pytest.mark.parametrize("flag", TRANSFER_KINDS)
+@pytest.mark.parametrize("log", [[], ["--log-level", "trace", "--log-format=json"]], ids=["", "of its DaemonSet"])
+def test_the_command_line_of_a_mover_of_velero_is_pod_mode(flag: str, log: list[str]) -> None:
+    """With this image, `/velero data-mover` and `/velero pod-volume` are this program."""
+    kind = TRANSFER_KINDS[flag]
+    pod = recorded(f"pod-of-{kind.resource.kind.lower()}")
+    (container,) = pod["spec"]["containers"]
+    group, verb = container["command"][1:]
+    found = parse_arguments([verb, *container["args"], *log], {})
+    assert (group, verb) == ("data-mover" if flag.startswith("data") else "pod-volume", kind.verb)
+    assert found == PodOptions(
+        kind_flag=flag,
+        name=pod["metadata"]["name"],
+        volume=Path("/", container["name"]),
+        mode=VolumeMode.FILESYSTEM,
+        resource_timeout=timedelta(minutes=10),
+        termination_file=_TERMINATION_FILE,
+        log=LogOptions("trace", "json") if log else LogOptions("info"),
+    )
+
+
+def test_a_mover_of_velero_without_a_timeout_waits_for_the_default() -> None:
+    found = parse_arguments(["backup", "--volume-path=/v", "--data-upload=b1", "--resource-timeout=0s"], {})
+    assert isinstance(found, PodOptions)
+    assert found.resource_timeout == timedelta(minutes=10)
+
+
 def test_a_backups_command_line_has_its_algorithm() -> None:
     argv = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", compression="zstd").argv
     options = parse_arguments(argv, {})

@@ -50,6 +50,8 @@ def import_in(container: Container, module: str) -> dict[str, Any]:
         pytest.param(("python", "-m", "nodeagent", "serve", "--help"), id="nodeagent-serve-help"),
         pytest.param(("/velero", "--version"), id="velero-version"),
         pytest.param(("/velero", "node-agent", "server", "--help"), id="velero-node-agent-server-help"),
+        pytest.param(("/velero", "data-mover", "backup", "--help"), id="velero-data-mover-backup-help"),
+        pytest.param(("/velero", "pod-volume", "restore", "--help"), id="velero-pod-volume-restore-help"),
         pytest.param(("python", "-m", "datamover", "--version"), id="datamover-version"),
         pytest.param(("python", "-m", "datamover", "backup", "--help"), id="datamover-backup-help"),
         pytest.param(("kopia", "--version"), id="kopia"),
