@@ -151,7 +151,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
         incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
-        note="; ".join(filter(None, (parent_fault, left_out))) or UNSET,
+        note="; ".join(filter(None, (parent_fault, left_out, report.times_note))) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
     )
@@ -259,14 +259,14 @@ async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -
 
 
 async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> None:
-    """Warn about names that kopia changed.
+    """Warn about names and times that kopia changed.
 
     Raises:
-        DataPathError: it lost some.
+        DataPathError: it lost some names.
     """
     report = await wait_for_names()
-    if report.warning:
-        await data_path.warn(report.warning)
+    for warning in filter(None, (report.warning, report.times_note)):
+        await data_path.warn(warning)
     report.check()
 
 

@@ -1,10 +1,11 @@
-"""A check for file names that kopia cannot keep unchanged.
+"""A check for file names and times that kopia cannot keep unchanged.
 
 Knows how kopia changes names that are not UTF-8, when two in one directory become the same (a
 restore then overwrites one file with the other without an error), when one becomes too long to
-be restored, and which names are placeholders to kopia: it backs up what their content refers to.
+be restored, which names are placeholders to kopia: it backs up what their content refers to; and
+which times it keeps.
 Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON),
-fs/localfs/shallowentry.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
+fs/localfs/shallowentry.go, fs/utc_timestamp.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
 """
 
 import math
@@ -35,6 +36,9 @@ _COMPARED_NAMES: Final = 20_000
 
 _SHOWN_CHARACTERS: Final = 1000
 """The limit of a path in a message: three of them must fit into a termination message."""
+
+_TIMES_NS: Final = range(-(2**63), 2**63)
+"""The times that kopia keeps, in nanoseconds since 1970; others become one of these, without an error."""
 
 _PLACEHOLDER: Final = b".kopia-entry"
 _REPLACEMENT: Final = "\ufffd"
@@ -67,9 +71,11 @@ class NameReport:
     mangled: int = 0
     collisions: int = 0
     too_long: int = 0
+    far_times: int = 0
     examples: list[str] = field(default_factory=list)
     colliding: list[str] = field(default_factory=list)
     longest: list[str] = field(default_factory=list)
+    far: list[str] = field(default_factory=list)
     placeholders: list[str] = field(default_factory=list)
 
     @property
@@ -80,6 +86,16 @@ class NameReport:
         return (
             f"{self.mangled} names are not UTF-8: a restore writes U+FFFD for each byte that is not UTF-8, "
             f"for example in {', '.join(self.examples)}"
+        )
+
+    @property
+    def times_note(self) -> str:
+        """What the user should know about the times of files, or an empty string."""
+        if not self.far_times:
+            return ""
+        return (
+            f"{self.far_times} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: "
+            f"a restore sets wrong ones, for example of {', '.join(self.far)}"
         )
 
     def check(self) -> None:
@@ -126,6 +142,12 @@ class NameReport:
         if len(self.longest) < _EXAMPLES:
             self.longest.append(_show(directory, name))
 
+    def add_far_time(self, directory: bytes, name: bytes) -> None:
+        """Count a time that kopia does not keep."""
+        self.far_times += 1
+        if len(self.far) < _EXAMPLES:
+            self.far.append(_show(directory, name))
+
     def add_placeholder(self, directory: bytes, name: bytes) -> None:
         """Record a name that is a placeholder to kopia."""
         if len(self.placeholders) < _EXAMPLES:
@@ -133,7 +155,7 @@ class NameReport:
 
 
 def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None) -> NameReport:
-    """Return how kopia keeps the names below `root`; `stop` ends the walk early.
+    """Return how kopia keeps the names and times below `root`; `stop` ends the walk early.
 
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
@@ -146,16 +168,19 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
             for entry in entries:
                 name = os.fsencode(entry.name)
                 report.entries += 1
-                report.kept += _is_kept(entry)
+                kept = _is_kept(entry)
+                report.kept += kept
+                if kept and not _has_kept_time(entry):
+                    report.add_far_time(directory, name)
                 if name.endswith(_PLACEHOLDER):
                     report.add_placeholder(directory, name)
                 # Most names are ASCII, and the check must cost nothing compared to the data path.
                 mangled = "" if name.isascii() else mangle(name)
                 name_bytes = len(mangled.encode()) or len(name)
-                if _REPLACEMENT in mangled and _is_kept(entry):
+                if _REPLACEMENT in mangled and kept:
                     suspects.add(name)
                 too_long = name_bytes > _NAME_LIMIT_BYTES or path_bytes + name_bytes > _PATH_LIMIT_BYTES
-                if too_long and _is_kept(entry):
+                if too_long and kept:
                     report.add_long(directory, name)
             # It may be deleted meanwhile.
             with suppress(OSError):
@@ -206,3 +231,11 @@ def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:
 def _is_kept(entry: "os.DirEntry[str]") -> bool:
     """Return whether kopia keeps the entry: it skips sockets, pipes and devices."""
     return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()
+
+
+def _has_kept_time(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns in _TIMES_NS
+    except OSError:
+        # It was deleted meanwhile, or kopia reports it.
+        return True

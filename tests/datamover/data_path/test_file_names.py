@@ -1,4 +1,4 @@
-"""Names that are not UTF-8: kopia changes them, and the mover reports that."""
+"""Names that are not UTF-8, and times far away: kopia changes them, and the mover reports that."""
 
 import asyncio
 import json
@@ -8,6 +8,7 @@ import shutil
 import socket
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -152,6 +153,22 @@ def test_skipped_entries_may_have_any_name(tmp_path: Path) -> None:
     report.check()
 
 
+def _touch(path: Path, at_ns: int) -> None:
+    os.utime(path, ns=(at_ns, at_ns), follow_symlinks=False)
+
+
+def test_times_outside_of_64_bits_are_counted_and_named() -> None:
+    times = {"first": -(2**63), "last": 2**63 - 1, "zero": 0, "old": -(2**63) - 1, "dir/new": 2**63}
+    # A tmpfs keeps any time.
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        volume = _fill(Path(folder), *(name.encode() for name in times))
+        (volume / "link").symlink_to("nowhere")
+        for name, at_ns in {**times, "link": 2**64}.items():
+            _touch(volume / name, at_ns)
+        report = inspect_names(volume, _go_on)
+    assert (report.far_times, sorted(report.far)) == (3, ["dir/new", "link", "old"])
+
+
 def test_names_that_are_lost_and_names_that_are_too_long_are_reported_together(tmp_path: Path) -> None:
     report = inspect_names(_fill(tmp_path / "v", b"x/\xff", b"x/\xfe", _LONG), _go_on)
     with pytest.raises(DataPathError, match=r"^1 names would be lost: .*\. 1 names would be too long"):
@@ -198,12 +215,17 @@ async def test_a_transfer_records_its_warnings_as_events(tmp_path: Path, reposit
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_repository(phase="Ready")
     pod.put_transfer("DataUpload", dataMoverConfig={"Speed": "high", "Colour": "red"})
-    assert await pod.run("data-upload", _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")) == 0
+    volume = _fill(tmp_path / "volume", b"\xff", b"dir/\xfe")
+    _touch(volume / "dir" / os.fsdecode(b"\xfe"), 2**63)
+    assert await pod.run("data-upload", volume) == 0
     warned = [message for reason, message in pod.events() if reason == "Data-Path-Warning"]
     assert warned[0] == "ignored settings: Colour (unknown), Speed (unknown)"
     assert warned[1].startswith("2 names are not UTF-8")
-    assert len(warned) == 2
-    assert json.loads(pod.message)["totalBytes"] == 6
+    assert warned[2].startswith("1 modification times are before 1677-09-21 or after 2262-04-11")
+    assert len(warned) == 3
+    result = json.loads(pod.message)
+    assert result["totalBytes"] == 6
+    assert result["note"] == warned[2]
 
 
 async def test_background_work_that_hangs_is_abandoned() -> None:
