@@ -42,7 +42,7 @@ def main(arguments: list[str], volumes: str = _VOLUMES) -> int:
         time.sleep(_INTERVAL_SECONDS)
     print("All PodVolumeRestores are done")
     try:
-        _remove_done_directories(volumes)
+        _remove_done_directories(volumes, arguments[0])
     except OSError as error:
         # The data is there, so the pod may start. What stays is an empty file, or what the pod's user may not remove.
         print(_describe(error))
@@ -86,12 +86,15 @@ def _list_directories(volumes: str) -> list[str]:
     return directories
 
 
-def _remove_done_directories(volumes: str) -> None:
+def _remove_done_directories(volumes: str, restore_uid: str) -> None:
     for directory in _list_directories(volumes):
         path = f"{directory}/{_DONE_DIRECTORY}"
         if os.open in os.supports_dir_fd:
             parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             try:
+                if os.path.islink(path):  # noqa: PTH114
+                    # The volume had no room for a directory, so the file is beside the link.
+                    _remove(restore_uid, parent)
                 _remove(_DONE_DIRECTORY, parent)
             finally:
                 os.close(parent)

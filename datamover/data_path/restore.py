@@ -5,6 +5,7 @@ complete once its data is on the disk.
 Source: kopia 0.23.1, cli/command_restore.go.
 """
 
+import errno
 import logging
 import os
 import shutil
@@ -43,6 +44,9 @@ __all__ = ["RestoreParameters", "has_done_file", "restore", "restore_workers", "
 _logger = logging.getLogger(__name__)
 
 _DONE_DIRECTORY: Final = ".velero"
+_ROOT: Final = "."
+"""Where the done directory leads, as a link, in a volume without room for it."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 _CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds."""
@@ -324,12 +328,15 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
     try:
         with open_root(volume) as root:
             _remove(_DONE_DIRECTORY, root)
-            os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
-            with open_below(root, _DONE_DIRECTORY.encode()) as directory:
-                _let_remove(directory, root)
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                with os.fdopen(os.open(owner_uid, flags, mode=0o644, dir_fd=directory), "wb") as file:
-                    _let_read(file.fileno(), 0o644)
+            try:
+                os.mkdir(_DONE_DIRECTORY, mode=0o755, dir_fd=root)
+                with open_below(root, _DONE_DIRECTORY.encode()) as directory:
+                    _let_remove(directory, root)
+                    _create_empty(owner_uid, directory)
+            except OSError as e:
+                if e.errno not in _FULL:
+                    raise
+                _write_without_block(owner_uid, root)
     except OSError as e:
         raise DataPathError(f"cannot write done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
 
@@ -344,12 +351,37 @@ def has_done_file(volume: Path, owner_uid: str) -> bool:
         DataPathError: it cannot be read.
     """
     try:
-        with open_root(volume) as root, open_below(root, _DONE_DIRECTORY.encode()) as directory:
+        with open_root(volume) as root, open_below(root, _done_directory(root)) as directory:
             return stat.S_ISREG(os.stat(owner_uid, dir_fd=directory, follow_symlinks=False).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as e:
         raise DataPathError(f"cannot read done file {volume / _DONE_DIRECTORY / owner_uid}: {e.strerror}") from e
+
+
+def _done_directory(root: int) -> bytes:
+    with suppress(OSError):
+        if os.readlink(_DONE_DIRECTORY, dir_fd=root) == _ROOT:
+            return b""
+    return _DONE_DIRECTORY.encode()
+
+
+def _write_without_block(owner_uid: str, root: int) -> None:
+    """Write the done file into the root of a full volume, where a link finds it: only a directory needs a block.
+
+    Velero's helper leaves the file there.
+    """
+    _remove(_DONE_DIRECTORY, root)
+    os.symlink(_ROOT, _DONE_DIRECTORY, dir_fd=root)
+    with suppress(FileNotFoundError):
+        os.unlink(owner_uid, dir_fd=root)
+    _create_empty(owner_uid, root)
+
+
+def _create_empty(name: str, directory: int) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(name, flags, mode=0o644, dir_fd=directory), "wb") as file:
+        _let_read(file.fileno(), 0o644)
 
 
 def _let_remove(directory: int, root: int) -> None:

@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from datamover import restore_helper
-from datamover.data_path.restore import write_done_file
+from datamover.data_path.restore import has_done_file, write_done_file
+from tests.datamover.support.loopdevice import make_ext4, mounted_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,6 +175,30 @@ def test_done_files_are_removed_where_the_system_has_no_directory_descriptors(
     assert restore_helper.main([_UID], str(volumes)) == 0
 
     assert sorted(path.name for path in volumes.rglob("*")) == ["data", "file", "scratch"]
+
+
+@pytest.mark.processes
+def test_a_volume_that_is_full_has_a_done_file_which_is_removed(
+    tmp_path: Path, waits: list[Callable[[], object]]
+) -> None:
+    image, volumes = tmp_path / "image", tmp_path / "restores"
+    make_ext4(image, 1 << 20, "-m", "0")
+    volumes.mkdir()
+    waits.append(_nothing)
+    with mounted_image(image, volumes / "data") as volume:
+        with suppress(OSError), (volume / "full").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        before = sorted(path.name for path in volume.iterdir())
+        for _ in range(2):
+            write_done_file(volume, _UID)
+            assert has_done_file(volume, _UID)
+            assert (volume / ".velero" / _UID).stat().st_size == 0
+
+        assert restore_helper.main([_UID], str(volumes)) == 0
+
+        assert sorted(path.name for path in volume.iterdir()) == before
+        assert not has_done_file(volume, _UID)
 
 
 @pytest.mark.processes

@@ -1,5 +1,6 @@
-"""A real block device: a loop device over a file."""
+"""A real block device: a loop device over a file, and the file system on it."""
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from tests.datamover.support.mounts import need_root
 
-__all__ = ["FIND_DEVICE", "attached"]
+__all__ = ["FIND_DEVICE", "attached", "make_ext4", "mounted_image"]
 
 FIND_DEVICE = ("flock", "/dev/loop-control", "losetup", "--find", "--show")
 """Attaches the file that follows, and prints the device.
@@ -27,3 +28,23 @@ def attached(file: Path, *flags: str) -> Iterator[Path]:
         yield Path(device)
     finally:
         subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def make_ext4(image: Path, size_bytes: int, *flags: str) -> None:
+    """Make a file of that size with an empty file system, instead of what is there."""
+    image.unlink(missing_ok=True)
+    image.touch()
+    os.truncate(image, size_bytes)
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", *flags, image], check=True)
+
+
+@contextmanager
+def mounted_image(image: Path, folder: Path, options: str = "defaults") -> Iterator[Path]:
+    """Mount the file system in a file, and unmount it at the end."""
+    folder.mkdir(exist_ok=True)
+    with attached(image) as device:
+        subprocess.run(["mount", "-o", options, device, folder], check=True)
+        try:
+            yield folder
+        finally:
+            subprocess.run(["umount", folder], check=True)
