@@ -235,7 +235,7 @@ async def restore_device(
         answer.check()
         if written != snapshot.size_bytes:
             raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
-        await data_path.wait_for(sync_device(target), WRITING)
+        await data_path.wait_for(sync_device(fd, target), WRITING)
 
 
 def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:

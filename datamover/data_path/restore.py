@@ -118,9 +118,10 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     elif parameters.mode is VolumeMode.BLOCK:
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
-        await _restore_files(repository, snapshot, parameters, data_path=data_path)
-        written = data_path.clock.monotonic()
-        await data_path.wait_for(sync_file_system(parameters.target), WRITING)
+        async with _open_target(parameters.target, data_path) as fd:
+            await _restore_files(repository, snapshot, parameters, data_path=data_path)
+            written = data_path.clock.monotonic()
+            await data_path.wait_for(sync_file_system(fd, parameters.target), WRITING)
         _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
     return RestoreResult(
         target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
@@ -141,7 +142,6 @@ async def _restore_files(
             f"{largest.name} has {largest.entries} entries, all of which kopia keeps in memory: the limit suffices for "
             f"about {fitting}"
         )
-    await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
     # kopia leaves the modes of finished files alone.
     await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
     resumable = None
@@ -250,10 +250,20 @@ class _PartRestorer:
         self.data_path.meter.finish_part(sum(part.size_bytes for part in run))
 
 
-def _make_target(target: Path, _: ShouldStop) -> None:
+@asynccontextmanager
+async def _open_target(target: Path, data_path: DataPath) -> AsyncIterator[int]:
+    fd = await data_path.run_in_thread(partial(_make_target, target), f"opening target {target}")
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _make_target(target: Path, _: ShouldStop) -> int:
     try:
         # In local mode it may be missing, and kopia is confined to it.
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileExistsError as e:
         raise DataPathError(f"target {target} is not a directory") from e
     except OSError as e:

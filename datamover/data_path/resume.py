@@ -8,6 +8,7 @@ Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.g
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ _NAME: Final = ".nodeagent-restore-"
 _CLEANUP: Final = timedelta(seconds=5)
 """How long a failed restore waits for the removal of its list: the volume may hang."""
 
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LISTING: Final = "listing finished files in {}"
 
 _FIRST: Final = 6
@@ -120,7 +122,7 @@ class ResumableRestore:
         )
 
     async def record_during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-        """Return what `work` returns, and record meanwhile what is finished.
+        """Return what `work` returns, which writes to the target, and record meanwhile what is finished.
 
         After a failure that no attempt follows, the list is removed: a volume that existed before stays.
 
@@ -131,15 +133,17 @@ class ResumableRestore:
 
         async def settle() -> _T:
             result = await work()
-            # An error of the disk is reported to one sync only; and no thread has the list open when it is removed.
+            # A sync that runs still may fail; and no thread has the list open when it is removed.
             async with self._using:
                 if self._failure:
                     raise self._failure
             return result
 
+        with _named(self._target):
+            fd = await self._in_thread(lambda _: os.open(self._target, _DIRECTORY), Progress())
         try:
             return await run_unless_canceled(
-                lambda: run_beside(partial(self._record, canceler), settle(), name="finished-files"), canceler
+                lambda: run_beside(partial(self._record, fd, canceler), settle(), name="finished-files"), canceler
             )
         except DataPathError as e:
             if not isinstance(e, (KopiaCrashError, StorageOutageError)):
@@ -147,6 +151,8 @@ class ResumableRestore:
                     deadline = Deadline.after(self._data_path.clock, _CLEANUP)
                     await run_shielded(self.end, name="restore-list", deadline=deadline)
             raise
+        finally:
+            os.close(fd)
 
     async def end(self) -> None:
         """Remove the list: the restore is complete.
@@ -157,12 +163,12 @@ class ResumableRestore:
         with _named(self._target):
             await self._in_thread(lambda _: remove_list(self._finished.path), Progress())
 
-    async def _record(self, canceler: Canceler) -> None:
+    async def _record(self, fd: int, canceler: Canceler) -> None:
         clock, seconds = self._data_path.clock, _FIRST * self._interval
         while True:
             await clock.sleep(seconds)
             try:
-                seconds = max(self._interval, await self._record_once())
+                seconds = max(self._interval, await self._record_once(fd))
             except OSError as e:
                 _logger.warning("cannot list finished files, so another attempt would write them again: %s", e.strerror)
                 return
@@ -170,8 +176,11 @@ class ResumableRestore:
                 canceler.fail(e)
                 return
 
-    async def _record_once(self) -> float:
-        """List what was finished since the last time, and return how many seconds the next one should be away."""
+    async def _record_once(self, fd: int) -> float:
+        """List what was finished since the last time, and return how many seconds the next one should be away.
+
+        `fd` is of the target.
+        """
         progress, clock = Progress(), self._data_path.clock
         started = clock.monotonic()
         async with self._using:
@@ -182,7 +191,7 @@ class ResumableRestore:
         async with self._using:
             # Also if nothing was finished: a large file that is synced only at its end is listed long after it.
             try:
-                await self._data_path.wait_for(sync_file_system(self._target), WRITING)
+                await self._data_path.wait_for(sync_file_system(fd, self._target), WRITING)
             except DataPathError as e:
                 self._failure = e
                 raise

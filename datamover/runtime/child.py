@@ -2,7 +2,7 @@
 
 A child is ended by KILL, because kopia saves an incomplete snapshot on any other signal. TERM, on request, lets it
 do so. Data is synced by a child, because a thread that waits for a slow disk could not be ended by a cancel.
-Source: GNU coreutils 9.1, sync(1).
+Source: Linux, syncfs(2), fsync(2); fs/sync.c (an error is told once to each descriptor that was open when it happened).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from typing import Final
 from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import DataPathError
-from datamover.runtime.cancellation import run_beside, run_in_background
+from datamover.runtime.cancellation import run_beside
 from datamover.runtime.confinement import Confinement
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "kill_children",
     "own_peak_bytes",
     "run_child",
+    "running_children",
     "sync_device",
     "sync_file_system",
 ]
@@ -56,10 +58,18 @@ WRITING: Final = "writing restored data to the disk"
 _running: Final[set[int]] = set()
 """The children that have not exited, for a thread that cannot wait for the event loop."""
 
-_SYNC: Final = ("/usr/bin/sync", "/bin/sync")
-"""Not looked for on the PATH, which may name a directory that another user can write to."""
-
-_STDIN: Final = "/proc/self/fd/0"
+_SYNC: Final = (
+    sys.executable,
+    "-I",
+    "-S",
+    "-c",
+    """
+import ctypes, os, sys
+if getattr(ctypes.CDLL(None, use_errno=True), sys.argv[1])(int(sys.argv[2])):
+    sys.exit(os.strerror(ctypes.get_errno()))
+""",
+)
+"""The program `sync` would open the path once more, and the kernel tells a new descriptor no error that another got."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class ChildCommand:
     """The program to run: `argv` with its name first, the whole environment, files for input and output.
 
     Without `stdin_fd` the child has no input; without `stdout_fd` its output is collected.
-    Without `confinement` it may open any file. It gets TERM once, when `terminate` is set.
+    Without `confinement` it may open any file. It gets TERM once, when `terminate` is set. `inherited_fd` stays open.
     """
 
     argv: Sequence[str]
@@ -76,6 +86,7 @@ class ChildCommand:
     stdout_fd: int | None = None
     confinement: Confinement | None = None
     terminate: asyncio.Event | None = None
+    inherited_fd: int | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,7 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             stdout=asyncio.subprocess.PIPE if command.stdout_fd is None else command.stdout_fd,
             stderr=asyncio.subprocess.PIPE,
             env=dict(command.environment),
+            pass_fds=() if command.inherited_fd is None else (command.inherited_fd,),
             # A separate process group: an interrupt from the terminal reaches only this process.
             process_group=0,
             preexec_fn=partial(_before_exec, command, _die_with_parent(os.getpid())),
@@ -119,9 +131,14 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
             _running.discard(process.pid)
 
 
+def running_children() -> tuple[int, ...]:
+    """Return the process IDs of all children of this process that have not exited."""
+    return tuple(_running)
+
+
 def kill_children() -> None:
     """Kill all children of this process at once, from any thread; their exit is not awaited."""
-    for pid in tuple(_running):
+    for pid in running_children():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -199,38 +216,30 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await run_shielded(process.communicate, name="child-end", deadline=Deadline.after(SystemClock(), _KILL_TIMEOUT))
 
 
-async def sync_file_system(path: Path) -> None:
+async def sync_file_system(fd: int, path: Path) -> None:
     """Write all cached data of the file system of the directory `path` to the disk.
 
-    Raises:
-        DataPathError: the write failed.
-    """
-    await _sync(path, os.O_DIRECTORY, "--file-system")
-
-
-async def sync_device(path: Path) -> None:
-    """Write all cached data of the device to the disk.
+    Args:
+        fd: open on it since before the first write, so that it is told each error of the disk since.
+        path: for errors.
 
     Raises:
-        DataPathError: the write failed.
+        DataPathError: a write failed.
     """
-    await _sync(path, 0)
+    await _sync("syncfs", fd, path)
 
 
-async def _sync(path: Path, flags: int, *arguments: str) -> None:
-    attempted = f"cannot write restored data of {path} to the disk"
-    program = next(filter(os.path.isfile, _SYNC), _SYNC[0])
+async def sync_device(fd: int, path: Path) -> None:
+    """Write all cached data of the device to the disk; the arguments are as for `sync_file_system`.
+
+    Raises:
+        DataPathError: a write failed.
+    """
+    await _sync("fsync", fd, path)
+
+
+async def _sync(function: str, fd: int, path: Path) -> None:
     lines: list[str] = []
-    try:
-        async with run_in_background(
-            lambda _: os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags), name="sync"
-        ) as opened:
-            fd = await opened
-    except OSError as e:
-        raise DataPathError(f"{attempted}: {e.strerror}") from e
-    try:
-        end = await run_child(ChildCommand([program, *arguments, _STDIN], os.environ, stdin_fd=fd), lines.append)
-    finally:
-        os.close(fd)
-    if end.exit_code:
-        raise DataPathError(f"{attempted}: {' '.join(lines)}")
+    command = ChildCommand([*_SYNC, function, str(fd)], os.environ, inherited_fd=fd)
+    if (await run_child(command, lines.append)).exit_code:
+        raise DataPathError(f"cannot write restored data of {path} to the disk: {' '.join(lines)}")

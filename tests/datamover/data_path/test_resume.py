@@ -243,7 +243,7 @@ async def test_files_are_listed_after_the_sync_that_follows_their_end(
     """A list is empty while the first sync runs, and it ends before the restore does."""
     sizes: list[int] = []
     _end_after(monkeypatch, lambda: bool(sizes))
-    sync.side_effect = lambda _: sizes.append(list_of(target).stat().st_size)
+    sync.side_effect = lambda *_: sizes.append(list_of(target).stat().st_size)
     await restore_all(movers, seed.restore_to(target))
     assert sizes == sorted(sizes)
     assert sizes[0] == len(

@@ -35,7 +35,7 @@ class _Disk:
         await asyncio.sleep(self.thread_seconds)
         return work(lambda: False)
 
-    async def sync(self, _: Path) -> None:
+    async def sync(self, *_: object) -> None:
         started = LoopClock().monotonic()
         await asyncio.sleep(self.seconds)
         self.syncs.append((started, LoopClock().monotonic()))

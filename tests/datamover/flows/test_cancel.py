@@ -94,7 +94,8 @@ def _hold(transfer: _Transfer, program: str, arguments: str, monkeypatch: pytest
     (folder / program).write_text(f"#!/bin/sh\n{script}")
     (folder / program).chmod(0o755)
     leave_unconfined(monkeypatch)
-    monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / "sync"), str(shutil.which("sync"))))
+    if program == "sync":
+        monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / program),))
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
@@ -144,7 +145,7 @@ async def test_cancel_in_each_step_of_a_backup(
 @pytest.mark.sample("kopia-manifest show-spec.cancel", "kopia-restore-SIGTERM", "sync-*-spec.cancel")
 @_ENDS
 @pytest.mark.parametrize(
-    ("program", "arguments"), [("kopia", "manifest show"), ("kopia", "restore"), ("sync", "--file-system")]
+    ("program", "arguments"), [("kopia", "manifest show"), ("kopia", "restore"), ("sync", "syncfs")]
 )
 async def test_cancel_in_each_step_of_a_restore(
     download: _Transfer, monkeypatch: pytest.MonkeyPatch, program: str, arguments: str, end: Callable[[_Transfer], None]

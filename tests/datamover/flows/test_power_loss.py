@@ -18,7 +18,7 @@ import pytest
 
 from datamover.kopia.repository import Repository
 from datamover.runtime.child import sync_file_system
-from tests.datamover.support.loopdevice import attached
+from tests.datamover.support.loopdevice import make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.resuming import (
@@ -39,13 +39,8 @@ _NO_LOG_FLUSH = 2
 
 @contextmanager
 def _mounted(image: Path, folder: Path) -> Iterator[Path]:
-    folder.mkdir(exist_ok=True)
-    with attached(image) as device:
-        subprocess.run(["mount", "-o", "commit=300", device, folder], check=True)
-        try:
-            yield folder / "volume"
-        finally:
-            subprocess.run(["umount", folder], check=True)
+    with mounted_image(image, folder, "commit=300"):
+        yield folder / "volume"
 
 
 def _lose_power(volume: Path) -> None:
@@ -54,13 +49,6 @@ def _lose_power(volume: Path) -> None:
         fcntl.ioctl(fd, _SHUTDOWN, struct.pack("I", _NO_LOG_FLUSH))
     finally:
         os.close(fd)
-
-
-def _make_file_system(image: Path) -> None:
-    image.unlink(missing_ok=True)
-    image.touch()
-    os.truncate(image, 256 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", "-b", "4096", image], check=True)
 
 
 def _copy_disk(image: Path, copy: Path) -> None:
@@ -80,11 +68,11 @@ class _SlowDisk:
         self._listed = listed
         self.hangs = False
 
-    async def sync(self, folder: Path) -> None:
+    async def sync(self, fd: int, folder: Path) -> None:
         if self._listed():
             self.hangs = True
             await asyncio.Event().wait()
-        await sync_file_system(folder)
+        await sync_file_system(fd, folder)
 
 
 def _count(target: Path) -> int:
@@ -115,7 +103,7 @@ async def _restore_until_power_loss(
 ) -> bool:
     """Break a restore to a new file system off by a power loss; return whether files were lost on `disk_left`."""
     image = tmp_path / "image"
-    _make_file_system(image)
+    make_ext4(image, 256 << 20)
     with _mounted(image, tmp_path / "first node") as target:
         disk = _SlowDisk(has_listed(target, 1))
         patched.setattr("datamover.data_path.resume.sync_file_system", disk.sync)

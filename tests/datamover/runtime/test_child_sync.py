@@ -3,6 +3,7 @@
 import asyncio
 import os
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -11,20 +12,23 @@ from core.contract import VolumeMode
 from core.errors import DataPathError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.run import DataPath
+from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
+from datamover.runtime.child import sync_file_system
+from datamover.runtime.tree import open_root
 from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
+from tests.datamover.support.loopdevice import make_ext4, mounted_image
+from tests.datamover.support.mounts import mounted
 from tests.support.clock import LoopClock
 
 pytestmark = pytest.mark.processes
 
 
-def _put_sync(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace `/usr/bin/sync` by a script."""
-    folder.mkdir()
-    (folder / "sync").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "sync").chmod(0o755)
-    monkeypatch.setattr("datamover.runtime.child._SYNC", (str(folder / "sync"),))
+def _put_sync(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the program that syncs by a script."""
+    monkeypatch.setattr("datamover.runtime.child._SYNC", ("/bin/sh", "-c", script))
 
 
 async def _wanted(movers: Repository, volume: Path, mode: VolumeMode) -> RestoreParameters:
@@ -50,7 +54,7 @@ async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(
     mover_repository: Repository, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "held")
-    _put_sync(tmp_path / "bin", f"touch {tmp_path}/started; read line <{tmp_path}/held", monkeypatch)
+    _put_sync(f"touch {tmp_path}/started; read line <{tmp_path}/held", monkeypatch)
     running = asyncio.create_task(restore(mover_repository, wanted, restore_data_path()))
     async with asyncio.timeout(30):
         while not (tmp_path / "started").exists():
@@ -63,13 +67,51 @@ async def test_a_restore_is_not_complete_before_its_data_is_on_the_disk(
 
 
 async def test_a_disk_error_fails_the_restore(
-    mover_repository: Repository, wanted: RestoreParameters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mover_repository: Repository, wanted: RestoreParameters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _put_sync(tmp_path / "bin", "echo 'sync: Input/output error' >&2; exit 1", monkeypatch)
-    with pytest.raises(
-        DataPathError, match=r"cannot write restored data of .*target to the disk: sync: Input/output error$"
-    ):
+    _put_sync("echo 'Input/output error' >&2; exit 1", monkeypatch)
+    with pytest.raises(DataPathError, match=r"cannot write restored data of .*target to the disk: Input/output error$"):
         await restore(mover_repository, wanted, restore_data_path())
+
+
+async def test_a_disk_error_that_another_program_was_told_is_told_again(tmp_path: Path) -> None:
+    """The disk is larger than what it is kept in."""
+    with mounted(tmp_path / "small", "size=2m") as small:
+        image = small / "image"
+        make_ext4(image, 64 << 20, "-O", "^has_journal")
+        with mounted_image(image, tmp_path / "volume") as volume, open_root(volume) as held, open_root(volume) as other:
+            (volume / "file").write_bytes(os.urandom(4 << 20))
+            with pytest.raises(DataPathError, match="cannot write restored data of"):
+                await sync_file_system(other, volume)
+            with open_root(volume) as opened_later:
+                await sync_file_system(opened_later, volume)
+            with pytest.raises(DataPathError, match="cannot write restored data of"):
+                await sync_file_system(held, volume)
+
+
+def _open_on(path: Path) -> set[int]:
+    links = list(Path("/proc/self/fd").iterdir())
+    return {int(link.name) for link in links if link.is_symlink() and link.readlink() == path}
+
+
+async def test_a_restore_syncs_by_a_descriptor_from_before_its_first_write(
+    mover_repository: Repository, wanted: RestoreParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, synced, run = set[int](), list[int](), DataPath.run
+
+    async def run_kopia(*arguments: Any, **options: Any) -> KopiaAnswer:
+        before.update(_open_on(wanted.target))
+        return await run(*arguments, **options)
+
+    async def sync(fd: int, _: Path) -> None:
+        synced.append(fd)
+
+    monkeypatch.setattr(DataPath, "run", run_kopia)
+    monkeypatch.setattr("datamover.data_path.restore.sync_file_system", sync)
+    monkeypatch.setattr("datamover.data_path.block.sync_device", sync)
+    await restore(mover_repository, wanted, restore_data_path())
+    assert len(synced) == 1
+    assert before.issuperset(synced)
 
 
 @pytest.mark.looptime
