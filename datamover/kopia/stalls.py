@@ -1,4 +1,4 @@
-"""Stalls: how long kopia may make no progress, and the watchdog that reports and ends one.
+"""Stalls: how long kopia may make no progress, and the watchdog that reports and ends one, or ends one without an end.
 
 Knows when a call of kopia is stalled and what is reported about it. Does not know what the call does,
 or how the repository is probed.
@@ -8,13 +8,15 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from core.clock import Clock
 from core.errors import AgentError, ConfigError, DataPathError, RepositoryError, StorageOutageError
 from core.models.units import format_duration, parse_duration
+from datamover.kopia.endless import EndlessFiles
 from datamover.kopia.progress import Meter
-from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
+from datamover.runtime.cancellation import Canceler, run_beside, run_in_background, run_unless_canceled
 
 __all__ = [
     "Reachability",
@@ -191,7 +193,7 @@ class Watchdog:
         Raises:
             StorageOutageError: the work stalled, and the storage does not answer.
             RepositoryError: the work stalled, and the repository cannot be used, for example without its bucket.
-            DataPathError: the work stalled, although the repository answers.
+            DataPathError: the work stalled, although the repository answers; or a file that it reads has no end.
         """
         canceler = Canceler()
 
@@ -201,8 +203,8 @@ class Watchdog:
         return await run_unless_canceled(run_watched, canceler)
 
     async def _watch(self, attempted: str, meter: Meter, output: Iterable[str], canceler: Canceler) -> None:
-        """Check for activity until the work has been stalled for too long."""
-        detector = StallDetector(self.limits)
+        """Check for activity until the work has been stalled for too long, or a file that it reads has no end."""
+        detector, files = StallDetector(self.limits), EndlessFiles()
         last = self.clock.monotonic()
         while True:
             await self.clock.sleep(self.limits.check_seconds)
@@ -212,6 +214,7 @@ class Watchdog:
                 await meter.refresh()
                 due = detector.observe(meter.activity, elapsed_seconds)
                 error = await self._inspect(attempted, meter, output, detector) if due else None
+                error = error or await _find_endless(attempted, files)
             except Exception:
                 # Nothing else limits a stall.
                 _logger.exception("%s: cannot check for a stall", attempted)
@@ -244,3 +247,14 @@ class Watchdog:
         except Exception as e:
             _logger.exception("cannot probe the repository")
             return Reachability(reachable=True, message=f"cannot probe the repository: {e!r}")
+
+
+async def _find_endless(attempted: str, files: EndlessFiles) -> AgentError | None:
+    """Return the error of the work if a file that it reads has no end."""
+    if not (observed := files.observe()):
+        return None
+    # The volume may hang: the end of the block waits for a second.
+    async with run_in_background(partial(files.judge, observed), name="file-sizes") as judging:
+        pass
+    found = "" if judging.cancelled() else judging.result()
+    return DataPathError(f"{attempted}: {found}") if found else None
