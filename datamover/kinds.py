@@ -31,7 +31,14 @@ from core.models.names import (
     SNAPSHOT_REQUESTER_TAG,
 )
 from core.models.saved_claim import SavedClaim
-from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.transfers import (
+    READ_ALL_FILES,
+    DataDownload,
+    DataUpload,
+    PodVolumeBackup,
+    PodVolumeRestore,
+    Transfer,
+)
 from core.models.units import parse_count
 
 __all__ = [
@@ -64,7 +71,7 @@ _SPARSE: Final = "WriteSparseFiles"
 _COMPRESSION: Final = "Compression"
 """Our own; Velero ignores it."""
 
-_BACKUP: Final = frozenset({_PARALLEL_UPLOAD, _COMPRESSION})
+_BACKUP: Final = frozenset({_PARALLEL_UPLOAD, _COMPRESSION, READ_ALL_FILES})
 _RESTORE: Final = frozenset({_PARALLEL_DOWNLOAD, _SPARSE})
 _COUNTS: Final = frozenset({_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD})
 
@@ -179,6 +186,7 @@ class UploaderSettings:
     parallel_download: int | None = None
     write_sparse_files: bool = False
     compression: Compression | None = None
+    read_all_files: bool = False
     ignored: tuple[str, ...] = ()
 
 
@@ -198,6 +206,7 @@ def parse_settings(settings: Mapping[str, str], verb: MoverVerb) -> UploaderSett
     return UploaderSettings(
         parallel_upload=max(0, counts.get(_PARALLEL_UPLOAD, 0)) or None,
         compression=_algorithm(settings.get(_COMPRESSION, "")) if _COMPRESSION in own else None,
+        read_all_files=READ_ALL_FILES in own and _boolean(READ_ALL_FILES, settings.get(READ_ALL_FILES, "")),
         parallel_download=max(0, counts.get(_PARALLEL_DOWNLOAD, 0)) or None,
         write_sparse_files=_SPARSE in own and _boolean(_SPARSE, settings.get(_SPARSE, "")),
         ignored=tuple(f"{name} ({reason})" for name, reason in sorted(reasons.items())),

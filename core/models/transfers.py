@@ -6,7 +6,7 @@ Phases are read through `Transfer.phase`, where an absent phase is New.
 """
 
 from datetime import datetime, timedelta
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from msgspec import field
 
@@ -18,6 +18,7 @@ from core.models.reasons import parse_reason
 from core.models.units import parse_duration
 
 __all__ = [
+    "READ_ALL_FILES",
     "CSISnapshotSpec",
     "DataDownload",
     "DataDownloadSpec",
@@ -34,6 +35,10 @@ __all__ = [
     "TransferSpec",
     "TransferStatus",
 ]
+
+
+READ_ALL_FILES: Final = "ReadAllFiles"
+"""An uploader setting of ours, which Velero ignores: `true` has a backup also read files of unchanged size and time."""
 
 
 def _parse_timeout(text: str) -> timedelta:

@@ -43,7 +43,15 @@ from datamover.data_path.restore import (
 )
 from datamover.data_path.resume import ResumeSettings, read_list_interval
 from datamover.data_path.run import DataPath
-from datamover.kinds import TRANSFER_KINDS, BackupPlan, RestorePlan, UploaderSettings, parse_settings, plan_of
+from datamover.kinds import (
+    NO_PARENT,
+    TRANSFER_KINDS,
+    BackupPlan,
+    RestorePlan,
+    UploaderSettings,
+    parse_settings,
+    plan_of,
+)
 from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
@@ -279,7 +287,7 @@ class PodTransfer:
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             limits=context.limits,
-            parent=plan.parent,
+            parent=NO_PARENT if settings.read_all_files else plan.parent,
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
             stop=self._stop,

@@ -66,6 +66,9 @@ class _Run:
 @click.option(
     "--ttl", type=DurationType(), metavar="DURATION", help="when it expires, which get shows (default: never)"
 )
+@click.option(
+    "--read-all-files", is_flag=True, help="also read files whose size and time are those of the backup before"
+)
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
 @output_option
 @workload_options

@@ -18,6 +18,7 @@ def test_settings_of_the_direction_are_parsed_and_others_named() -> None:
 
 
 _UPLOAD, _DOWNLOAD, _ALGORITHM = "ParallelFilesUpload", "ParallelFilesDownload", "Compression"
+_READ_ALL = "ReadAllFiles"
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ _UPLOAD, _DOWNLOAD, _ALGORITHM = "ParallelFilesUpload", "ParallelFilesDownload",
         (MoverVerb.BACKUP, {_ALGORITHM: " zstd "}, UploaderSettings(compression=Compression.ZSTD)),
         (MoverVerb.BACKUP, {_ALGORITHM: "none"}, UploaderSettings(compression=Compression.NONE)),
         (MoverVerb.BACKUP, {_ALGORITHM: ""}, UploaderSettings()),
+        (MoverVerb.BACKUP, {_READ_ALL: "true"}, UploaderSettings(read_all_files=True)),
+        (MoverVerb.RESTORE, {_READ_ALL: "true"}, UploaderSettings(ignored=(f"{_READ_ALL} (not of a restore)",))),
         (MoverVerb.RESTORE, {_ALGORITHM: "zip"}, UploaderSettings(ignored=(f"{_ALGORITHM} (not of a restore)",))),
         (MoverVerb.RESTORE, {}, UploaderSettings()),
         (MoverVerb.RESTORE, {_DOWNLOAD: "+4"}, UploaderSettings(None, 4)),

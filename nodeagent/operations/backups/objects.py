@@ -21,6 +21,7 @@ from core.models.names import (
     label_value,
 )
 from core.models.saved_claim import SavedClaim
+from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 from nodeagent.operations.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
 
@@ -40,7 +41,8 @@ _HASH_DIGITS: Final = 8
 class BackupRequest:
     """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept.
 
-    `schedule` is the one that it is a backup of; empty: none.
+    `schedule` is the one that it is a backup of; empty: none. With `read_all_files`, files are read whose size and time
+    are those of the backup before.
     """
 
     name: str
@@ -50,6 +52,7 @@ class BackupRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     schedule: str = ""
+    read_all_files: bool = False
 
 
 def is_reserved(key: str) -> bool:
@@ -140,6 +143,7 @@ class PlannedVolume:
 
     def _spec(self) -> JsonDict:
         claim, location = self.claim, self.request.location
+        settings = {READ_ALL_FILES: "true"} if self.request.read_all_files else {}
         match self.way:
             case SnapshotWay():
                 return {
@@ -154,6 +158,7 @@ class PlannedVolume:
                     "sourcePVC": claim.name,
                     "backupStorageLocation": location,
                     "operationTimeout": OPERATION_TIMEOUT,
+                    **({"dataMoverConfig": settings} if settings else {}),
                 }
             case MountingPod():
                 pod = {"kind": "Pod", "namespace": claim.namespace, "name": self.way.name, "uid": self.way.uid}
@@ -164,4 +169,5 @@ class PlannedVolume:
                     "backupStorageLocation": location,
                     "repoIdentifier": "",
                     "uploaderType": "kopia",
+                    **({"uploaderSettings": settings} if settings else {}),
                 }

@@ -1,4 +1,4 @@
-"""`spec.parentSnapshot` of a backup: what is read, and what the result says about it."""
+"""`spec.parentSnapshot` and `ReadAllFiles` of a backup: what is read, and what the result says about it."""
 
 import re
 from pathlib import Path
@@ -26,18 +26,23 @@ async def _back_up(pod: MoverPod, volume: Path, **spec: str) -> BackupResult:
 async def test_a_backup_reads_again_what_its_parent_has_only_where_none_is_asked_for(
     pod: MoverPod, tmp_path: Path, kind: str
 ) -> None:
-    volume, flag = tmp_path / "volume", {"DataUpload": "data-upload", "PodVolumeBackup": "pod-volume-backup"}[kind]
+    volume = tmp_path / "volume"
+    flag, settings = {
+        "DataUpload": ("data-upload", "dataMoverConfig"),
+        "PodVolumeBackup": ("pod-volume-backup", "uploaderSettings"),
+    }[kind]
     make_large_file(volume / "file", 2)
     pod.mounts = tmp_path / "mountinfo"
     pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
     found = []
 
-    for parent in ("", "", "auto", "none"):
-        pod.put_transfer(kind, parentSnapshot=parent)
+    none, auto = {"parentSnapshot": "none"}, {"parentSnapshot": "auto"}
+    for spec in ({}, {"parentSnapshot": ""}, auto, none, {settings: {"ReadAllFiles": "true"}}):
+        pod.put_transfer(kind, **spec)
         assert await pod.run(flag, volume) == 0, pod.message
         found.append(pod.result["incrementalBytes"] // _MIB)
 
-    assert found == [2, 0, 0, 2]
+    assert found == [2, 0, 0, 2, 2]
     assert "note" not in pod.result
 
 

@@ -1,13 +1,15 @@
 """The objects of a backup: what a DataUpload and a PodVolumeBackup of ours have."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
+from core.contract import MoverVerb
 from core.models.names import SNAPSHOT_REQUESTERS
 from core.models.saved_claim import SavedClaim
 from core.models.transfers import DataUpload, PodVolumeBackup
-from datamover.kinds import BackupPlan, plan_of
+from datamover.kinds import BackupPlan, parse_settings, plan_of
 from nodeagent.operations.backups.methods import Method, MountingPod, SnapshotWay
 from nodeagent.operations.backups.objects import BackupRequest, PlannedVolume, transfer_name
 from tests.support.golden import assert_golden
@@ -51,12 +53,17 @@ def test_a_backup_without_ttl_says_nothing_about_its_end() -> None:
 def test_the_data_mover_reads_what_is_written(
     volume: PlannedVolume, model: type[DataUpload] | type[PodVolumeBackup]
 ) -> None:
-    plan = plan_of(model.parse(volume.build_transfer()))
+    transfer = model.parse(volume.build_transfer())
+    plan = plan_of(transfer)
     assert isinstance(plan, BackupPlan)
+    assert not parse_settings(transfer.settings, MoverVerb.BACKUP).read_all_files
     assert plan.source.split("/")[0] in SNAPSHOT_REQUESTERS
     assert plan.source.endswith("/data")
     assert plan.tags["nodeagent.io/backup"] == "night"
     assert SavedClaim.parse(plan.tags["nodeagent.io/claim"]) == _CLAIM
+    request = replace(_REQUEST, read_all_files=True)
+    transfer = model.parse(replace(volume, request=request).build_transfer())
+    assert parse_settings(transfer.settings, MoverVerb.BACKUP).read_all_files
 
 
 def test_names_of_transfers_are_valid_distinct_and_the_same_each_time() -> None:
