@@ -216,6 +216,7 @@ RESTORE_PERMISSIONS: Final = (
 _RETAINED: Final = "what stays by the policy Retain"
 _VERIFIED: Final = "the Job that reads the bucket"
 _COMPARED: Final = "--restore: the scratch volume"
+_ABANDONED: Final = "--restore: scratch volumes that a killed command has left"
 
 _READ_FILES: Final = "the Job that reads the repository"
 
@@ -252,6 +253,8 @@ VERIFY_PERMISSIONS: Final = (
     *READ_BACK_PERMISSIONS,
     Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create", "delete"), _COMPARED),
     Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create", "delete"), _COMPARED),
+    Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), _ABANDONED, without="a note, and it stays"),
+    Permission(_OWN, kube.JOBS, ("list",), _ABANDONED, without="a note, and it stays"),
     Permission(
         Scope.CLUSTER, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"
     ),

@@ -1,14 +1,16 @@
 """A scratch volume: one volume of a backup restored into a new PVC, compared with its snapshot, and removed again.
 
 The PVC is as the old one was, under a generated name in the agents' namespace, where the Job can mount it. So no
-workload is touched, and a class with late binding binds it for the Job's pod.
+workload is touched, and a class with late binding binds it for the Job's pod. What a command that was killed has left,
+the next one removes.
 """
 
 import asyncio
 import secrets
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from msgspec import structs
@@ -17,13 +19,17 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode
 from core.errors import AgentError
+from core.kube.client import Selection
 from core.kube.errors import KubeError
-from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
+from core.kube.resources import DATA_DOWNLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
+from core.models.base import JsonDict, parse_time
+from core.models.names import RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
 from exposer.pod_files import MoverVolume
+from nodeagent.operations.backups.objects import transfer_name
 from nodeagent.operations.backups.view import BackupVolume
-from nodeagent.operations.mover_jobs import JobTools
+from nodeagent.operations.mover_jobs import JobTools, end_jobs
 from nodeagent.operations.restores.create import check_restore, plan_restore, start_restore
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.restores.sources import SavedVolume
@@ -31,11 +37,15 @@ from nodeagent.operations.restores.waiting_pods import RestoreTools
 from nodeagent.operations.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
 from nodeagent.operations.verifications.view import VerificationError
 
-__all__ = ["NotRestoredError", "compare_restored"]
+__all__ = ["NotRestoredError", "compare_restored", "remove_abandoned"]
+
+_PREFIX: Final = "nodeagent-verify-"
 
 _POLL_SECONDS: Final = 2.0
 _CLEANUP_TIMEOUT: Final = timedelta(minutes=5)
 """An agent deletes what a transfer needed within a minute, and a pod that is deleted ends within half a minute."""
+_ABANDONED_AFTER: Final = timedelta(minutes=30)
+"""A command creates the Job seconds after the PVC, and deletes it seconds after its end."""
 
 
 class NotRestoredError(AgentError):
@@ -68,7 +78,47 @@ async def compare_restored(tools: JobTools, volume: BackupVolume, work: Verifica
         await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
     finally:
         deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
-        await run_shielded(scratch.remove, name="remove the scratch volume", deadline=deadline)
+        remove = partial(_remove, tools, planned[0].name, planned[0].target.name)
+        await run_shielded(remove, name="remove the scratch volume", deadline=deadline)
+
+
+async def remove_abandoned(tools: JobTools, now: datetime) -> None:
+    """Remove the scratch volumes of commands that were killed, with their Jobs and transfers, and name each of them."""
+    client, namespace = tools.client, tools.namespace
+    try:
+        listed = await client.list(Selection(PERSISTENT_VOLUME_CLAIMS, namespace, RESTORE_LABEL))
+        names = [one["metadata"]["name"] for one in listed if _is_abandoned(one["metadata"], now)]
+        jobs = await client.list(Selection(JOBS, namespace, SNAPSHOT_VERIFICATION_LABEL)) if names else []
+        for name in names:
+            mounting = [job for job in jobs if _mounts(job, name)]
+            if any(_is_in_use(job, now) for job in mounting):
+                continue
+            await end_jobs(tools, mounting, _CLEANUP_TIMEOUT)
+            if await _remove(tools, transfer_name(name, namespace, name), name):
+                tools.on_note(f"removed PVC {namespace}/{name}, which a verification that was killed had left")
+    except AgentError as e:
+        tools.on_note(f"what verifications that were killed have left was not removed: {e}")
+
+
+def _is_abandoned(meta: JsonDict, now: datetime) -> bool:
+    old = now - parse_time(meta["creationTimestamp"]) >= _ABANDONED_AFTER
+    return old and meta["name"].startswith(_PREFIX)
+
+
+def _mounts(job: JsonDict, claim: str) -> bool:
+    volumes = job["spec"]["template"]["spec"].get("volumes") or []
+    return any((one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes)
+
+
+def _is_in_use(job: JsonDict, now: datetime) -> bool:
+    """Return whether the Job has not ended, or so recently that its command may not have read the result."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    ended = [
+        parse_time(one["lastTransitionTime"])
+        for one in conditions
+        if one["type"] in {"Complete", "Failed"} and one["status"] == "True"
+    ]
+    return not ended or now - max(ended) < _ABANDONED_AFTER
 
 
 def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest, SavedVolume]:
@@ -79,7 +129,7 @@ def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest,
     """
     if volume.saved is None or not volume.saved.size:
         raise VerificationError("its backup does not say the size of its PVC: verify it without --restore")
-    name = f"nodeagent-verify-{secrets.token_hex(4)}"
+    name = f"{_PREFIX}{secrets.token_hex(4)}"
     # Without a class, it gets the default one: the empty class makes no volume.
     storage_class = volume.saved.storage_class or None
     claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={}, storage_class=storage_class)
@@ -144,52 +194,58 @@ class _Scratch:
                 shown = doing
             await self.tools.clock.sleep(_POLL_SECONDS)
 
-    async def remove(self) -> None:
-        """Delete the transfer, whose agent then deletes what it needed, and the PVC; name what stays."""
-        planned, target = self.planned, self.planned.target
-        deadline = Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)
-        self.tools.on_progress(f"removing the scratch volume {target}")
-        await self._delete(DATA_DOWNLOADS, planned.request.namespace, planned.name, deadline)
-        volume = await self._find_volume()
-        await self._delete(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, deadline)
-        if volume:
-            await self._name_retained(volume)
 
-    async def _find_volume(self) -> str:
-        """Return the name of the restored PersistentVolume; empty: there is none, or it is not known."""
-        target = self.planned.target
-        try:
-            claim = await self.tools.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
-        except KubeError:
-            return ""
-        return str(claim["spec"].get("volumeName") or "") if claim is not None else ""
+async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
+    """Delete the transfer, whose agent then deletes what it needed, and the PVC; name what stays.
 
-    async def _delete(self, resource: Resource, namespace: str, name: str, deadline: Deadline) -> None:
-        """Delete an object, and return once it is gone; if it stays, say how to delete it."""
-        client, cause = self.tools.client, ""
-        try:
-            while await client.read(resource, namespace, name) is not None:
-                if not cause:
-                    await client.delete(resource, namespace, name)
-                    cause = "it is being deleted, and still there"
-                if deadline.expired:
-                    break
-                await self.tools.clock.sleep(_POLL_SECONDS)
-            else:
-                return
-        except KubeError as e:
-            cause = str(e)
-        command = f"kubectl -n {namespace} delete {resource.plural} {name}"
-        self.tools.on_note(
-            f"{resource.kind} {namespace}/{name} of the verification is left, to delete by {command}: {cause}"
-        )
+    Returns:
+        Whether both are gone.
+    """
+    namespace, deadline = tools.namespace, Deadline.after(tools.clock, _CLEANUP_TIMEOUT)
+    tools.on_progress(f"removing the scratch volume {namespace}/{claim}")
+    ended = await _delete(tools, DATA_DOWNLOADS, transfer, deadline)
+    volume = await _find_volume(tools, claim)
+    removed = await _delete(tools, PERSISTENT_VOLUME_CLAIMS, claim, deadline)
+    if volume:
+        await _name_retained(tools, volume)
+    return ended and removed
 
-    async def _name_retained(self, volume: str) -> None:
-        """Say that a volume stays in the storage, by the policy of its class."""
-        try:
-            stored = await self.tools.client.read(PERSISTENT_VOLUMES, "", volume)
-        except KubeError:
-            return
-        if stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain":
-            text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
-            self.tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")
+
+async def _find_volume(tools: JobTools, name: str) -> str:
+    """Return the name of the restored PersistentVolume; empty: there is none, or it is not known."""
+    try:
+        claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, tools.namespace, name)
+    except KubeError:
+        return ""
+    return str(claim["spec"].get("volumeName") or "") if claim is not None else ""
+
+
+async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Deadline) -> bool:
+    """Delete an object, and return once it is gone; if it stays, say how to delete it, and return False."""
+    client, namespace, cause = tools.client, tools.namespace, ""
+    try:
+        while await client.read(resource, namespace, name) is not None:
+            if not cause:
+                await client.delete(resource, namespace, name)
+                cause = "it is being deleted, and still there"
+            if deadline.expired:
+                break
+            await tools.clock.sleep(_POLL_SECONDS)
+        else:
+            return True
+    except KubeError as e:
+        cause = str(e)
+    command = f"kubectl -n {namespace} delete {resource.plural} {name}"
+    tools.on_note(f"{resource.kind} {namespace}/{name} of the verification is left, to delete by {command}: {cause}")
+    return False
+
+
+async def _name_retained(tools: JobTools, volume: str) -> None:
+    """Say that a volume stays in the storage, by the policy of its class."""
+    try:
+        stored = await tools.client.read(PERSISTENT_VOLUMES, "", volume)
+    except KubeError:
+        return
+    if stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain":
+        text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
+        tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")

@@ -14,7 +14,7 @@ from core.models.verification import WHOLE_PERCENT, Verification, VerificationOu
 from nodeagent.operations.backups.view import BackupVolume
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.verifications.read_back import VerificationWork, find_repository, verify_snapshots
-from nodeagent.operations.verifications.scratch import NotRestoredError, compare_restored
+from nodeagent.operations.verifications.scratch import NotRestoredError, compare_restored, remove_abandoned
 from nodeagent.operations.verifications.view import VerifiedVolume, describe_faults, describe_volume
 
 __all__ = ["VerificationRequest", "VerificationTools", "verify_volumes"]
@@ -47,6 +47,8 @@ async def verify_volumes(
 
     What makes it impossible to verify one repository, or one volume, does not keep the others from it.
     """
+    if request.restore:
+        await remove_abandoned(tools.jobs, tools.now())
     groups: dict[RepositoryKey, list[BackupVolume]] = {}
     for volume in volumes:
         groups.setdefault(RepositoryKey(volume.namespace, volume.location), []).append(volume)

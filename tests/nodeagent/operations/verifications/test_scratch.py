@@ -1,13 +1,18 @@
 """A verification by a restore: the scratch volume, what is compared, and that nothing stays."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
-from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
-from core.models.base import JsonDict
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS
+from core.models.base import JsonDict, format_time
+from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.verifications.view import VolumeOutcome
+from tests.nodeagent.support.restore_scene import DATA, saved
 from tests.nodeagent.support.verification_scene import VerificationScene, failed
+from tests.support.clock import NOON
 
 pytestmark = pytest.mark.looptime
 
@@ -81,6 +86,64 @@ async def test_an_interruption_removes_everything() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert (_left(scene), scene.outcomes, scene.base.notes) == ([], {}, [])
+
+
+def _put_left(scene: VerificationScene, name: str, *, age: timedelta, job: str = "", ended: timedelta | None) -> None:
+    """Store what a command has left: a PVC of that age, its transfer, and a Job that has ended so long ago."""
+    planned = PlannedRestore(RestoreRequest(name, "velero"), saved(replace(DATA, namespace="velero", name=name)), 1)
+    claim, kube = planned.build_claim(), scene.base.kube
+    claim["metadata"]["creationTimestamp"] = format_time(NOON - age)
+    kube.put(claim)
+    kube.put(planned.build_transfer() | {"status": {"phase": "Completed"}})
+    if not job:
+        return
+    condition = {"type": "Failed", "status": "True", "lastTransitionTime": format_time(NOON - (ended or age))}
+    volumes = [{"name": "volume", "persistentVolumeClaim": {"claimName": name}}]
+    spec, labels = {"template": {"spec": {"volumes": volumes}}}, {"nodeagent.io/snapshot-verification": "r"}
+    scene.base.user.put("Job", job, "batch/v1", labels=labels, spec=spec)
+    kube.put(kube.objects(JOBS)[-1] | {"status": {"conditions": [condition] if ended else []}})
+
+
+_HOUR, _MINUTES = timedelta(hours=1), timedelta(minutes=20)
+
+
+async def test_what_a_killed_command_has_left_is_removed_and_named() -> None:
+    scene = VerificationScene()
+    _put_left(scene, "nodeagent-verify-1", age=_HOUR, ended=None)
+    _put_left(scene, "nodeagent-verify-2", age=2 * _HOUR, job="ended", ended=_HOUR)
+    await scene.run(restore=True, claims=("data",))
+    assert _left(scene) == []
+    assert scene.base.notes == [
+        f"removed PVC velero/nodeagent-verify-{number}, which a verification that was killed had left"
+        for number in (1, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "age", "job", "ended"),
+    [
+        ("nodeagent-verify-1", _MINUTES, "", None),
+        ("nodeagent-verify-1", _HOUR, "running", None),
+        ("nodeagent-verify-1", _HOUR, "ended", _MINUTES),
+        ("of-a-user", _HOUR, "", None),
+    ],
+    ids=["young", "runs", "has just ended", "no scratch volume"],
+)
+async def test_what_another_command_may_use_stays(name: str, age: timedelta, job: str, ended: timedelta | None) -> None:
+    scene = VerificationScene()
+    _put_left(scene, name, age=age, job=job, ended=ended)
+    before = len(_left(scene))
+    await scene.run(restore=True, claims=("data",))
+    assert (len(_left(scene)), scene.base.notes) == (before, [])
+
+
+async def test_what_cannot_be_listed_stays_and_is_noted() -> None:
+    scene = VerificationScene()
+    scene.base.kube.fail_next("GET", "/persistentvolumeclaims", 403, message="not you")
+    (found,) = await scene.run(restore=True, claims=("data",))
+    assert found.outcome is VolumeOutcome.PASSED
+    (note,) = scene.base.notes
+    assert note.startswith("what verifications that were killed have left was not removed: ")
 
 
 async def test_an_interruption_of_the_removal_loses_no_result() -> None:
