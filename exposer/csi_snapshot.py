@@ -41,7 +41,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import leave_to_velero, needs_windows, place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_with_volume, is_provisioned, withdraw_mover
+from exposer.volumes import delete_with_volume, explain_deletion, is_provisioned, withdraw_mover
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -197,7 +197,8 @@ class CSISnapshotExposer:
         left = await self._client.read(PERSISTENT_VOLUMES, "", volume) if volume else None
         if left is None or not is_provisioned(left):
             return None
-        return Pending(PendingReason.CLEANING_UP, f"PersistentVolume {volume} of the snapshot is being deleted")
+        message = f"PersistentVolume {volume} of the snapshot is being deleted{explain_deletion(left)}"
+        return Pending(PendingReason.CLEANING_UP, message)
 
     async def _record_volume(self, content: JsonDict, volume: str) -> None:
         if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:

@@ -54,10 +54,10 @@ class SourceHandover:
         claim = await _read_existing(reader, PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim)
         _check_volume(request, claim)
         pending = diagnose_snapshot(snapshot)
+        if pending and (pending.blocked or _is_taken(snapshot)):
+            return pending
         if pending:
-            return (
-                pending if pending.blocked else diagnose_snapshot(snapshot, await self._read_bound(snapshot)) or pending
-            )
+            return diagnose_snapshot(snapshot, await self._read_bound(snapshot)) or pending
         content_name = snapshot["status"]["boundVolumeSnapshotContentName"]
         content = await _read_existing(reader, VOLUME_SNAPSHOT_CONTENTS, "", content_name)
         pending = diagnose_binding(snapshot, content)
@@ -135,6 +135,16 @@ class SourceHandover:
         if handover_began and (content := await self._read_bound(snapshot)):
             await _set_deletion_policy(self._client, content, DELETE)
         return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
+
+
+def _is_taken(snapshot: JsonDict) -> bool:
+    """Return whether the storage has taken the snapshot, and only makes it ready: its content has no error of that.
+
+    Some storage takes hours for it.
+    Source: external-snapshotter v8, pkg/sidecar-controller/snapshot_controller.go (createSnapshotWrapper) and
+    pkg/common-controller/snapshot_controller.go (updateSnapshotStatus).
+    """
+    return bool((snapshot.get("status") or {}).get("creationTime"))
 
 
 async def settle_source(client: KubeClient, content: JsonDict) -> None:

@@ -23,6 +23,7 @@ from exposer.ownership import delete_owned
 from exposer.volumes import (
     DELETE,
     attached_nodes,
+    explain_deletion,
     patch_volume,
     restore_reclaim_policy,
     retain_for,
@@ -71,7 +72,8 @@ class Rebinder:
             return None
         if not _owned_by_restore(request, volume):
             return None
-        pending = Pending(PendingReason.CLEANING_UP, f"PersistentVolume {kept.pv_name} is being deleted")
+        message = f"PersistentVolume {kept.pv_name} is being deleted{explain_deletion(volume)}"
+        pending = Pending(PendingReason.CLEANING_UP, message)
         try:
             if kept.provisioned:
                 volume = await set_reclaim_policy(self._client, volume, DELETE)

@@ -25,6 +25,7 @@ __all__ = [
     "attached_nodes",
     "delete_claim",
     "delete_with_volume",
+    "explain_deletion",
     "is_being_provisioned",
     "is_provisioned",
     "patch_volume",
@@ -147,6 +148,15 @@ async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | N
             await set_reclaim_policy(client, volume, DELETE)
     # Its provisioning may have begun since it was read.
     return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
+
+
+def explain_deletion(volume: JsonDict) -> str:
+    """Return why a PersistentVolume could not be deleted, to be appended to a text; empty: it does not say.
+
+    Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (reclaimVolume).
+    """
+    error = " ".join(str((volume.get("status") or {}).get("message") or "").split())
+    return f": {error}" if error else ""
 
 
 async def is_being_provisioned(client: KubeClient, claim: JsonDict) -> bool:

@@ -211,11 +211,17 @@ async def test_a_snapshot_that_is_not_ready_is_pending() -> None:
     assert EXPOSE_OBJECTS.isdisjoint(scene.world.names())
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["own", "another's"])
-async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_none(*, own: bool) -> None:
-    """Another's is not shown: a tenant may be able to name it in the status of the snapshot."""
+@pytest.mark.parametrize(
+    ("own", "taken"), [(True, False), (False, False), (True, True)], ids=["own", "another's", "snapshot taken"]
+)
+async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_none(*, own: bool, taken: bool) -> None:
+    """Another's is not shown: a tenant may be able to name it in the status of the snapshot.
+
+    Once the storage has taken the snapshot, the content is not read: that may be for hours.
+    """
     scene = BackupScene(ready=False)
     status: JsonDict = {"status": {"boundVolumeSnapshotContentName": SOURCE_CONTENT}}
+    status["status"] |= {"creationTime": "2026-11-21T12:00:00Z"} if taken else {}
     await scene.world.client.patch(VOLUME_SNAPSHOTS, "app", "velero-data-lwkc4", status)
     error: JsonDict = {"status": {"error": {"message": "rpc error:\n quota exceeded"}}}
     reference: JsonDict = {} if own else {"spec": {"volumeSnapshotRef": {"name": "other"}}}
@@ -225,7 +231,7 @@ async def test_the_error_of_the_content_is_the_reason_if_the_snapshot_reports_no
 
     assert isinstance(found, Pending)
     place = "VolumeSnapshot app/velero-data-lwkc4 is not ready"
-    assert found.message == (f"{place}: rpc error: quota exceeded" if own else f"{place} yet")
+    assert found.message == (f"{place}: rpc error: quota exceeded" if own and not taken else f"{place} yet")
 
 
 @pytest.mark.parametrize(
@@ -376,6 +382,8 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
         return found
 
     scene.world.reclaims = False
+    failed: JsonDict = {"status": {"phase": "Failed", "message": "it is\nin use"}}
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", volume, failed)
     for _ in range(4):
         await step()
         await scene.world.settle()
@@ -383,6 +391,6 @@ async def test_the_volume_is_deleted_before_the_snapshot() -> None:
     scene.world.reclaims = True
     await scene.world.until_none(step)
 
-    assert messages[3] == f"PersistentVolume {volume} of the snapshot is being deleted"
+    assert messages[3] == f"PersistentVolume {volume} of the snapshot is being deleted: it is in use"
     assert {"VolumeSnapshot velero/b1-q9txn", f"PersistentVolume /{volume}"} <= left
     assert_clean(scene)
