@@ -1,10 +1,12 @@
 """One run of kopia over a volume that a tenant may control: its secrets, its own files, and its bounds.
 
-Nothing that kopia could open by path meanwhile contains a secret. Password and configuration, with the keys in it, are
-passed through named pipes: each has its name only until kopia opens it, hence before kopia has read the secret, and
-kopia walks a volume only after it has read both.
+Nothing that kopia could open by path meanwhile contains a secret. Password, configuration with the keys in it, and a
+credentials file of Google are passed through named pipes: each has its name only until kopia opens it, hence before
+kopia has read the secret, and kopia walks a volume only after it has read all of them. A file with a token, which it
+would read again later, is replaced (`datamover.storage.token_files`).
 Source: kopia 0.23.1, cli/config.go (openRepository), cli/password.go, internal/passwordpersist/passwordpersist_file.go,
-repo/open.go (the configuration is read once), repo/blob/s3/s3_options.go, repo/blob/gcs/gcs_options.go.
+repo/open.go (the configuration is read once), repo/blob/s3/s3_options.go, repo/blob/gcs/gcs_options.go;
+cloud.google.com/go/storage 1.62, NewClient in storage.go (as is the credentials file).
 """
 
 import json
@@ -12,20 +14,22 @@ import os
 import shutil
 import threading
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from core.clock import SystemClock
 from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.base import JsonDict
+from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.confinement import Bounds, Confinement, Means, confine
 from datamover.storage.aws import environment_keys
-from datamover.storage.credentials import own_token_files
 from datamover.storage.providers import SECRET_VARIABLES
+from datamover.storage.token_files import azure_token_file, replace_token_files
 
 __all__ = ["PrivateRun", "VolumeAccess", "open_private_run"]
 
@@ -66,12 +70,13 @@ class _Pipe:
 
 @asynccontextmanager
 async def open_private_run(
-    program: str, environment: Mapping[str, str], access: VolumeAccess, means: Means
+    program: str, environment: Mapping[str, str], access: VolumeAccess, means: Means, *, redactor: Redactor
 ) -> AsyncIterator[PrivateRun]:
     """Prepare one run of `program`, which must read its password and then its configuration.
 
     Args:
         environment: of any other call, with the secrets.
+        redactor: learns the secrets that replace token files.
 
     Raises:
         DataPathError: the program does not exist, or it cannot be confined.
@@ -87,17 +92,21 @@ async def open_private_run(
         home = Path(stack.enter_context(own))
         config = _read_config(environment)
         cache = _place_cache(config, home, (in_place or home) if means.in_place else None)
-        bounds = _bounds(config, environment, access=access, own=(home, cache))
-        pipes = [
-            _Pipe(home / _PASSWORD_FILE, b64encode(environment[_PASSWORD].encode())),
-            _Pipe(home / _CONFIG, json.dumps(config).encode()),
-        ]
-        confining = confine(Path(found), bounds, means, home)
-        # It opens the volume, which may hang; the caller's watchdog ends the wait.
-        async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
-            confinement = await entered
-        async with _serve(pipes):
-            yield PrivateRun(_without_secrets(environment, home), home, confinement)
+        replacing = replace_token_files(config["storage"], environment, redactor=redactor, clock=SystemClock())
+        async with replacing as replacement:
+            config["storage"]["config"] = replacement.config
+            pipes = [
+                _Pipe(home / _PASSWORD_FILE, b64encode(environment[_PASSWORD].encode())),
+                _Pipe(home / _CONFIG, json.dumps(config).encode()),
+                *(_Pipe(home / name, content) for name, content in replacement.files.items()),
+            ]
+            bounds = _bounds(config, environment, access=access, own=(home, cache))
+            confining = confine(Path(found), bounds, means, home)
+            # It opens the volume, which may hang; the caller's watchdog ends the wait.
+            async with run_in_background(lambda _: stack.enter_context(confining), name="confinement") as entered:
+                confinement = await entered
+            async with _serve(pipes):
+                yield PrivateRun(_without_secrets(environment, home, replacement.files), home, confinement)
 
 
 def _read_config(environment: Mapping[str, str]) -> JsonDict:
@@ -138,20 +147,20 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     repository = (Path(storage["config"]["path"]),) if storage["type"] == "filesystem" else ()
     # A restore writes nothing to the repository, and a link in its target may lead there.
     read_only = bool(config.get("readonly"))
-    tokens = own_token_files(storage, environment)
-    if tokens and access.in_use:
+    token = azure_token_file(storage)
+    if token and access.in_use:
         # A tenant who controls the volume could have it read through a link at any moment.
         raise RepositoryError(
-            f"kopia would read {tokens[0]} during the transfer, which is not possible for a volume that a pod uses: "
+            f"kopia would read {token} during the transfer, which is not possible for a volume that a pod uses: "
             "set keys in spec.credential of the BackupStorageLocation"
         )
     return Bounds(
         volume=access.path,
-        # The kubelet replaces a token by changing links in its directory.
         read=(
             *(() if access.writable else volume),
             *(repository if read_only else ()),
-            *(Path(token).parent for token in tokens),
+            # The kubelet replaces a token by changing links in its directory.
+            *((Path(token).parent,) if token else ()),
         ),
         write=(*(volume if access.writable else ()), *(() if read_only else repository), *own),
         # What it writes then is its cache, each file flushed by itself, and what it restores, which the mover flushes.
@@ -160,13 +169,14 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     )
 
 
-def _without_secrets(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+def _without_secrets(environment: Mapping[str, str], home: Path, files: Iterable[str]) -> dict[str, str]:
     secret = {*SECRET_VARIABLES, _PASSWORD}
     own = {
         "HOME": str(home),
         "TMPDIR": str(home),
         "KOPIA_CONFIG_PATH": str(home / _CONFIG),
         "KOPIA_LOG_DIR": str(home / "logs"),
+        **{name: str(home / name) for name in files},
     }
     return {name: value for name, value in environment.items() if name not in secret} | own
 

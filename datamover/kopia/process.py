@@ -305,7 +305,9 @@ class Kopia:
             keep(listener.take_progress(line))
 
         means = self._means or find_means()
-        async with open_private_run(self._program, self._environment, files.volume, means) as run:
+        async with open_private_run(
+            self._program, self._environment, files.volume, means, redactor=self._redactor
+        ) as run:
             argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
             command = ChildCommand(
                 argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement, files.terminate

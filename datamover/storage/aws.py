@@ -15,6 +15,7 @@ from core.errors import RepositoryError
 from datamover.storage.credentials import CredentialsText
 
 __all__ = [
+    "DEFAULT_SESSION",
     "AwsAssumedRole",
     "AwsIdentity",
     "AwsKeys",
@@ -28,7 +29,7 @@ _DEFAULT_PROFILE: Final = "default"
 _ROLE: Final = "AWS_ROLE_ARN"
 _ROLE_FILE: Final = "AWS_WEB_IDENTITY_TOKEN_FILE"
 
-_SESSION: Final = "node-agent"
+DEFAULT_SESSION: Final = "node-agent"
 """The default name of the sessions of a role, which AWS's log of requests shows."""
 
 _GLOBAL_REGION: Final = "us-east-1"
@@ -77,7 +78,7 @@ class AwsKeys:
 
 @dataclass(frozen=True)
 class AwsRole:
-    """A role that kopia assumes with the token in a file, again before its keys expire."""
+    """A role that is assumed with the token in a file, again before its keys expire."""
 
     arn: str
     token_file: str
@@ -92,6 +93,11 @@ class AwsRole:
         return {**AwsKeys("", "").variables, **wanted, **region}
 
     @property
+    def token_service(self) -> str:
+        """The URL of AWS's token service in its region, without a region the global one."""
+        return _token_service(self.region)
+
+    @property
     def origin(self) -> str:
         """The origin to name if access is denied: kopia continues without keys if it cannot assume a role."""
         return f"keys of role {self.arn}, if the token in {self.token_file} is allowed to assume it"
@@ -104,7 +110,7 @@ class AwsAssumedRole:
     arn: str
     keys: AwsKeys
     profile: str
-    session_name: str = _SESSION
+    session_name: str = DEFAULT_SESSION
     region: str = ""
 
     @property
@@ -118,14 +124,13 @@ class AwsAssumedRole:
 
         Source: kopia 0.23.1, repo/blob/s3/s3_options.go.
         """
-        host = f"sts.{self.region}.amazonaws.com" if self.region else "sts.amazonaws.com"
         return {
             "accessKeyID": self.keys.access_key,
             "secretAccessKey": self.keys.secret_key,
             "sessionToken": self.keys.session_token,
             "roleARN": self.arn,
             "sessionName": self.session_name,
-            "roleEndpoint": f"https://{host}{'.cn' if self.region.startswith('cn-') else ''}",
+            "roleEndpoint": _token_service(self.region),
             "roleRegion": self.region or _GLOBAL_REGION,
         }
 
@@ -164,6 +169,11 @@ def find_aws_identity(
     if not _REGION.fullmatch(role.region):
         raise RepositoryError(f'region of role {role.arn}: not the name of a region: "{role.region}"')
     return role
+
+
+def _token_service(region: str) -> str:
+    host = f"sts.{region}.amazonaws.com" if region else "sts.amazonaws.com"
+    return f"https://{host}{'.cn' if region.startswith('cn-') else ''}"
 
 
 def environment_keys(environment: Mapping[str, str]) -> AwsKeys | None:
@@ -215,7 +225,7 @@ def _assumed_role(source: CredentialsText, profile: str, values: Mapping[str, st
         keys = _keys(source, named, others)
     if keys is None:
         raise RepositoryError(f"{shown}: it has no aws_access_key_id and aws_secret_access_key")
-    session, region = values.get("role_session_name", "") or _SESSION, values.get("region", "")
+    session, region = values.get("role_session_name", "") or DEFAULT_SESSION, values.get("region", "")
     return AwsAssumedRole(values["role_arn"], keys, named, session, region)
 
 

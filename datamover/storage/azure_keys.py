@@ -1,35 +1,32 @@
 """The key of an Azure storage account, fetched from Azure's management with the identity of a client, pod or node.
 
 Loaded only where a location needs it, since an HTTP client takes memory. kopia itself supports neither Azure's
-management nor the managed identity of a node. Knows the requests that both need, and retries them. Does not know which
-location needs a key (`datamover.storage.azure`).
+management nor the managed identity of a node. Does not know which location needs a key (`datamover.storage.azure`).
 Source: Velero v1.18, exchangeStorageAccountAccessKey in pkg/util/azure/storage.go and NewCredential in credential.go;
 azidentity 1.13, managed_identity_client.go; Azure REST API, Storage Accounts - List Keys.
 """
 
-import json
-import logging
-import ssl
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
-from pathlib import Path
-from typing import Any, Final
-from urllib.error import HTTPError, URLError
+from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import OpenerDirector, Request
 
-from core.clock import Backoff, Clock, Deadline
-from core.errors import RepositoryError, StorageOutageError
-from core.models.base import JsonDict
+from core.clock import Clock
 from core.redact import Redactor
-from datamover.runtime.cancellation import run_in_background
 from datamover.storage.credentials import AzureAccountKey, AzureIdentity
+from datamover.storage.token_requests import (
+    RefusedError,
+    build_client,
+    build_direct_client,
+    parse_json,
+    read_token,
+    request_grant,
+    send,
+)
 
 __all__ = ["fetch_account_key"]
-
-_logger = logging.getLogger(__name__)
 
 _METADATA_VERSION: Final = "2018-02-01"
 _KEYS_VERSION: Final = "2023-05-01"
@@ -38,29 +35,8 @@ _ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TOTAL: Final = timedelta(minutes=5)
 """As for reads of the cluster: a mover pod is not retried as a whole."""
 
-_BACKOFF: Final = Backoff(1.0, 15.0)
-_REQUEST_SECONDS: Final = 30.0
-_READ_BYTES: Final = 1 << 20
-_SHOWN_CHARACTERS: Final = 300
-
-_BUSY: Final = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _METADATA_BUSY: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 """While a node gets its identity, or the service is updated."""
-
-
-class _RefusedError(RepositoryError):
-    """A service did not grant what it was asked for; repeating the request would change nothing."""
-
-
-class _UnavailableError(StorageOutageError):
-    """A service is busy or cannot be reached."""
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """Follows no redirection: it would take a secret to another host."""
-
-    def redirect_request(self, *_: Any) -> None:  # noqa: ANN401 - of the base class
-        """Return no request, which makes the response an error."""
 
 
 async def fetch_account_key(wanted: AzureAccountKey, clock: Clock, redactor: Redactor) -> str:
@@ -72,141 +48,73 @@ async def fetch_account_key(wanted: AzureAccountKey, clock: Clock, redactor: Red
     Raises:
         RepositoryError: the identity or the key was not granted, or a service does not answer.
     """
-    redactor.add(wanted.identity.secret)
-    fetching = _Fetching(wanted, redactor)
-    deadline = Deadline.after(clock, _TOTAL)
-    failures = 0
-    while True:
-        try:
-            async with run_in_background(lambda _: fetching.key(), name="azure-account-key") as fetched:
-                return await fetched
-        except _UnavailableError as e:
-            failures += 1
-            if deadline.expired:
-                raise
-            _logger.warning("%s: trying again", e)
-        await clock.sleep(_BACKOFF.seconds_after(failures))
+    return await request_grant(lambda: _list_keys(wanted, redactor), clock, within=_TOTAL, name="azure-account-key")
+
+
+def _list_keys(wanted: AzureAccountKey, redactor: Redactor) -> str:
+    client = build_client(wanted.ca_pem)
+    token = _SignIn(wanted.identity, wanted.audience, client, redactor).token()
+    account = (
+        f"/subscriptions/{quote(wanted.subscription, safe='')}/resourceGroups/{quote(wanted.group, safe='')}"
+        f"/providers/Microsoft.Storage/storageAccounts/{quote(wanted.account, safe='')}"
+    )
+    url = f"{wanted.management}{account}/listKeys?api-version={_KEYS_VERSION}"
+    attempted = f"cannot fetch the key of storage account {wanted.account} as {wanted.identity.description}"
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    answer = parse_json(send(client, Request(url, b"", headers, method="POST"), attempted))  # noqa: S310 - https
+    for key in answer.get("keys") or []:
+        if str(key.get("permissions", "")).lower() == "full" and isinstance(value := key.get("value"), str):
+            redactor.add(value)
+            return value
+    raise RefusedError(f"{attempted}: it has no key with full permissions")
 
 
 @dataclass(frozen=True)
-class _Fetching:
-    wanted: AzureAccountKey
+class _SignIn:
+    """How an identity gets a token for an audience; the redactor learns each secret on the way."""
+
+    identity: AzureIdentity
+    audience: str
+    client: OpenerDirector
     redactor: Redactor
 
-    def key(self) -> str:
-        wanted = self.wanted
-        token = self._token()
-        self.redactor.add(token)
-        account = (
-            f"/subscriptions/{quote(wanted.subscription, safe='')}/resourceGroups/{quote(wanted.group, safe='')}"
-            f"/providers/Microsoft.Storage/storageAccounts/{quote(wanted.account, safe='')}"
-        )
-        url = f"{wanted.management}{account}/listKeys?api-version={_KEYS_VERSION}"
-        attempted = f"cannot fetch the key of storage account {wanted.account} as {wanted.identity.description}"
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-        answer = _send(self._opener, Request(url, b"", headers, method="POST"), attempted)  # noqa: S310 - https
-        for key in answer.get("keys") or []:
-            if str(key.get("permissions", "")).lower() == "full" and isinstance(value := key.get("value"), str):
-                self.redactor.add(value)
-                return value
-        raise _RefusedError(f"{attempted}: it has no key with full permissions")
+    def token(self) -> str:
+        """Return a new token.
 
-    def _token(self) -> str:
-        identity = self.wanted.identity
+        Raises:
+            RepositoryError: it was not granted, or the service does not answer.
+        """
+        identity = self.identity
+        self.redactor.add(identity.secret)
         attempted = f"cannot sign in to Azure as {identity.description}"
         if identity.secret or identity.token_file:
-            return _access_token(self._opener, self._login(identity), attempted)
-        query = {"api-version": _METADATA_VERSION, "resource": self.wanted.audience}
-        if identity.client:
-            query["client_id"] = identity.client
-        url = f"{identity.metadata.rstrip('/')}/metadata/identity/oauth2/token?{urlencode(query)}"
-        # Link-local: it cannot be reached through a proxy.
-        direct = build_opener(ProxyHandler({}), _NoRedirect)
-        request = Request(url, headers={"Metadata": "true"})  # noqa: S310 - Azure's own, without TLS
-        return _access_token(direct, request, attempted, busy=_METADATA_BUSY)
+            answer = send(self.client, self._login(identity), attempted)
+        else:
+            query = {"api-version": _METADATA_VERSION, "resource": self.audience}
+            if identity.client:
+                query["client_id"] = identity.client
+            url = f"{identity.metadata.rstrip('/')}/metadata/identity/oauth2/token?{urlencode(query)}"
+            request = Request(url, headers={"Metadata": "true"})  # noqa: S310 - Azure's own, without TLS
+            answer = send(build_direct_client(), request, attempted, busy=_METADATA_BUSY)
+        token = parse_json(answer).get("access_token")
+        if not isinstance(token, str) or not token:
+            raise RefusedError(f"{attempted}: the answer has no access_token")
+        self.redactor.add(token)
+        return token
 
     def _login(self, identity: AzureIdentity) -> Request:
         if urlsplit(identity.authority).scheme != "https":
-            raise _RefusedError(f'the authority of Azure identities must be https: "{identity.authority}"')
+            raise RefusedError(f'the authority of Azure identities must be https: "{identity.authority}"')
         proof = {"client_secret": identity.secret}
         if not identity.secret:
-            proof = {"client_assertion_type": _ASSERTION, "client_assertion": self._assertion(identity.token_file)}
+            assertion = read_token(identity.token_file, "AZURE_FEDERATED_TOKEN_FILE")
+            self.redactor.add(assertion)
+            proof = {"client_assertion_type": _ASSERTION, "client_assertion": assertion}
         form = {
             "grant_type": "client_credentials",
             "client_id": identity.client,
-            "scope": f"{self.wanted.audience}/.default",
+            "scope": f"{self.audience}/.default",
             **proof,
         }
         url = f"{identity.authority.rstrip('/')}/{quote(identity.tenant, safe='')}/oauth2/v2.0/token"
         return Request(url, urlencode(form).encode())  # noqa: S310 - https, as checked
-
-    def _assertion(self, token_file: str) -> str:
-        try:
-            token = Path(token_file).read_text().strip()
-        except (OSError, UnicodeDecodeError) as e:
-            raise _RefusedError(f"AZURE_FEDERATED_TOKEN_FILE: cannot read {token_file}: {e}") from e
-        self.redactor.add(token)
-        return token
-
-    @property
-    def _opener(self) -> OpenerDirector:
-        """Requests through the proxy of the environment, which trust the location's authority in addition."""
-        tls = ssl.create_default_context()
-        if self.wanted.ca_pem:
-            try:
-                tls.load_verify_locations(cadata=self.wanted.ca_pem.decode("ascii", errors="ignore"))
-            except ssl.SSLError as e:
-                raise _RefusedError(f"caCert: not a certificate authority in PEM: {e.reason}") from e
-        return build_opener(HTTPSHandler(context=tls), _NoRedirect)
-
-
-def _access_token(
-    opener: OpenerDirector, request: Request, attempted: str, *, busy: frozenset[HTTPStatus] = frozenset()
-) -> str:
-    token = _send(opener, request, attempted, busy=busy).get("access_token")
-    if not isinstance(token, str) or not token:
-        raise _RefusedError(f"{attempted}: the answer has no access_token")
-    return token
-
-
-def _send(
-    opener: OpenerDirector, request: Request, attempted: str, *, busy: frozenset[HTTPStatus] = frozenset()
-) -> JsonDict:
-    """Return the JSON object of the answer.
-
-    Raises:
-        _RefusedError: the service answered with an error that will stay.
-        _UnavailableError: it did not answer, or is busy.
-    """
-    # Behind a proxy, `host` becomes the proxy's.
-    host = request.host
-    try:
-        with opener.open(request, timeout=_REQUEST_SECONDS) as response:
-            return _parse(response.read)
-    except HTTPError as e:
-        with e:
-            text = f"{attempted}: {host}: {e.code} {_reason(_parse(e.read)) or e.reason}"
-        passing = e.code in _BUSY | busy or e.code >= HTTPStatus.INTERNAL_SERVER_ERROR
-        raise (_UnavailableError if passing else _RefusedError)(text) from None
-    except URLError as e:
-        if isinstance(e.reason, ssl.SSLCertVerificationError):
-            text = f"{attempted}: {host}: its certificate is not trusted: {e.reason.verify_message}"
-            raise _RefusedError(text) from None
-        raise _UnavailableError(f"{attempted}: {host} cannot be reached: {e.reason}") from None
-    except OSError as e:
-        raise _UnavailableError(f"{attempted}: {host} does not answer: {e}") from None
-
-
-def _parse(read: Callable[[int], bytes]) -> JsonDict:
-    try:
-        document = json.loads(read(_READ_BYTES))
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _reason(answer: Mapping[str, Any]) -> str:
-    """Return the first line of the error's description, which both services have in a place of their own."""
-    error = answer.get("error")
-    text = error.get("message") if isinstance(error, dict) else answer.get("error_description") or error
-    return str(text or "").partition("\n")[0].strip()[:_SHOWN_CHARACTERS]

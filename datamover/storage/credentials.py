@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import RepositoryError
-from core.models.base import JsonDict
 
 __all__ = [
     "AZURE_METADATA",
@@ -22,7 +21,6 @@ __all__ = [
     "AzureIdentity",
     "CredentialsText",
     "google_token_file",
-    "own_token_files",
     "parse_variables",
     "read_credentials",
     "read_inherited",
@@ -40,16 +38,6 @@ _VARIABLE: Final = re.compile(
     re.MULTILINE,
 )
 _COMMENT: Final = re.compile(r"(?:^|\s)#")
-
-_OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecret", "clientCertificate", "credentials")
-"""Secrets in the configuration of a storage, which take precedence over a token file."""
-
-_TOKEN_FILES: Final[Mapping[str, tuple[str, ...]]] = {
-    "s3": ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-    "azureBlob": ("AZURE_FEDERATED_TOKEN_FILE",),
-    "gcs": (GOOGLE_FILE,),
-}
-"""Variables that name such a file, keyed by kopia's type of storage."""
 
 
 @dataclass(frozen=True)
@@ -155,24 +143,3 @@ def google_token_file(source: CredentialsText) -> str:
     if not isinstance(file, str) or (file and not Path(file).is_absolute()):
         raise RepositoryError(f"{source.origin}: credential_source.file: must be an absolute path")
     return file
-
-
-def own_token_files(storage: JsonDict, environment: Mapping[str, str]) -> list[str]:
-    """Return the files with a token or keys that kopia's library opens by itself, again and again.
-
-    Args:
-        storage: the `storage` object of kopia's configuration, with the keys that it has.
-
-    Raises:
-        RepositoryError: a credentials file of Google cannot be read.
-
-    Source: minio-go 7, pkg/credentials/iam_aws.go; kopia 0.23.1, repo/blob/azure/azure_storage.go and
-    gcs/gcs_storage.go.
-    """
-    config = storage["config"]
-    if any(config.get(key) for key in _OWN_CREDENTIALS):
-        return []
-    named = [environment.get(name, "") for name in _TOKEN_FILES.get(storage["type"], ())]
-    if storage["type"] == "gcs" and (google := read_inherited(environment, GOOGLE_FILE)):
-        named.append(google_token_file(google))
-    return [file for file in named if Path(file).is_file()]

@@ -215,8 +215,7 @@ class GcsStorage(Storage):
         if not self.credentials:
             # Google's library would fail if the inherited variable names no file.
             return StorageAccess(arguments, {**trust, GOOGLE_FILE: ""})
-        # In a directory of its own: a confined kopia may read all of it.
-        file = str(work_dir.write("google/credentials.json", self.credentials.encode()))
+        file = str(work_dir.write("google.json", self.credentials.encode()))
         if _SERVICE_ACCOUNT.search(self.credentials):
             return StorageAccess([*arguments, f"--credentials-file={file}"], trust)
         return StorageAccess(arguments, {**trust, GOOGLE_FILE: file})

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,13 +17,17 @@ from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.runtime.confinement import Means
-from datamover.storage.providers import FileStorage
+from datamover.storage.aws import AwsRole
+from datamover.storage.providers import FileStorage, Storage
+from datamover.storage.s3 import S3Storage
 from tests.datamover.support.attack_matrix import UNCONFINED, record_rate
 from tests.datamover.support.confining import MEANS, use_means
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.identities import serve_role
 from tests.datamover.support.mounts import mounted
-from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
+from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.repositories import opened
+from tests.datamover.support.s3server import S3Server
 from tests.datamover.support.unconfined import leave_unconfined
 from tests.support.attacks import IN_CREATE, Swap, describe, swapping
 
@@ -273,8 +277,7 @@ class _Attack:
     """Backups during which a directory is exchanged for a link to `target`, where files of these names are wanted."""
 
     folder: Path
-    repository: Path
-    kopia: PlainKopia
+    storage: Storage
     target: Path
     names: list[str]
 
@@ -282,23 +285,37 @@ class _Attack:
         """Return the contents of files in a backup other than those of the volume."""
         volume, restored = (self.folder / f"{name}-{number}" for name in ("volume", "restored"))
         folder = _fill(volume, self.names)
-        with opened(FileStorage(self.repository)) as mover:
+        with opened(self.storage) as mover:
             target = self.target if self.target.is_absolute() else mover._work_dir.path
             with swapping(Swap(folder, target, folder)):
                 try:
                     snapshot_id = await _snapshot(mover, volume)
                 except DataPathError:
                     return []
-        self.kopia.run("restore", snapshot_id, str(restored))
+            assert await _restore(mover, snapshot_id, restored)
         files = (path for path in (restored / "P").glob("*") if path.is_file() and not path.is_symlink())
         return [content for path in files if (content := path.read_bytes()) != path.name.encode()]
 
+    async def leaks(self, number: int) -> bool:
+        """Return whether there are such files."""
+        return bool(await self.run(number))
+
 
 @pytest.fixture
-def attack(repository: Path, kopia: PlainKopia, tmp_path: Path, outside: Path) -> _Attack:
+def attack(repository: Path, tmp_path: Path, outside: Path) -> _Attack:
     for name in _NAMES:
         (outside / name).write_text("a secret of another tenant")
-    return _Attack(tmp_path, repository, kopia, outside, _NAMES)
+    return _Attack(tmp_path, FileStorage(repository), outside, _NAMES)
+
+
+@pytest.fixture
+async def role_storage(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[S3Storage]:
+    """A repository to which the token of a service account gives access; the file is in a directory of its own."""
+    async with serve_role(s3, tmp_path, monkeypatch) as role:
+        storage = S3Storage(s3.make_bucket("attack"), "p/", s3.url, "us-east-1", role)
+        with opened(storage) as repository:
+            await repository.ensure()
+        yield storage
 
 
 _TARGETS: dict[str, tuple[str, list[str]]] = {
@@ -311,10 +328,7 @@ _TARGETS: dict[str, tuple[str, list[str]]] = {
 async def test_a_directory_that_is_swapped_during_a_backup_brings_nothing_from_outside(
     trial: _Trial, attack: _Attack
 ) -> None:
-    async def attempt(number: int) -> bool:
-        return bool(await attack.run(number))
-
-    await trial.run("backup: files of another tenant", attempt)
+    await trial.run("backup: files of another tenant", attack.leaks)
 
 
 @pytest.mark.sample("landlock-/proc/self", "jail-configuration", "none-/proc/self")
@@ -324,11 +338,17 @@ async def test_a_directory_that_is_swapped_during_a_backup_brings_nothing_of_kop
 ) -> None:
     target, names = _TARGETS[name]
     own = replace(attack, target=Path(target), names=names)
+    await trial.run(f"backup: {name} of kopia", own.leaks)
 
-    async def attempt(number: int) -> bool:
-        return bool(await own.run(number))
 
-    await trial.run(f"backup: {name} of kopia", attempt)
+@pytest.mark.sample("default", "none")
+async def test_a_directory_that_is_swapped_during_a_backup_brings_no_token_of_a_cloud_identity(
+    trial: _Trial, attack: _Attack, role_storage: S3Storage
+) -> None:
+    """kopia has access to the storage by it all the same."""
+    assert isinstance(role_storage.keys, AwsRole)
+    own = replace(attack, storage=role_storage, target=Path(role_storage.keys.token_file).parent, names=["token"])
+    await trial.run("backup: token of a cloud identity", own.leaks)
 
 
 @pytest.mark.sample("landlock")
@@ -346,12 +366,15 @@ async def test_a_directory_that_is_swapped_during_a_backup_brings_no_secret_from
         assert not any(secret in content for content in found for secret in (PASSWORD.encode(), b"KOPIA_", b"storage"))
 
 
-async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(repository: Path, tmp_path: Path) -> None:
+async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(
+    role_storage: S3Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its environment has none, and the files of its run are gone before it reads the volume."""
+    monkeypatch.setattr("datamover.storage.loopback.secrets.token_urlsafe", lambda _: "secret-of-loopback")
     seen: list[bytes] = []
     volume = tmp_path / "volume"
     _fill(volume, [])
-    with opened(FileStorage(repository)) as mover:
+    with opened(role_storage) as mover:
         work = mover._work_dir.path
 
         def on_line(line: str) -> str:
@@ -372,4 +395,5 @@ async def test_no_secret_can_be_opened_while_kopia_walks_a_volume(repository: Pa
         parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
         await back_up(mover, parameters, data_path)
     assert any(b"KOPIA_CONFIG_PATH" in one for one in seen)
-    assert not any(PASSWORD.encode() in one or b"repository.config.kopia" in one for one in seen)
+    hidden = (PASSWORD.encode(), b"repository.config.kopia", b"secret-of-loopback")
+    assert not any(secret in one for one in seen for secret in hidden)

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from core.errors import AgentError, DataPathError, KopiaError, RepositoryError
 from core.models.base import JsonDict
+from core.redact import Redactor
 from datamover.kopia.private_run import VolumeAccess, open_private_run
 from datamover.runtime import confinement
 from datamover.runtime.confinement import Bounds, Means
@@ -24,6 +26,7 @@ from tests.datamover.support.trees import describe_tree
 from tests.support.fakekube import FakeKube
 
 _MEANS = Means(abi=1)
+_open = partial(open_private_run, redactor=Redactor())
 _S3 = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
 _KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret of S3", "AWS_SESSION_TOKEN": "token of S3"}
 
@@ -56,7 +59,7 @@ def _environment(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> di
 
 async def _read(folder: Path, storage: JsonDict, more: Mapping[str, str]) -> tuple[JsonDict, Mapping[str, str]]:
     """Read password and configuration in kopia's order, and return the configuration and the environment."""
-    async with open_private_run("true", _environment(folder, storage, more), VolumeAccess(folder), _MEANS) as run:
+    async with _open("true", _environment(folder, storage, more), VolumeAccess(folder), _MEANS) as run:
         password = (run.home / "repository.config.kopia-password").read_bytes()
         config = json.loads(Path(run.environment["KOPIA_CONFIG_PATH"]).read_bytes())
         # Each had its name only until it was opened.
@@ -91,7 +94,7 @@ async def test_a_configuration_that_exceeds_a_pipe_is_passed(tmp_path: Path, bou
 
 async def test_a_program_that_reads_no_secret_leaves_no_thread(tmp_path: Path, bounds: list[Bounds]) -> None:
     for read in ([], ["repository.config.kopia-password"]):
-        async with open_private_run("true", _environment(tmp_path, _S3, {}), VolumeAccess(), _MEANS) as run:
+        async with _open("true", _environment(tmp_path, _S3, {}), VolumeAccess(), _MEANS) as run:
             for name in read:
                 (run.home / name).read_bytes()
         assert not run.home.exists()
@@ -104,7 +107,7 @@ async def test_the_bounds_are_volume_cache_and_own_directory(
     volume = tmp_path / "volume"
     more = {"SSL_CERT_FILE": "/work/ca.pem"}
     access = VolumeAccess(volume, writable=writable)
-    async with open_private_run("true", _environment(tmp_path, _S3, more), access, _MEANS) as run:
+    async with _open("true", _environment(tmp_path, _S3, more), access, _MEANS) as run:
         own = (run.home, tmp_path / "kopia-cache")
     expected = Bounds(volume, () if writable else (volume,), (*((volume,) if writable else ()), *own))
     assert bounds == [Bounds(expected.volume, expected.read, expected.write, (Path("/work/ca.pem"),))]
@@ -117,90 +120,56 @@ async def test_only_a_run_that_writes_to_no_repository_may_leave_out_flushes(
     environment = _environment(tmp_path, _S3, {})
     config = tmp_path / "repository.config"
     config.write_text(json.dumps(json.loads(config.read_text()) | ({"readonly": True} if read_only else {})))
-    async with open_private_run("true", environment, VolumeAccess(tmp_path), _MEANS):
+    async with _open("true", environment, VolumeAccess(tmp_path), _MEANS):
         assert bounds[0].flushes is not read_only
 
 
-_TOKENS = [
-    ("s3", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    ("s3", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"),
-    ("azureBlob", "AZURE_FEDERATED_TOKEN_FILE"),
-    ("gcs", "GOOGLE_APPLICATION_CREDENTIALS"),
-]
+def _azure(folder: Path, **own: str) -> JsonDict:
+    """Return a storage whose identity is the token in a file."""
+    file = folder / "tokens" / "token"
+    file.parent.mkdir()
+    file.write_text("token of the service account")
+    config = {"azureFederatedTokenFile": str(file), "TenantID": "t", "ClientID": "c", **own}
+    return {"type": "azureBlob", "config": config}
 
 
-@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
-async def test_a_token_file_can_be_read_unless_a_pod_uses_the_volume(
-    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
+async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
+    tmp_path: Path, bounds: list[Bounds]
 ) -> None:
-    token = tmp_path / "tokens" / "token"
-    token.parent.mkdir()
-    token.write_text("{}")
-    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
-    async with open_private_run("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
-        assert bounds[0].read == (tmp_path / "v", token.parent)
+    environment = _environment(tmp_path, _azure(tmp_path), {})
+    async with _open("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
+        assert bounds[0].read == (tmp_path / "v", tmp_path / "tokens")
     with pytest.raises(RepositoryError, match="which is not possible for a volume that a pod uses: set keys in"):
-        async with open_private_run("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
+        async with _open("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
             pass
 
 
-@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
-async def test_a_token_file_of_another_storage_or_beside_keys_is_no_obstacle(
-    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
-) -> None:
-    (tmp_path / "token").write_text("{}")
-    key = {"s3": "accessKeyID", "azureBlob": "storageKey", "gcs": "credentials"}[kind]
-    for storage in ({"type": kind, "config": {key: "k"}}, {"type": "filesystem", "config": {"path": "/r"}}):
-        environment = _environment(tmp_path, storage, {variable: str(tmp_path / "token")})
-        async with open_private_run("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
-            assert bounds[-1].read == (tmp_path,)
-
-
-@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
-async def test_a_variable_that_names_no_file_is_no_obstacle(
-    tmp_path: Path, bounds: list[Bounds], kind: str, variable: str
-) -> None:
-    """The DaemonSet sets one for each provider, whether there is a Secret or not."""
-    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(tmp_path / "none")})
-    async with open_private_run("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
+async def test_a_token_file_beside_a_key_is_no_obstacle(tmp_path: Path, bounds: list[Bounds]) -> None:
+    environment = _environment(tmp_path, _azure(tmp_path, storageKey="k"), {})
+    async with _open("true", environment, VolumeAccess(tmp_path, in_use=True), _MEANS):
         assert bounds[-1].read == (tmp_path,)
 
 
-@pytest.mark.parametrize(("kind", "variable"), _TOKENS)
-async def test_the_jail_of_a_mover_pod_cannot_hold_a_token_file(tmp_path: Path, kind: str, variable: str) -> None:
-    """It is the scratch volume, and the file is elsewhere."""
-    volume, token = tmp_path / "scratch" / "volume", tmp_path / "tokens" / "token"
-    volume.mkdir(parents=True)
+async def test_what_replaces_token_files_can_be_read_once(tmp_path: Path, bounds: list[Bounds]) -> None:
+    """The token itself cannot be read at all."""
+    token, file = tmp_path / "tokens" / "token", tmp_path / "google.json"
     token.parent.mkdir()
-    token.write_text("{}")
-    environment = _environment(tmp_path, {"type": kind, "config": {}}, {variable: str(token)})
-    message = f"cannot confine kopia: {token.parent} is not in {volume.parent}, which would be its jail"
-    with pytest.raises(DataPathError, match=message):
-        async with open_private_run("true", environment, VolumeAccess(volume), Means(missing="x", chroot=True)):
-            pass
-
-
-@pytest.mark.parametrize("nested", [False, True], ids=["external account", "impersonated by one"])
-async def test_a_token_file_that_google_credentials_name_can_be_read_too(
-    tmp_path: Path, bounds: list[Bounds], nested: bool
-) -> None:
-    token, file = tmp_path / "tokens" / "token", tmp_path / "google" / "credentials.json"
-    for path in (token, file):
-        path.parent.mkdir()
-    token.write_text("t")
-    document = {"type": "external_account", "credential_source": {"file": str(token)}}
-    file.write_text(json.dumps({"source_credentials": document} if nested else document))
-    environment = _environment(tmp_path, {"type": "gcs", "config": {}}, {"GOOGLE_APPLICATION_CREDENTIALS": str(file)})
-    async with open_private_run("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
-        assert bounds[0].read == (tmp_path / "v", file.parent, token.parent)
-    with pytest.raises(RepositoryError, match="which is not possible for a volume that a pod uses"):
-        async with open_private_run("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
-            pass
+    token.write_text("token of the service account")
+    file.write_text(json.dumps({"type": "external_account", "credential_source": {"file": str(token)}}))
+    variables = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    environment = _environment(tmp_path, {"type": "gcs", "config": {"bucket": "b"}}, variables)
+    async with _open("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS) as run:
+        for name in ("repository.config.kopia-password", "repository.config"):
+            (run.home / name).read_bytes()
+        document = json.loads(Path(run.environment["GOOGLE_APPLICATION_CREDENTIALS"]).read_bytes())
+        assert list(run.home.iterdir()) == []
+        assert bounds[0].read == (tmp_path / "v",)
+    assert "file" not in document["credential_source"]
 
 
 async def _fail(environment: dict[str, str], program: str = "true") -> AgentError:
     with pytest.raises(AgentError) as raised:
-        async with open_private_run(program, environment, VolumeAccess(), _MEANS):
+        async with _open(program, environment, VolumeAccess(), _MEANS):
             pass
     return raised.value
 
@@ -287,7 +256,7 @@ async def test_a_volume_that_hangs_while_it_is_confined_to_does_not_block_the_mo
         with pytest.raises(TimeoutError):
             async with (
                 asyncio.timeout(0.1),
-                open_private_run("true", _environment(tmp_path, _S3, {}), VolumeAccess(tmp_path), _MEANS),
+                _open("true", _environment(tmp_path, _S3, {}), VolumeAccess(tmp_path), _MEANS),
             ):
                 raise AssertionError
     finally:

@@ -176,8 +176,8 @@ def test_a_directory_is_not_created_when_its_root_is_not_mounted(tmp_path: Path)
 def test_google_credentials_are_written_to_a_file(folder: WorkDir) -> None:
     secrets = LocationSecrets(CredentialsText('{"type": "service_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
-    assert access.arguments[-1] == f"--credentials-file={folder.path / 'google' / 'credentials.json'}"
-    assert (folder.path / "google" / "credentials.json").stat().st_mode & 0o777 == 0o600
+    assert access.arguments[-1] == f"--credentials-file={folder.path / 'google.json'}"
+    assert (folder.path / "google.json").stat().st_mode & 0o777 == 0o600
 
 
 def test_other_google_credentials_are_left_to_googles_library(folder: WorkDir) -> None:
@@ -185,8 +185,8 @@ def test_other_google_credentials_are_left_to_googles_library(folder: WorkDir) -
     secrets = LocationSecrets(CredentialsText('{"type": "external_account"}', "Secret velero/cloud"))
     access = build_storage(_location("velero.io/gcp"), "app", secrets=secrets, environment={}).access(folder)
     assert access.arguments == ["gcs", "--bucket=bkt", "--prefix=kopia/app/"]
-    assert access.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "google" / "credentials.json")}
-    assert (folder.path / "google" / "credentials.json").read_text() == '{"type": "external_account"}'
+    assert access.environment == {"GOOGLE_APPLICATION_CREDENTIALS": str(folder.path / "google.json")}
+    assert (folder.path / "google.json").read_text() == '{"type": "external_account"}'
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,36 @@ import json
 import re
 import subprocess
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from email.message import Message
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from tests.datamover.support.emulators import bearer_token
-from tests.datamover.support.internet import Answer, Request
+import pytest
 
-__all__ = ["ACCOUNT_PATH", "CLIENT", "CLIENT_SECRET", "TENANT", "AwsIdentities", "AzureIdentities", "GoogleIdentities"]
+from datamover.storage.aws import AwsRole
+from tests.datamover.support.emulators import bearer_token
+from tests.datamover.support.internet import Answer, Request, serve_internet
+from tests.datamover.support.s3proxy import Answer as Refusal
+from tests.datamover.support.s3server import S3Server
+from tests.testbed.pki import Authority
+
+__all__ = [
+    "ACCOUNT_PATH",
+    "CLIENT",
+    "CLIENT_SECRET",
+    "TENANT",
+    "AwsIdentities",
+    "AzureIdentities",
+    "GoogleFederation",
+    "GoogleIdentities",
+    "RoleOfPod",
+    "serve_role",
+]
 
 TENANT: Final = "11111111-2222-3333-4444-555555555555"
 CLIENT: Final = "66666666-7777-8888-9999-000000000000"
@@ -247,4 +267,121 @@ class AwsIdentities:
             and {"host", "x-amz-date"} <= set(names)
             and abs(age) < timedelta(minutes=15)
             and parts["Signature"] == hmac.digest(key, text.encode(), "sha256").hex()
+        )
+
+
+@dataclass
+class _Sessions:
+    """What a service has granted for a token; a storage accepts it for twice as long as it is said to be valid."""
+
+    token: str
+    lifetime: timedelta = timedelta(hours=1)
+    granted: dict[str, datetime] = field(default_factory=dict)
+    failures: int = 0
+
+    def _grant(self) -> tuple[str, datetime]:
+        session, now = f"session-{len(self.granted)}", datetime.now(UTC)
+        self.granted[session] = now + 2 * self.lifetime
+        return session, now + self.lifetime
+
+    def _check(self, session: str, refusal: Refusal) -> Refusal | None:
+        accepted = session in self.granted and datetime.now(UTC) < self.granted[session]
+        return None if accepted else refusal
+
+
+@dataclass
+class RoleOfPod(_Sessions):
+    """The role of a pod's service account, as AWS's token service grants it (IRSA), and EKS Pod Identity's agent.
+
+    Source: AWS Security Token Service API reference, AssumeRoleWithWebIdentity; EKS user guide, Pod Identity.
+    """
+
+    access_key: str = ""
+    secret_key: str = ""
+    arn: str = "arn:aws:iam::123456789012:role/backups"
+
+    def token_service(self, request: Request) -> Answer:
+        """Answer as sts.REGION.amazonaws.com."""
+        wanted = {
+            "Action": "AssumeRoleWithWebIdentity",
+            "Version": "2011-06-15",
+            "RoleArn": self.arn,
+            "WebIdentityToken": self.token,
+        }
+        if wanted.items() - request.form.items() or not request.form["RoleSessionName"]:
+            text = "Not authorized to perform sts:AssumeRoleWithWebIdentity"
+            return Answer(f"<ErrorResponse><Error><Code>AccessDenied</Code><Message>{text}</Message></Error>", 403)
+        session, until = self._grant()
+        return Answer(
+            '<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">'
+            f"<AssumeRoleWithWebIdentityResult><Audience>sts.amazonaws.com</Audience><Credentials>"
+            f"<AccessKeyId>{self.access_key}</AccessKeyId><SecretAccessKey>{self.secret_key}</SecretAccessKey>"
+            f"<SessionToken>{session}</SessionToken><Expiration>{until.isoformat()}</Expiration></Credentials>"
+            "</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>"
+        )
+
+    def agent(self, request: Request) -> Answer:
+        """Answer as 169.254.170.23."""
+        if self.failures:
+            self.failures -= 1
+            return Answer("", 503)
+        if (request.path, request.headers.get("authorization")) != ("/v1/credentials", self.token):
+            return Answer("", 403)
+        session, until = self._grant()
+        keys = {"AccessKeyId": self.access_key, "SecretAccessKey": self.secret_key, "Token": session}
+        return Answer({**keys, "AccountId": "123456789012", "Expiration": until.isoformat()})
+
+    def check(self, headers: Message) -> Refusal | None:
+        """Return the storage's answer to a request whose keys have expired."""
+        text = "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+        return self._check(headers.get("x-amz-security-token", ""), Refusal(400, text))
+
+
+@asynccontextmanager
+async def serve_role(s3: S3Server, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AwsRole]:
+    """Serve AWS's token service, and yield a role of the service account whose token has a directory of its own."""
+    file = folder / "identity" / "token"
+    file.parent.mkdir()
+    file.write_text("token-of-the-service-account")
+    role = RoleOfPod(file.read_text(), access_key=s3.access_key, secret_key=s3.secret_key)
+    authority = Authority(folder / "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.pair.certificate))
+    async with serve_internet(authority, monkeypatch) as internet:
+        internet.hosts["sts.amazonaws.com"] = role.token_service
+        yield AwsRole(role.arn, str(file))
+
+
+class GoogleFederation(_Sessions):
+    """Google's Security Token Service, which grants access for the token of another provider.
+
+    Source: Google Cloud IAM documentation, Security Token Service API, method token.
+    """
+
+    audience = "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/pool/providers/cluster"
+
+    def credentials_file(self, token_file: Path) -> str:
+        """Return the configuration that `gcloud iam workload-identity-pools create-cred-config` writes."""
+        return json.dumps(
+            {
+                "type": "external_account",
+                "audience": self.audience,
+                "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+                "token_url": "https://sts.googleapis.com/v1/token",
+                "credential_source": {"file": str(token_file)},
+            }
+        )
+
+    def token_service(self, request: Request) -> Answer:
+        """Answer as sts.googleapis.com."""
+        form = request.form
+        if (form["audience"], form["subject_token"]) != (self.audience, self.token):
+            return Answer({"error": "invalid_grant", "error_description": "The token is not accepted."}, 400)
+        session, _ = self._grant()
+        seconds = int(self.lifetime.total_seconds())
+        return Answer({"access_token": session, "token_type": "Bearer", "expires_in": seconds})
+
+    def check(self, headers: Message) -> Refusal | None:
+        """Return the storage's answer to a request whose token has expired."""
+        return self._check(
+            headers.get("authorization", "").removeprefix("Bearer "), Refusal(401, "Invalid Credentials")
         )

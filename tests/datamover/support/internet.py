@@ -68,10 +68,10 @@ Service = Callable[[Request], Answer]
 
 @dataclass
 class Internet:
-    """Who answers for which host: a port on loopback that speaks TLS itself, or a service."""
+    """Who answers for which host: a port on loopback that speaks TLS, a URL there that does not, or a service."""
 
     authority: Authority
-    hosts: dict[str, int | Service] = field(default_factory=dict)
+    hosts: dict[str, int | str | Service] = field(default_factory=dict)
     connected: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
@@ -100,8 +100,11 @@ class Internet:
             writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             if isinstance(behind, int):
                 await _relay((reader, writer), await asyncio.open_connection("127.0.0.1", behind))
+                return
+            await writer.start_tls(self.context(host))
+            if isinstance(behind, str):
+                await _relay((reader, writer), await asyncio.open_connection("127.0.0.1", urlsplit(behind).port))
             else:
-                await writer.start_tls(self.context(host))
                 await _serve_once(behind, reader, writer, host)
         except (asyncio.IncompleteReadError, OSError):
             pass

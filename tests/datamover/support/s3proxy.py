@@ -1,18 +1,20 @@
 """A proxy before an S3 server that delays or refuses requests, as a storage does that is slow, busy or restarting."""
 
-import http.client
 import os
 import socket
+import ssl
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from email.message import Message
 from email.utils import format_datetime, parsedate_to_datetime
 from enum import Enum, auto
 from http import HTTPStatus
+from http.client import HTTPConnection, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -53,8 +55,8 @@ class S3Proxy:
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
     text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `stored_bytes` is
     the size of all objects that were written. At `hold_bytes` writes begin to wait (`holding`) until that is 0 again.
-    `skew` is how far the storage's clock is ahead. `clock` is that clock, if it is not the machine's: objects get its
-    time when they are written.
+    `skew` is how far the storage's clock is ahead. `check` returns what refuses a request with such headers. `clock` is
+    the storage's clock, if it is not the machine's: objects get its time when they are written.
     """
 
     server: S3Server
@@ -67,6 +69,7 @@ class S3Proxy:
     seconds_per_request: float = 0.0
     skew: timedelta = timedelta()
     clock: Clock | None = None
+    check: Callable[[Message], Answer | None] | None = None
     requests: list[str] = field(default_factory=list)
     stored_bytes: int = 0
     hold_bytes: int = 0
@@ -171,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
     # Else the body of an answer waits for the acknowledgment of its headers, 40 ms each.
     disable_nagle_algorithm = True
     proxy: S3Proxy
-    upstream: http.client.HTTPConnection | None = None
+    upstream: HTTPConnection | None = None
 
     def handle_one_request(self) -> None:
         if self.proxy.fault is Fault.RESET:
@@ -183,15 +186,13 @@ class _Handler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def _forward(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        proxy = self.proxy
+        body, proxy = self._read_body(), self.proxy
         proxy.requests.append(self.requestline)
+        refusal = proxy.check(self.headers) if proxy.check is not None else None
         proxy.delay(self.path)
         if self.command == "PUT":
             proxy.hold()
-        if self.command == "PUT":
-            proxy.hold()
-        fault = _DENIAL if proxy.denied and proxy.denied in self.requestline else proxy.fault
+        fault = refusal or (_DENIAL if proxy.denied and proxy.denied in self.requestline else proxy.fault)
         if isinstance(fault, Answer):
             self._answer(fault.status, [], fault.body.encode())
             return
@@ -201,8 +202,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if self.upstream is None:
-            self.upstream = http.client.HTTPConnection(proxy.server.url.removeprefix("http://"))
-        self.upstream.request(self.command, self.path, body, dict(self.headers.items()))
+            scheme, _, address = proxy.server.url.partition("://")
+            # The certificate is that of the storage's real name.
+            tls = ssl._create_unverified_context()
+            self.upstream = HTTPConnection(address) if scheme == "http" else HTTPSConnection(address, context=tls)
+        sent = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}
+        self.upstream.request(self.command, self.path, body, sent)
         answer = self.upstream.getresponse()
         if self.command == "PUT" and answer.status == HTTPStatus.OK:
             proxy.stamp(self.path)
@@ -211,6 +216,16 @@ class _Handler(BaseHTTPRequestHandler):
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]
         shown = [(name, self._shift(value) if name.lower() == "last-modified" else value) for name, value in kept]
         self._answer(answer.status, shown, answer.read())
+
+    def _read_body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        chunks = []
+        while size := int(self.rfile.readline(), 16):
+            chunks.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(chunks)
 
     def _shift(self, time_text: str) -> str:
         return format_datetime(parsedate_to_datetime(time_text) + self.proxy.skew, usegmt=True)

@@ -1,0 +1,166 @@
+"""What kopia gets in the place of a file with a token, which a link in a volume could name.
+
+The identities of managed clusters are such files: kopia's libraries open them again and again, since what they are
+exchanged for expires. This process reads them instead. kopia asks it for AWS's keys and Google's tokens on the loopback
+interface, as it would ask a service of the cloud; Azure's library has no such way, so kopia gets a signature for the
+container.
+Source: kopia 0.23.1, repo/blob/s3, gcs and azure; minio-go 7.2.0, pkg/credentials/iam_aws.go and assume_role.go;
+cloud.google.com/go/auth 0.20, credentials/detect.go and internal/externalaccount/url_provider.go.
+"""
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from core.clock import Clock
+from core.errors import RepositoryError, StorageOutageError
+from core.models.base import JsonDict
+from core.redact import Redactor
+from datamover.storage.aws import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
+from datamover.storage.credentials import GOOGLE_FILE, google_token_file, read_inherited
+from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
+
+__all__ = ["Replacement", "azure_token_file", "replace_token_files"]
+
+_OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecret", "clientCertificate", "credentials")
+"""Secrets in the configuration of a storage, which take precedence over a token file."""
+
+_AWS_HEADER: Final = "x-amz-security-token"
+_GOOGLE_HEADER: Final = "authorization"
+
+_WITHIN: Final = timedelta(seconds=30)
+"""How long one request is repeated: kopia waits a minute for an answer, and then asks again."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What replaces a token file: the configuration of the storage, and files that kopia reads once, by variable."""
+
+    config: JsonDict = field(repr=False)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@asynccontextmanager
+async def replace_token_files(
+    storage: JsonDict, environment: Mapping[str, str], *, redactor: Redactor, clock: Clock
+) -> AsyncIterator[Replacement]:
+    """Yield what kopia needs in the place of token files; it is valid during the block.
+
+    Args:
+        storage: the `storage` object of kopia's configuration, with the keys that it has.
+        environment: of kopia.
+        redactor: learns the secrets.
+
+    Raises:
+        RepositoryError: a credentials file of Google cannot be read.
+    """
+    config: JsonDict = storage["config"]
+    replace = _REPLACE.get(storage["type"])
+    if replace is None or any(config.get(key) for key in _OWN_CREDENTIALS):
+        yield Replacement(config)
+        return
+    async with replace(config, environment, redactor, clock) as replacement:
+        yield replacement
+
+
+@asynccontextmanager
+async def _replace_for_s3(
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock
+) -> AsyncIterator[Replacement]:
+    request = _find_aws_request(environment, redactor)
+    if request is None:
+        yield Replacement(config)
+        return
+
+    async def answer() -> LoopbackAnswer:
+        from datamover.storage.aws_grants import encode_refusal  # noqa: PLC0415 - few locations need it
+        from datamover.storage.token_requests import request_grant  # noqa: PLC0415
+
+        try:
+            grant = await request_grant(request, clock, within=_WITHIN, name="aws-keys")
+        except RepositoryError as e:
+            passing = isinstance(e, StorageOutageError)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if passing else HTTPStatus.FORBIDDEN
+            return LoopbackAnswer(encode_refusal(redactor.redact(str(e))), status)
+        return LoopbackAnswer(grant)
+
+    async with serve_on_loopback(_AWS_HEADER, answer) as loopback:
+        redactor.add(loopback.secret)
+        # kopia signs its request with these keys; the service reads the session token alone.
+        role = AwsAssumedRole("loopback", AwsKeys("loopback", loopback.secret, loopback.secret), profile="")
+        yield Replacement(config | role.config | {"roleEndpoint": loopback.url})
+
+
+def _find_aws_request(environment: Mapping[str, str], redactor: Redactor) -> Callable[[], bytes] | None:
+    """Return what requests keys for a token file, in the precedence of kopia's library; None: there is no such file."""
+    role = find_aws_identity(None, environment)
+    url = environment.get("AWS_CONTAINER_CREDENTIALS_FULL_URI", "")
+    file = environment.get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "")
+    if isinstance(role, AwsRole) and Path(role.token_file).is_file():
+        from datamover.storage.aws_grants import assume_role  # noqa: PLC0415 - few locations need it
+
+        return partial(assume_role, role, _read_authority(environment), redactor)
+    if url and Path(file).is_file() and not environment.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"):
+        from datamover.storage.aws_grants import ask_node  # noqa: PLC0415
+
+        return partial(ask_node, url, file, redactor)
+    return None
+
+
+def _read_authority(environment: Mapping[str, str]) -> bytes:
+    """Return the authority that kopia trusts in addition to those of the system."""
+    file = Path(environment.get("SSL_CERT_FILE", ""))
+    return file.read_bytes() if file.is_file() else b""
+
+
+@asynccontextmanager
+async def _replace_for_google(
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, _clock: Clock
+) -> AsyncIterator[Replacement]:
+    source = read_inherited(environment, GOOGLE_FILE)
+    if source is None:
+        yield Replacement(config)
+        return
+    file = google_token_file(source)
+    if not file:
+        yield Replacement(config, {GOOGLE_FILE: source.text.encode()})
+        return
+
+    async def answer() -> LoopbackAnswer:
+        return _read_subject_token(Path(file))
+
+    async with serve_on_loopback(_GOOGLE_HEADER, answer) as loopback:
+        redactor.add(loopback.secret)
+        document = json.loads(source.text)
+        origin = document.get("source_credentials", document)["credential_source"]
+        del origin["file"]
+        origin |= {"url": loopback.url, "headers": {_GOOGLE_HEADER: loopback.secret}}
+        yield Replacement(config, {GOOGLE_FILE: json.dumps(document).encode()})
+
+
+def _read_subject_token(file: Path) -> LoopbackAnswer:
+    """Return the content of a file as kopia's library reads it."""
+    try:
+        return LoopbackAnswer(file.read_bytes().strip())
+    except OSError as e:
+        text = f"credential_source.file: cannot read {file}: {e.strerror}"
+        return LoopbackAnswer(text.encode(), HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def azure_token_file(storage: JsonDict) -> str | None:
+    """Return the file with a federated token that kopia opens by itself, again and again; None: there is none."""
+    config = storage["config"]
+    file = config.get("azureFederatedTokenFile", "")
+    own = any(config.get(key) for key in _OWN_CREDENTIALS)
+    return file if file and not own and Path(file).is_file() else None
+
+
+_Replace = Callable[[JsonDict, Mapping[str, str], Redactor, Clock], AbstractAsyncContextManager[Replacement]]
+_REPLACE: Final[Mapping[str, _Replace]] = {"s3": _replace_for_s3, "gcs": _replace_for_google}
+"""Keyed by kopia's type of storage."""

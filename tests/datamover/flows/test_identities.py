@@ -1,0 +1,149 @@
+"""Pod volumes with the identities of managed clusters, in transfers that outlast what these are exchanged for."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from datamover.bandwidth.requests import RequestHead
+from datamover.storage import loopback
+from tests.datamover.support.emulators import run_fake_gcs
+from tests.datamover.support.identities import GoogleFederation, RoleOfPod
+from tests.datamover.support.internet import Internet, serve_internet, serve_plain
+from tests.datamover.support.pods import MoverPod
+from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+from tests.datamover.support.trees import describe_tree
+from tests.support.fakekube import FakeKube
+from tests.testbed.pki import Authority
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+_TOKEN = "token-of-the-service-account"
+_REGION = "eu-west-1"
+_LIFETIMES = pytest.mark.parametrize("seconds", [1, 30])
+"""How long what is granted is said to be valid; the storage refuses it after twice that time."""
+
+
+@dataclass
+class _Bed:
+    """A pod with a token file, and a storage that becomes slow once kopia has asked the mover, `asked` times."""
+
+    pod: MoverPod
+    internet: Internet
+    token_file: Path
+    proxy: S3Proxy
+    asked: int = 0
+    latency_seconds: float = 0.0
+
+    def watch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        knows = loopback._knows
+
+        def notice(head: RequestHead, header: str, secret: str) -> bool:
+            self.asked += 1
+            self.proxy.latency_seconds = self.latency_seconds
+            return knows(head, header, secret)
+
+        monkeypatch.setattr(loopback, "_knows", notice)
+
+    async def transfer(self, tree: Path, seconds: int) -> None:
+        """Check that each transfer outlasts what it was granted first."""
+        pod = self.pod
+        pod.put_repository()
+        assert await pod.init() == 0, pod.message
+        pod.put_repository(phase="Ready")
+        # A backup makes more than ten requests, one after the other, and a restore three.
+        pod.put_transfer("PodVolumeBackup")
+        await self._run("pod-volume-backup", tree, seconds * 0.25)
+        pod.put_transfer("PodVolumeRestore", snapshotID=pod.result["snapshotID"])
+        target = pod.folder / "target"
+        target.mkdir()
+        await self._run("pod-volume-restore", target, seconds * 0.8)
+        restored = {name: found for name, found in describe_tree(target).items() if not name.startswith(".velero")}
+        assert restored == describe_tree(tree)
+
+    async def _run(self, flag: str, volume: Path, latency_seconds: float) -> None:
+        self.asked, self.latency_seconds, self.proxy.latency_seconds = 0, latency_seconds, 0.0
+        assert await self.pod.run(flag, volume) == 0, self.pod.message
+        assert self.asked > 1
+
+
+@pytest.fixture
+async def bed(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[_Bed]:
+    file = tmp_path / "identity" / "token"
+    file.parent.mkdir()
+    file.write_text(_TOKEN)
+    authority = Authority(tmp_path / "authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.pair.certificate))
+    with run_s3_proxy(s3) as proxy:
+        async with serve_internet(authority, monkeypatch) as internet:
+            bed = _Bed(MoverPod(FakeKube(), tmp_path), internet, file, proxy)
+            bed.watch(monkeypatch)
+            yield bed
+
+
+@pytest.fixture(params=["irsa", "pod identity"])
+async def role(request: pytest.FixtureRequest, bed: _Bed, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RoleOfPod]:
+    """The role of a service account, as the webhooks of EKS configure it."""
+    server = bed.proxy.server
+    role = RoleOfPod(_TOKEN, access_key=server.access_key, secret_key=server.secret_key)
+    bed.proxy.check = role.check
+    config = {"s3Url": bed.proxy.url, "region": "us-east-1"}
+    bed.pod.put_location(config, bucket=server.make_bucket(f"by-{request.param.replace(' ', '-')}"))
+    if request.param == "irsa":
+        bed.internet.hosts[f"sts.{_REGION}.amazonaws.com"] = role.token_service
+        monkeypatch.setenv("AWS_ROLE_ARN", role.arn)
+        monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(bed.token_file))
+        monkeypatch.setenv("AWS_REGION", _REGION)
+        yield role
+        return
+    async with serve_plain(role.agent) as url:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{url}/v1/credentials")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(bed.token_file))
+        yield role
+
+
+@pytest.mark.interop(
+    "1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "S3 (versitygw): IRSA; EKS Pod Identity"
+)
+@pytest.mark.sample("irsa-1")
+@_LIFETIMES
+async def test_transfers_of_pod_volumes_outlast_the_keys_of_a_role(
+    bed: _Bed, tree: Path, role: RoleOfPod, seconds: int
+) -> None:
+    role.lifetime = timedelta(seconds=seconds)
+    await bed.transfer(tree, seconds)
+
+
+@pytest.fixture
+def federation(bed: _Bed, tmp_path: Path) -> Iterator[GoogleFederation]:
+    """A credentials file that names a token file, and Google Cloud Storage."""
+    federation, folder = GoogleFederation(_TOKEN), tmp_path / "gcs"
+    folder.mkdir()
+    with run_fake_gcs(folder, bed.internet.certificate("storage.googleapis.com")) as server:
+        server.make_bucket("identity")
+        with run_s3_proxy(S3Server(f"https://127.0.0.1:{server.port}", folder)) as proxy:
+            bed.proxy, proxy.check = proxy, federation.check
+            bed.internet.hosts["storage.googleapis.com"] = proxy.url
+            bed.internet.hosts["sts.googleapis.com"] = federation.token_service
+            bed.pod.put_secret("cloud", "key", federation.credentials_file(bed.token_file))
+            cloud = {"name": "cloud", "key": "key"}
+            bed.pod.put_location({}, provider="velero.io/gcp", bucket="identity", credential=cloud)
+            yield federation
+
+
+@pytest.mark.interop(
+    "1.18.2",
+    "ours to ours",
+    "PodVolumeBackup, PodVolumeRestore",
+    "Google Cloud Storage (fake-gcs-server): workload identity federation",
+)
+@pytest.mark.sample("1")
+@_LIFETIMES
+async def test_transfers_of_pod_volumes_outlast_a_federated_token_of_google(
+    bed: _Bed, tree: Path, federation: GoogleFederation, seconds: int
+) -> None:
+    federation.lifetime = timedelta(seconds=seconds)
+    await bed.transfer(tree, seconds)

@@ -1,0 +1,145 @@
+"""What replaces a token file for each storage, and what needs no replacement."""
+
+import asyncio
+import json
+from functools import partial
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from core.clock import SystemClock
+from core.models.base import JsonDict
+from core.redact import Redactor
+from datamover.storage.token_files import azure_token_file, replace_token_files
+from tests.datamover.support.identities import RoleOfPod
+from tests.datamover.support.internet import serve_plain
+
+_S3: JsonDict = {"type": "s3", "config": {"bucket": "b", "accessKeyID": "", "secretAccessKey": "", "sessionToken": ""}}
+_TOKEN = "token-of-the-service-account"
+_replace = partial(replace_token_files, redactor=Redactor(), clock=SystemClock())
+
+
+class _QuickClock(SystemClock):
+    """A clock whose pauses take no time, and count as much as they were to take."""
+
+    slept = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.slept
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept += seconds
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    file = tmp_path / "token"
+    file.write_text(f"{_TOKEN}\n")
+    return file
+
+
+def _ask(url: str, headers: dict[str, str]) -> tuple[int, str]:
+    try:
+        with urlopen(Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as e:
+        with e:
+            return e.code, e.read().decode()
+
+
+async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token(token_file: Path) -> None:
+    role = RoleOfPod(_TOKEN, access_key="key", secret_key="secret-of-the-role")
+    redactor = Redactor()
+    async with serve_plain(role.agent) as url:
+        environment = {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token_file),
+        }
+        async with _replace(_S3, environment, redactor=redactor) as replacement:
+            config = replacement.config
+            assert config["bucket"] == "b"
+            headers = {"X-Amz-Security-Token": config["sessionToken"]}
+            status, granted = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+            token_file.write_text("another token")
+            refused = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+    assert (status, "<SecretAccessKey>secret-of-the-role</SecretAccessKey>" in granted) == (200, True)
+    assert refused[0] == 403
+    assert f"cannot get keys of this pod&#x27;s role with the token in {token_file}: 127.0.0.1" in refused[1]
+    secrets = (_TOKEN, "secret-of-the-role", "session-0", config["sessionToken"])
+    assert not any(secret in redactor.redact(" ".join(secrets)) for secret in secrets)
+
+
+@pytest.mark.parametrize("failures", [1, 100])
+async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(token_file: Path, failures: int) -> None:
+    role = RoleOfPod(_TOKEN, failures=failures)
+    clock = _QuickClock()
+    async with serve_plain(role.agent) as url:
+        environment = {
+            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials",
+            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token_file),
+        }
+        async with _replace(_S3, environment, clock=clock) as replacement:
+            config = replacement.config
+            headers = {"X-Amz-Security-Token": config["sessionToken"]}
+            status, text = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+    # kopia's errors name the outage.
+    assert (status, "503 " in text) == ((200, False) if failures == 1 else (503, True))
+    assert clock.slept < 60
+
+
+@pytest.mark.parametrize(
+    ("environment", "keys"),
+    [
+        ({"AWS_ROLE_ARN": "arn", "AWS_WEB_IDENTITY_TOKEN_FILE": "{token}"}, {"accessKeyID": "k"}),
+        ({"AWS_ROLE_ARN": "arn", "AWS_WEB_IDENTITY_TOKEN_FILE": "{token}-missing"}, {}),
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://127.0.0.1:9"}, {}),
+        ({"GOOGLE_APPLICATION_CREDENTIALS": "{token}"}, {}),
+    ],
+    ids=["keys", "no such file", "no token", "file of another provider"],
+)
+async def test_what_needs_no_replacement_is_left_as_it_is(
+    token_file: Path, environment: dict[str, str], keys: dict[str, str]
+) -> None:
+    """The DaemonSet sets a variable for each provider, whether there is a Secret or not."""
+    given = {name: value.format(token=token_file) for name, value in environment.items()}
+    config = {**_S3["config"], **keys}
+    async with _replace({"type": "s3", "config": config}, given) as replacement:
+        assert (replacement.config, replacement.files) == (config, {})
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["external account", "impersonated by one"])
+async def test_googles_library_gets_a_url_in_the_place_of_a_file(
+    tmp_path: Path, token_file: Path, nested: bool
+) -> None:
+    origin = {"file": str(token_file), "format": {"type": "text"}}
+    account: JsonDict = {"type": "external_account", "audience": "a", "credential_source": origin}
+    file = tmp_path / "google.json"
+    file.write_text(json.dumps({"source_credentials": account} if nested else account))
+    environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    async with _replace({"type": "gcs", "config": {}}, environment) as replacement:
+        document = json.loads(replacement.files["GOOGLE_APPLICATION_CREDENTIALS"])
+        found = document["source_credentials"] if nested else document
+        source = found["credential_source"]
+        answer = await asyncio.to_thread(_ask, source["url"], source["headers"])
+        token_file.unlink()
+        missing = await asyncio.to_thread(_ask, source["url"], source["headers"])
+    assert answer == (200, _TOKEN)
+    assert missing == (500, f"credential_source.file: cannot read {token_file}: No such file or directory")
+    assert (found["audience"], source["format"]) == ("a", {"type": "text"})
+
+
+async def test_a_google_file_without_a_token_file_is_passed_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "google.json"
+    file.write_text('{"type": "authorized_user", "refresh_token": "r"}')
+    environment = {"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+    async with _replace({"type": "gcs", "config": {}}, environment) as replacement:
+        assert replacement.files == {"GOOGLE_APPLICATION_CREDENTIALS": file.read_bytes()}
+
+
+def test_a_federated_token_file_of_azure_is_used_unless_there_is_a_secret(token_file: Path) -> None:
+    config = {"azureFederatedTokenFile": str(token_file)}
+    assert azure_token_file({"type": "azureBlob", "config": config}) == str(token_file)
+    for other in ({"sasToken": "s"}, {"azureFederatedTokenFile": f"{token_file}-missing"}):
+        assert azure_token_file({"type": "azureBlob", "config": config | other}) is None
