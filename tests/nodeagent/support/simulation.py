@@ -160,10 +160,11 @@ class Controllers(ABC):
                 await self.client.delete(VOLUME_SNAPSHOT_CONTENTS, "", content["metadata"]["name"])
 
     async def _claims(self) -> None:
-        """Provision the PVCs that the agent has created; those of workloads stay pending."""
+        """Provision the PVCs that an agent has created, also Velero's; those of workloads stay pending."""
         for claim in await self._all(PERSISTENT_VOLUME_CLAIMS):
             meta, spec = claim["metadata"], claim["spec"]
-            if OWNER_UID_LABEL not in meta.get("labels", {}) or spec.get("volumeName"):
+            owned = OWNER_UID_LABEL in meta.get("labels", {}) or meta.get("ownerReferences")
+            if not owned or spec.get("volumeName"):
                 continue
             name = f"pvc-{meta['uid']}"
             reference = {key: meta[key] for key in ("namespace", "name", "uid")}

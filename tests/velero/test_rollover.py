@@ -1,0 +1,200 @@
+"""A DaemonSet is rolled over from Velero's agent to this one, and back: each carries on what the other accepted.
+
+On a real API server with Velero's own agent. Storage, scheduler, kubelet and data movers are simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from core.kube.errors import AlreadyExistsError
+from core.kube.resources import (
+    DATA_UPLOADS,
+    NODES,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    PODS,
+    STORAGE_CLASSES,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+)
+from tests.crash.controllers import RealCluster
+from tests.crash.worlds import World, open_client
+from tests.nodeagent.support.dispatching import agent_pod, cluster_node
+from tests.nodeagent.support.harness import Fuse
+from tests.nodeagent.support.transfers import NODE
+from tests.support.apiserver import run_apiserver
+from tests.velero.agent import running_agent
+from tests.velero.server import apply_definitions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from core.kube.client import KubeClient
+    from core.kube.resources import Resource
+    from core.models.base import JsonDict
+    from tests.support.apiserver import ApiServer
+    from tests.testbed.processes import Component
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+_VERSION = "1.18.2"
+_VELEROS = "node-of-velero"
+_MINUTES = 120
+
+
+class _Cluster(RealCluster):
+    """The controllers, as Velero's agent reads them: a container has the name that its pod says."""
+
+    async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
+        if resource is PODS:
+            (container,) = obj["spec"]["containers"]
+            named = [each | {"name": container["name"]} for each in status.get("containerStatuses", [])]
+            status = status | ({"containerStatuses": named} if named else {})
+        await super()._set_status(resource, obj, status)
+
+
+class _World(World):
+    """A DataUpload, the agent of `NODE`, and one of Velero's on another node."""
+
+    folder: Path
+    cluster: RealCluster
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        pod = self._put(agent_pod(_VELEROS, annotations={}), self.namespace)
+        pod["spec"]["containers"] = [{"name": "agent", "image": "none"}]
+        await self._create(PODS, pod)
+        for node in (NODE, _VELEROS):
+            manifest = cluster_node(node)
+            manifest["metadata"]["labels"] = {"kubernetes.io/os": "linux"}
+            await self._share(NODES, manifest)
+        meta = {"name": "hostpath"}
+        base = {"apiVersion": STORAGE_CLASSES.api_version, "kind": STORAGE_CLASSES.kind}
+        await self._share(STORAGE_CLASSES, {**base, "metadata": meta, "provisioner": "hostpath.csi.k8s.io"})
+
+    async def _share(self, resource: Resource, obj: JsonDict) -> None:
+        """Create an object that all worlds have in common."""
+        with suppress(AlreadyExistsError):
+            await self._create(resource, obj)
+
+    async def begin(self) -> None:
+        await super().begin()
+        claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, self.space, self.transfer["spec"]["sourcePVC"])
+        reference = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "claimRef": reference,
+            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "source"},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "",
+        }
+        meta = {"name": claim["spec"]["volumeName"]}
+        volume = {"apiVersion": "v1", "kind": PERSISTENT_VOLUMES.kind, "metadata": meta, "spec": spec}
+        await self.client.create(PERSISTENT_VOLUMES, volume)
+        for reason in ("Data-Path-Started", "Data-Path-Stopped"):
+            # Velero's agent waits for them; the simulated mover records progress alone.
+            await self.cluster.record(self.transfer, "{}", reason=reason)
+
+    async def until(self, condition: Callable[[JsonDict], bool], velero: Component | None = None) -> JsonDict:
+        """Return the transfer once `condition` holds for it."""
+        async with asyncio.timeout(_MINUTES):
+            while True:
+                found = await self.client.get(DATA_UPLOADS, self.namespace, self.name)
+                if condition(found):
+                    return found
+                if velero is not None:
+                    assert velero.process.poll() is None, velero.log.read_text()
+                await asyncio.sleep(0.2)
+
+    @asynccontextmanager
+    async def our_agent(self) -> AsyncIterator[None]:
+        """Run our agent until the end of the block."""
+        task = asyncio.create_task(self.play(Fuse()), name="our agent")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def until_clean(self, velero: Component | None = None) -> JsonDict:
+        """Return the transfer once it is final, and nothing that an expose creates is left."""
+        done = await self.until(lambda found: "completionTimestamp" in found.get("status", {}), velero)
+        async with asyncio.timeout(_MINUTES):
+            while await self.left():
+                await asyncio.sleep(0.2)
+        return done
+
+    async def left(self) -> list[str]:
+        """Return the kinds of which an object exists that an expose has created."""
+        kinds = (PODS, PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
+        found = [await self.client.read(kind, self.namespace if kind.namespaced else "", self.name) for kind in kinds]
+        return [one["kind"] for one in found if one is not None]
+
+
+@pytest.fixture(scope="module")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with run_apiserver() as server:
+        apply_definitions(_VERSION, server, tmp_path_factory.mktemp("velero"))
+        yield server
+
+
+@pytest.fixture
+async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
+    async with open_client(apiserver) as client:
+        yield client
+
+
+@pytest.fixture
+async def world(client: KubeClient, apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[_World]:
+    world = _World(apiserver, client, "DataUpload")
+    world.folder, world.cluster = tmp_path / "velero", _Cluster(client)
+    controllers = asyncio.create_task(world.cluster.run(), name="controllers")
+    yield world
+    controllers.cancel()
+    await asyncio.wait({controllers})
+
+
+@pytest.mark.parametrize("velero_stays", [True, False], ids=["beside Velero's", "after Velero's"])
+async def test_we_carry_on_what_velero_accepted(world: _World, velero_stays: bool) -> None:
+    await world.prepare()
+    with running_agent(_VERSION, world.apiserver, world.folder, namespace=world.namespace, node=_VELEROS) as velero:
+        world.cluster.not_starting.add(world.namespace)
+        await world.begin()
+        accepted = await world.until(lambda found: found.get("status", {}).get("phase") == "Accepted", velero)
+        assert accepted["status"]["acceptedByNode"] == _VELEROS
+        async with asyncio.timeout(_MINUTES):
+            while "Pod" not in await world.left():
+                await asyncio.sleep(0.2)
+        if velero_stays:
+            async with world.our_agent():
+                world.cluster.not_starting.clear()
+                done = await world.until_clean(velero)
+    if not velero_stays:
+        async with world.our_agent():
+            world.cluster.not_starting.clear()
+            done = await world.until_clean()
+    status = done["status"]
+    assert (status["phase"], status["node"], status["snapshotID"]) == ("Completed", NODE, "kopia-1")
+
+
+async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
+    """Our mover pod is on the node of Velero's agent, which finishes the transfer as its own."""
+    await world.prepare()
+    world.cluster.node = _VELEROS
+    world.cluster.not_starting.add(world.namespace)
+    async with world.our_agent():
+        await world.begin()
+        accepted = await world.until(lambda found: found.get("status", {}).get("phase") == "Accepted")
+        assert accepted["status"]["acceptedByNode"] == NODE
+        with running_agent(_VERSION, world.apiserver, world.folder, namespace=world.namespace, node=_VELEROS) as velero:
+            world.cluster.not_starting.clear()
+            done = await world.until_clean(velero)
+    status = done["status"]
+    assert (status["phase"], status["node"], status["snapshotID"]) == ("Completed", _VELEROS, "kopia-1")
