@@ -153,8 +153,9 @@ class MoverArgs:
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
     for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
     snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
-    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `options` are flags
-    of one verb only.
+    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. With
+    `require_attributes`, a restore fails if the target does not take owners, modes and times. `options` are flags of
+    one verb only.
     """
 
     verb: MoverVerb
@@ -168,6 +169,7 @@ class MoverArgs:
     cluster: str = ""
     compression: str = ""
     ignore_files: bool = False
+    require_attributes: bool = False
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -189,11 +191,11 @@ class MoverArgs:
             "log-level": self.log_level,
             "log-format": self.log_format,
         }
-        switches = ["--ignore-files"] if self.ignore_files else []
+        switches = {"ignore-files": self.ignore_files, "require-attributes": self.require_attributes}
         return [
             str(self.verb),
             *(f"--{flag}={value}" for flag, value in flags.items() if value),
-            *switches,
+            *(f"--{switch}" for switch, on in switches.items() if on),
             *self.options,
         ]
 
@@ -252,10 +254,20 @@ class BackupResult(WireModel):
 
 
 class RestoreResult(WireModel):
-    """The termination message of a restore that succeeded; sizes in bytes."""
+    """The termination message of a restore that succeeded; sizes in bytes.
+
+    The last two are ours. `note` is what the user should know, for `status.message`: the target did not take the owner,
+    mode or time of `unset` entries.
+    """
 
     target: VolumePath
     total_bytes: Int64 = 0
+    note: str | UnsetType = UNSET
+    unset: Int64 | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        """Cut the text, so that the termination message has room for it."""
+        cut_texts(self, note=_NOTE_BYTES)
 
 
 class InitResult(WireModel):

@@ -14,11 +14,13 @@ __all__ = [
     "DataPathError",
     "ExposeError",
     "FencedError",
+    "IncompleteRestoreError",
     "KopiaCrashError",
     "KopiaError",
     "RepositoryError",
     "ResultError",
     "StorageOutageError",
+    "UnsetAttributesError",
 ]
 
 
@@ -82,6 +84,18 @@ class FencedError(DataPathError):
     """The data mover ended itself, because another one may write to its volume by now."""
 
     exit_code = 17
+
+
+class IncompleteRestoreError(DataPathError):
+    """The target of a restore refused some entries; all others are restored."""
+
+    exit_code = 18
+
+
+class UnsetAttributesError(DataPathError):
+    """All data is restored, but the target did not take the owner, mode or time of some entries."""
+
+    exit_code = 19
 
 
 class ResultError(DataPathError):

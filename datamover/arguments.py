@@ -57,6 +57,7 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
+    `require_attributes`: owners, modes and times that the target does not take fail a restore.
     """
 
     kind_flag: str
@@ -68,6 +69,7 @@ class PodOptions:
     cluster: str = ""
     compression: Compression = Compression.NONE
     ignore_files: bool = False
+    require_attributes: bool = False
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -380,6 +382,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         cluster=getattr(parsed, "cluster", ""),
         compression=getattr(parsed, "compression", Compression.NONE),
         ignore_files=getattr(parsed, "ignore_files", False),
+        require_attributes=getattr(parsed, "require_attributes", False),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
     )

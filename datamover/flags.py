@@ -60,7 +60,8 @@ examples:
 exit codes:
   0 success   1 API request, maintenance or internal error   2 invalid usage or configuration   10 data path failed
   11 kopia failed   12 repository unusable   14 canceled, or stopped by a signal
-  15 kopia was killed, or crashed   16 the storage does not answer   17 another attempt may write to the volume"""
+  15 kopia was killed, or crashed   16 the storage does not answer   17 another attempt may write to the volume
+  18 the target refused files, all others are restored   19 it did not take owners, modes or times of files"""
 
 
 class _RaisingParser(argparse.ArgumentParser):
@@ -335,6 +336,12 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         "--volume-path", metavar="PATH", default="", help="mount path of the volume, or path of the device"
     )
     _add_volume_mode(group)
+    if verb is MoverVerb.RESTORE:
+        group.add_argument(
+            "--require-attributes",
+            action="store_true",
+            help="fail if the target does not take the owner, mode or time of a file (default: report it)",
+        )
     group.add_argument(
         "--cache-volume-path",
         metavar="PATH",

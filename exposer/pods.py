@@ -168,6 +168,7 @@ def _build_args(
         cache_limit_mib=cache.limit_mib if cache else 0,
         attempt=owner.attempt,
         cluster=options.cluster if verb is MoverVerb.BACKUP else "",
+        require_attributes=options.require_attributes and verb is MoverVerb.RESTORE,
         resource_timeout=options.resource_timeout,
         log_level=options.log_level,
         log_format=options.log_format,

@@ -87,13 +87,15 @@ class RepositoryVolume:
 class MoverOptions:
     """Arguments of a mover that do not depend on its volume or custom resource.
 
-    `cluster` identifies the cluster in snapshots; empty: it is not known.
+    `cluster` identifies the cluster in snapshots; empty: it is not known. `require_attributes`: a restore fails if its
+    target does not take owners, modes and times.
     """
 
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
     cluster: str = ""
+    require_attributes: bool = False
 
 
 @dataclass(frozen=True)

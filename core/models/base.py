@@ -24,6 +24,7 @@ __all__ = [
     "OwnerReference",
     "Time",
     "WireModel",
+    "cut_text",
     "cut_texts",
     "explain_invalid",
     "format_time",
@@ -110,10 +111,10 @@ def cut_texts(result: msgspec.Struct, **most_bytes: int) -> None:
     """Cut texts of a result that is being made to so many bytes as JSON; an absent one stays absent."""
     for name, most in most_bytes.items():
         if isinstance(text := getattr(result, name), str):
-            force_setattr(result, name, _cut_text(text, most))
+            force_setattr(result, name, cut_text(text, most))
 
 
-def _cut_text(text: str, most_bytes: int) -> str:
+def cut_text(text: str, most_bytes: int) -> str:
     """Return a text with at most so many bytes as JSON, cut at its end: a control character takes six of them."""
     text = text.encode(errors="replace").decode()
     if len(text) <= most_bytes and _count_json_bytes(text) <= most_bytes:

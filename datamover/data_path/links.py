@@ -29,7 +29,17 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["DirectoryReader", "Links", "TargetLinks", "find_links", "read_entries", "remove_links", "show_path"]
+__all__ = [
+    "DirectoryReader",
+    "Links",
+    "TargetLinks",
+    "find_links",
+    "open_directories",
+    "read_entries",
+    "read_together",
+    "remove_links",
+    "show_path",
+]
 
 _LINK: Final = "s"
 _FILE: Final = "f"
@@ -228,16 +238,53 @@ async def _read_directories(
     kopia: DirectoryReader, snapshot: Snapshot, names: Mapping[str, Collection[str]]
 ) -> dict[str, dict[str, JsonDict]]:
     """Return the entries with these names of each of the directories, by the object IDs of these."""
-    small = sorted(one for one in names if _SMALL.fullmatch(one))
-    calls = [small[start : start + _READ_TOGETHER] for start in range(0, len(small), _READ_TOGETHER)]
     found: dict[str, dict[str, JsonDict]] = {}
     with open_output(kopia.work_dir) as file:
-        for ids in [*calls, *([one] for one in names if one not in small)]:
-            verb = ("content", "show") if _SMALL.fullmatch(ids[0]) else ("show",)
-            answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", *verb, *ids, output_fd=file.fileno())
-            directories = read_directories(answer, file)
-            for one in ids:
-                if (entries := next(directories, None)) is None:
-                    raise answer.error("kopia's output is not a directory")
+        for ids in read_together(sorted(names, key=lambda one: (not _SMALL.fullmatch(one), one))):
+            directories = await open_directories(kopia, snapshot, ids, file)
+            for one, entries in zip(ids, directories, strict=True):
                 found[one] = {entry["name"]: entry for entry in entries if entry.get("name") in names[one]}
     return found
+
+
+def read_together(object_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the object IDs of directories, in their order, so many at a time as one call of kopia reads."""
+    together: list[str] = []
+    for one in object_ids:
+        small = _SMALL.fullmatch(one)
+        if together and (not small or len(together) == _READ_TOGETHER):
+            yield together
+            together = []
+        together.append(one)
+        if not small:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+async def open_directories(
+    kopia: DirectoryReader, snapshot: Snapshot, object_ids: Sequence[str], file: IO[bytes]
+) -> Iterator[Iterator[JsonDict]]:
+    """Return the entries of each of these directories, which are to be read before the next one.
+
+    Args:
+        kopia: it is connected.
+        snapshot: the one that they are in, for errors.
+        object_ids: those of a list of `read_together`.
+        file: an open file for kopia's output.
+
+    Raises:
+        KopiaError: one of them cannot be read, also while the entries are.
+    """
+    verb = ("content", "show") if _SMALL.fullmatch(object_ids[0]) else ("show",)
+    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", *verb, *object_ids, output_fd=file.fileno())
+    directories = read_directories(answer, file)
+
+    def read() -> Iterator[Iterator[JsonDict]]:
+        for _ in object_ids:
+            if (entries := next(directories, None)) is None:
+                raise answer.error("kopia's output is not a directory")
+            yield entries
+
+    return read()

@@ -9,21 +9,21 @@ Source: kopia 0.23.1, cli/command_restore.go (constructTargetPairs), snapshot/re
 local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go, snapshot/manifest.go (DirEntry).
 """
 
+import errno
 import json
 import logging
 import os
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from core.errors import DataPathError, KopiaError
-from core.models.base import JsonDict, parse_time
+from core.models.base import JsonDict
+from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.links import DirectoryReader, show_path
 from datamover.kopia.long_lists import open_output, read_directories
-from datamover.kopia.snapshot_files import parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import open_below, open_root, walk_tree
@@ -48,6 +48,11 @@ _PLACEHOLDER: Final = ".kopia-entry"
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
+
+_FAILURES: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN}
+)
+"""Errors of the target as a whole, as in `datamover.kopia.restore_errors`."""
 
 _NO_TIME: Final = "1970-01-01T00:00:00Z"
 
@@ -111,40 +116,54 @@ class Parts:
         """The one with the most entries."""
         return max(self.parts, key=lambda part: part.entries)
 
-    def make_directories(self, target: Path, _: ShouldStop) -> None:
-        """Make the directories that were split, unless they exist.
-
-        Raises:
-            DataPathError: one of them cannot be made.
-        """
-        for one in self.split:
-            with _named(one.path):
-                (target / one.path).mkdir(mode=0o700, exist_ok=True)
-
-    def set_attributes(self, target: Path, _: ShouldStop) -> None:
-        """Set owner, mode and time of the directories that were split, as kopia does: as far as permissions allow.
+    def make_directories(self, target: Path, _: ShouldStop) -> int:
+        """Make the directories that were split, unless they exist; return how many the target refused.
 
         Raises:
             DataPathError: the target failed.
         """
+        refused = 0
+        for one in self.split:
+            with _named(one.path):
+                try:
+                    (target / one.path).mkdir(mode=0o700, exist_ok=True)
+                except OSError as e:
+                    refused += _is_refusal(e)
+        return refused
+
+    def set_attributes(self, target: Path, _: ShouldStop) -> int:
+        """Set owner, mode and time of the directories that were split; return how many changes the target refused.
+
+        Raises:
+            DataPathError: the target failed.
+        """
+        refused = 0
         with _named(""), open_root(target) as root:
             for one in reversed(self.split):
-                with _named(one.path), open_below(root, one.path.encode()) as fd:
-                    for change in _changes(json.loads(one.entry), os.fstat(fd)):
-                        with suppress(PermissionError):
-                            change(fd)
+                attributes = Attributes.of(json.loads(one.entry), root=not one.path)
+                with _named(one.path):
+                    try:
+                        with open_below(root, one.path.encode()) as fd:
+                            for change in attributes.changes(".", fd, tuple(Attribute)):
+                                # As kopia, which does without a permission.
+                                with suppress(PermissionError):
+                                    change()
+                    except OSError as e:
+                        refused += _is_refusal(e)
+        return refused
 
 
 class Placeholders:
     """The placeholders of what one kopia restores, beside the directories, in a target that no pod has yet.
 
-    `done` counts what was made, removed or looked at.
+    `done` counts what was made, removed or looked at, `refused` what the target did not take: `paths` lacks them.
     """
 
     def __init__(self, target: Path, run: Sequence[Part] = ()) -> None:
         self._target = target
         self._run = run
         self.done = 0
+        self.refused = 0
 
     @property
     def paths(self) -> list[str]:
@@ -155,19 +174,21 @@ class Placeholders:
         """Make them, until `stop` returns True.
 
         Raises:
-            DataPathError: one cannot be made.
+            DataPathError: the target failed.
         """
+        made = []
         with _named(""), open_root(self._target) as root:
             for directory, name, part in self._places():
                 if stop():
                     return
-                with _named(part.path), open_below(root, directory) as fd:
-                    with suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=fd)
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-                    with os.fdopen(os.open(name, flags, mode=0o600, dir_fd=fd), "w") as file:
-                        file.write(part.entry)
+                with _named(part.path):
+                    try:
+                        _write_placeholder(root, directory, name, part.entry)
+                        made.append(part)
+                    except OSError as e:
+                        self.refused += _is_refusal(e)
                 self.done += 1
+        self._run = made
 
     def remove(self, stop: ShouldStop) -> None:
         """Remove those that a kopia which did not succeed has left, until `stop` returns True."""
@@ -270,25 +291,20 @@ async def _read_entries(kopia: DirectoryReader, snapshot: Snapshot, object_id: s
         return [entry for _, entry in zip(range(most + 1), entries, strict=False)]
 
 
-def _changes(entry: JsonDict, status: os.stat_result) -> Iterator[Callable[[int], None]]:
-    """Yield what gives a directory, by its descriptor, those attributes of an entry that it does not have.
-
-    kopia leaves out what is 0.
-    """
-    owner, group = int(entry.get("uid", 0)), int(entry.get("gid", 0))
-    if (owner, group) != (status.st_uid, status.st_gid):
-        yield lambda fd: os.fchown(fd, owner, group)
-    mode = parse_mode(entry.get("mode", "0")) or 0
-    if mode != stat.S_IMODE(status.st_mode):
-        yield lambda fd: os.fchmod(fd, mode)
-    time_ns = _parse_time_ns(entry.get("mtime", _NO_TIME))
-    yield lambda fd: os.utime(fd, ns=(time_ns, time_ns))
+def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> None:
+    with open_below(root, directory) as fd:
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=fd)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, mode=0o600, dir_fd=fd), "w") as file:
+            file.write(entry)
 
 
-def _parse_time_ns(text: str) -> int:
-    """Return a time in UTC as kopia writes it, with up to nine digits of a second."""
-    seconds, _, fraction = text.removesuffix("Z").partition(".")
-    return int(parse_time(f"{seconds}Z").timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
+def _is_refusal(error: OSError) -> bool:
+    """Return True: the target refused something; an error of the target as a whole is raised again."""
+    if error.errno in _FAILURES:
+        raise error
+    return True
 
 
 @contextmanager

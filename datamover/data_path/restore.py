@@ -13,19 +13,21 @@ import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from core.aio import run_shielded
-from core.clock import Deadline
+from msgspec import UNSET
+
 from core.contract import RestoreResult, VolumeMode, VolumePath
-from core.errors import DataPathError
+from core.errors import DataPathError, UnsetAttributesError
 from datamover.data_path.block import restore_device
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
-from datamover.data_path.parts import Part, Parts, Placeholders, find_parts
+from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
+from datamover.data_path.parts import Placeholders, find_parts
+from datamover.data_path.probe import probe_target
 from datamover.data_path.read_only import allow_writing
+from datamover.data_path.refused import Refused, find_refused
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -48,12 +50,6 @@ _ROOT: Final = "."
 """Where the done directory leads, as a link, in a volume without room for it."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-_CLEANUP: Final = timedelta(seconds=1)
-"""A canceled transfer ends within 2 seconds."""
-
-_ALL_LEVELS: Final = 2**31 - 2
-"""kopia takes one more for the default, which is 0 with placeholders. Source: kopia 0.23.1, cli/command_restore.go."""
-
 
 @dataclass(frozen=True)
 class RestoreParameters:
@@ -63,6 +59,7 @@ class RestoreParameters:
     `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
+    `require_attributes`: owners, modes and times that the target does not take fail the restore.
     """
 
     snapshot_id: str
@@ -76,6 +73,7 @@ class RestoreParameters:
     again: bool = False
     done: bool = False
     fitting_entries: int | None = None
+    require_attributes: bool = False
 
     def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
         """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
@@ -107,31 +105,42 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     Raises:
         KopiaError: the snapshot does not exist, or kopia failed.
         RepositoryError: the data path stalled, and the repository does not answer.
+        IncompleteRestoreError: the target refused some entries; the others are on the disk.
+        UnsetAttributesError: it did not take attributes that are required.
         DataPathError: the snapshot is incomplete, or the target cannot be written.
     """
     snapshot = await repository.open(partial(read_snapshot, repository, parameters.snapshot_id), read_only=True)
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
+    note, unset = "", 0
     if parameters.done:
         _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
     elif parameters.mode is VolumeMode.BLOCK:
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
         async with _open_target(parameters.target, data_path) as fd:
-            await _restore_files(repository, snapshot, parameters, data_path=data_path)
+            restorer, refused = await _restore_files(repository, snapshot, parameters, data_path=data_path)
             written = data_path.clock.monotonic()
             await data_path.wait_for(sync_file_system(fd, parameters.target), WRITING)
         _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
+        refused.check(restorer.attempted, restorer.errors.first)
+        note, unset = refused.unset_text, refused.unset
+        if note and parameters.require_attributes:
+            raise UnsetAttributesError(f"{restorer.attempted}: all data is restored, but {note}")
+        if note:
+            await data_path.warn(note)
     return RestoreResult(
         target=VolumePath(by_path=str(parameters.target), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
+        note=note or UNSET,
+        unset=unset or UNSET,
     )
 
 
 async def _restore_files(
     repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
-) -> None:
+) -> tuple[PartRestorer, Refused]:
     target, fitting = parameters.target, parameters.fitting_entries
     # Between the parts, a tenant could replace a directory that was split.
     parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
@@ -144,6 +153,7 @@ async def _restore_files(
         )
     # kopia leaves the modes of finished files alone.
     await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
+    probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
     resumable = None
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
@@ -156,98 +166,20 @@ async def _restore_files(
         "--mode=local",
         f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
         *(["--write-sparse-files"] if parameters.sparse else []),
-        *(["--skip-existing"] if resumable and resumable.resumed else []),
+        *([SKIP_EXISTING] if resumable and resumable.resumed else []),
     ]
     files = KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use))
-    restorer = _PartRestorer(repository, snapshot, target, flags, files, data_path)
+    restorer = PartRestorer(repository, snapshot, target, flags, files, data_path, tolerant=probe.refuses)
     run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
     await (resumable.record_during(run_kopia) if resumable else run_kopia())
     await restorer.finish(parts)
     await _check_links(repository, snapshot, target, expected=links, data_path=data_path)
+    refused, repair = Refused(), restorer.refused
+    if repair or not probe.sound:
+        refused = await find_refused(repository, snapshot, target, probe=probe, repair=repair, data_path=data_path)
     if resumable:
         await resumable.end()
-
-
-@dataclass(frozen=True)
-class _PartRestorer:
-    """Runs kopia for the parts of a snapshot; `flags` and `files` are those of each run."""
-
-    repository: Repository
-    snapshot: Snapshot
-    target: Path
-    flags: Sequence[str]
-    files: KopiaFiles
-    data_path: DataPath
-
-    async def restore(self, parts: Parts, fitting: int) -> None:
-        """Restore them one after the other; no placeholder stays, unless this process is killed, or the target hangs.
-
-        kopia also has a list in memory of all that is in its cache, 150 bytes for each file. So the cache is emptied
-        once more than `fitting` entries may be in it.
-
-        Raises:
-            DataPathError: one of them could not be restored.
-        """
-        if parts.split:
-            make = partial(parts.make_directories, self.target)
-            await self.data_path.run_in_thread(make, f"making directories in {self.target}")
-        cached = 0
-        for run in parts.runs(self.target, fitting):
-            entries = sum(part.entries for part in run)
-            if cached and cached + entries > fitting:
-                await self._empty_cache()
-                cached = 0
-            cached += entries
-            if len(run) == 1:
-                await self._run_kopia(
-                    run, f"{self.snapshot.snapshot_id}/{run[0].path}".rstrip("/"), str(self.target / run[0].path)
-                )
-            else:
-                await self._restore_together(run)
-
-    async def finish(self, parts: Parts) -> None:
-        """Set the attributes of the directories that were split, once all is restored.
-
-        Raises:
-            DataPathError: the target failed.
-        """
-        if parts.split:
-            set_attributes = partial(parts.set_attributes, self.target)
-            await self.data_path.run_in_thread(set_attributes, f"setting attributes in {self.target}")
-
-    async def _empty_cache(self) -> None:
-        removed = 0
-
-        def remove(stop: ShouldStop) -> None:
-            nonlocal removed
-            with suppress(FileNotFoundError):
-                for shard in self.repository.data_cache.iterdir():
-                    if stop():
-                        return
-                    shutil.rmtree(shard, ignore_errors=True)
-                    removed += 1
-
-        await self.data_path.run_in_thread(remove, "emptying kopia's cache", lambda: removed)
-
-    async def _restore_together(self, run: Sequence[Part]) -> None:
-        made, target = Placeholders(self.target, run), self.target
-        try:
-            await self.data_path.run_in_thread(made.make, f"making placeholders in {target}", lambda: made.done)
-            await self._run_kopia(run, *made.paths, f"--shallow={_ALL_LEVELS}")
-        except BaseException:
-            remove = partial(self.data_path.run_in_thread, made.remove, f"removing placeholders in {target}")
-            with suppress(TimeoutError):
-                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
-                await run_shielded(remove, name="placeholders", deadline=deadline)
-            raise
-
-    async def _run_kopia(self, run: Sequence[Part], *paths: str) -> None:
-        name = f"{show_path(run[0].path.encode())} of " if run[0].path else ""
-        attempted = f"restore {name}snapshot {self.snapshot.snapshot_id} to {self.target}"
-        arguments = [attempted, "restore", *paths, *self.flags]
-        kopia = partial(self.data_path.run, self.repository.kopia, *arguments, files=self.files)
-        (await self.repository.run(kopia)).check()
-        self.data_path.meter.finish_part(sum(part.size_bytes for part in run))
+    return restorer, refused
 
 
 @asynccontextmanager

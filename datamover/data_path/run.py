@@ -30,6 +30,7 @@ class DataPath:
         self.meter = meter
         self._watchdog = watchdog
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._on_line: Callable[[str], None] = lambda _: None
 
     @property
     def clock(self) -> Clock:
@@ -40,15 +41,24 @@ class DataPath:
         """Report a problem that does not fail the transfer."""
         await self._watchdog.warn(message)
 
-    async def run(self, kopia: Kopia, attempted: str, *arguments: str, files: KopiaFiles | None = None) -> KopiaAnswer:
+    async def run(
+        self,
+        kopia: Kopia,
+        attempted: str,
+        *arguments: str,
+        files: KopiaFiles | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> KopiaAnswer:
         """Run kopia and return its answer, however long it takes, unless it stalls.
 
-        Cancellation kills kopia, which then saves nothing; `files.terminate` lets it save a checkpoint.
+        Cancellation kills kopia, which then saves nothing; `files.terminate` lets it save a checkpoint. `on_line` gets
+        each line of its output that is no progress.
 
         Raises:
             RepositoryError: the data path stalled, and the repository does not answer.
             DataPathError: the data path stalled, although the repository answers.
         """
+        self._on_line = on_line or (lambda _: None)
         return await self._watchdog.guard(
             attempted,
             self.meter,
@@ -109,5 +119,6 @@ class DataPath:
         return self.meter.take(line)
 
     def keep(self, line: str) -> None:
-        """Keep a line of kopia's output for the report of a stall."""
+        """Keep a line of kopia's output for the report of a stall, and pass it on."""
         self._last_lines.append(line)
+        self._on_line(line)

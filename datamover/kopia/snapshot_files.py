@@ -13,14 +13,24 @@ from typing import IO, Final
 
 import msgspec
 
-from core.errors import DataPathError
+from core.errors import ContractError, DataPathError
 from core.file_contract import FileEntry, FileType
+from core.models.base import parse_time
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.tree import escape_controls
 
-__all__ = ["StoredEntry", "convert_mode", "find_entry", "find_only_file", "parse_mode", "read_directory", "split_path"]
+__all__ = [
+    "StoredEntry",
+    "convert_mode",
+    "find_entry",
+    "find_only_file",
+    "parse_mode",
+    "parse_time_ns",
+    "read_directory",
+    "split_path",
+]
 
 _TYPES: Final = {"f": FileType.FILE, "d": FileType.DIRECTORY, "s": FileType.LINK}
 
@@ -84,6 +94,19 @@ def convert_mode(mode: int) -> int:
 def parse_mode(text: str) -> int | None:
     """Return the permissions of an entry as kopia writes its mode, an octal number; None: it is none."""
     return convert_mode(int(text, 8)) if _OCTAL.fullmatch(text) else None
+
+
+def parse_time_ns(text: str) -> int:
+    """Return a time in UTC as kopia writes it, with up to nine digits of a second.
+
+    Raises:
+        ContractError: it is none.
+    """
+    seconds, _, fraction = text.removesuffix("Z").partition(".")
+    try:
+        return int(parse_time(f"{seconds}Z").timestamp()) * 10**9 + int(fraction.ljust(9, "0")[:9])
+    except ValueError as e:
+        raise ContractError(f'not a time: "{text[:50]}"') from e
 
 
 def split_path(path: str) -> list[str]:

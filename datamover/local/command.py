@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from core.clock import Clock, SystemClock
 from core.contract import BackupResult, RestoreResult, VolumeMode
-from core.errors import ConfigError
+from core.errors import ConfigError, UnsetAttributesError
 from core.models.compression import Compression
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
@@ -239,7 +239,9 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
         case LocalRestore(snapshot_id, target, overwrite):
             if not overwrite:
                 _check_empty(target)
-            _print_restore(await mover.restore(snapshot_id, target, bar), as_json=options.json)
+            restored = await mover.restore(snapshot_id, target, bar)
+            _print_restore(restored, as_json=options.json)
+            return UnsetAttributesError.exit_code if restored.note else 0
         case LocalList():
             _print_list(await mover.list(), as_json=options.json)
     return 0

@@ -311,6 +311,7 @@ class PodTransfer:
             resume=None if in_use else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
             fitting_entries=self._context.limits.fitting_entries,
+            require_attributes=self._options.require_attributes,
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -34,6 +34,7 @@ from nodeagent.operations.restores.sources import (
     RestoreError,
     SavedVolume,
     Source,
+    UnsetRestoreError,
     choose_from_backups,
     choose_stored,
 )
@@ -72,6 +73,7 @@ exit codes:
   0  created; with --wait: every volume is restored
   1  a volume cannot be restored, or was not; the message names it
   2  invalid command line, or the cluster is not reachable
+  3  with --wait: every volume is restored, but one did not take owners, modes or times of its files
 """
 
 
@@ -238,6 +240,9 @@ async def _create(run: _Run, access: ClusterAccess) -> None:
             await delete_waiting_pods(tools, cluster.namespace, pods)
     if run.wait and (failure := explain_end(restore)):
         raise RestoreError(f"restore {restore.name} is {restore.phase}: {failure}")
+    if run.wait and (noted := [one for one in restore.volumes if one.message]):
+        more = f", and {len(noted) - 1} more" if len(noted) > 1 else ""
+        raise UnsetRestoreError(f"PVC {noted[0].namespace}/{noted[0].claim} is restored, but {noted[0].message}{more}")
 
 
 async def _find_volumes(run: _Run, cluster: Connection) -> Sequence[SavedVolume]:

@@ -38,6 +38,7 @@ def build_expose_settings(
     cache = config.cache_pvc
     return replace(
         defaults,
+        mover=replace(defaults.mover, require_attributes=config.own.require_file_attributes),
         pod=_pod_settings(defaults.pod, config, priority_class),
         nodes=_node_rules(config),
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},

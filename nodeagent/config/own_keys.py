@@ -104,6 +104,12 @@ class OwnKeys(Section):
         ".kopiaignore (our own key)",
         examples=[["build"]],
     )
+    require_file_attributes: bool = Field(
+        default=False,
+        description="whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "
+        "it is Completed, with a message (our own key)",
+        examples=[True],
+    )
     bandwidth: BandwidthKeys = Field(
         default_factory=BandwidthKeys,
         description="limits of the bytes that data movers exchange with storages; without the key, nothing is between "

@@ -19,7 +19,7 @@ from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.mover_pod import add_log_end, explain_loss
-from nodeagent.transfers.outcome import Outcome, decide_outcome, has_final_message
+from nodeagent.transfers.outcome import Outcome, decide_outcome, find_refusal, has_final_message
 from nodeagent.transfers.status import Change
 
 __all__ = ["DataPathSteps"]
@@ -104,6 +104,8 @@ class DataPathSteps(StepBase):
             outcome = replace(outcome, message=await self._with_log_end(case, message))
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
+        if refused := find_refusal(outcome, parse_pod_end(case.pod) if case.pod is not None else None):
+            self._tools.metrics.restore_refused(kind.spec.name, refused)
         return None
 
     async def finish(self, case: Case) -> Requeue | None:

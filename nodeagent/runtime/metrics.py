@@ -95,6 +95,8 @@ class _FlowMetrics:
         self.queued = self._histogram("queue", text, registry)
         text = "Time from the acceptance of a transfer to Prepared, when its mover pod runs, in seconds"
         self.exposed = self._histogram("expose", text, registry)
+        text = "Restores whose target refused files (missing), or only owners, modes or times (unset)"
+        self.refused = Counter("nodeagent_refused_restores", text, [*by_kind, "result"], registry=registry)
         text = "Bytes that backups read and hashed; files that have not changed are not read"
         self.hashed = Counter("nodeagent_hashed_bytes", text, by_kind, registry=registry)
         text = "Bytes of these that the repository had already; the others are sent"
@@ -239,6 +241,10 @@ class Metrics:
         self._flow.finished.labels(self._node, kind, str(phase)).inc()
         if counter := self._finished.get((kind, phase)):
             counter.labels(self._node).inc()
+
+    def restore_refused(self, kind: str, result: str) -> None:
+        """Count a restore whose target did not take everything; `result` is `missing` or `unset`."""
+        self._flow.refused.labels(self._node, kind, result).inc()
 
     def bytes_moved(self, kind: str, delta: int) -> None:
         """Add bytes read from or written to a volume."""

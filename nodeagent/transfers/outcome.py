@@ -8,12 +8,12 @@ two share each result, nor what is done about an outcome.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
 from msgspec import UNSET, field
 
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
-from core.errors import ContractError, ResultError
+from core.errors import ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
@@ -28,6 +28,7 @@ __all__ = [
     "Outcome",
     "RestoreResults",
     "decide_outcome",
+    "find_refusal",
     "has_final_message",
     "read_outcome",
 ]
@@ -35,6 +36,8 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+
+_REFUSALS: Final = {IncompleteRestoreError.exit_code: "missing", UnsetAttributesError.exit_code: "unset"}
 
 MoverResult = BackupResult | RestoreResult
 """What a data mover that succeeded returned."""
@@ -156,6 +159,13 @@ def has_final_message(end: PodEnd) -> bool:
     return bool(end.message.strip()) and end.plain and not signal_of(end)
 
 
+def find_refusal(outcome: Outcome, end: PodEnd | None) -> str | None:
+    """Return what the target of a restore refused, as metrics name it: `missing` files, or `unset` attributes alone."""
+    if isinstance(outcome.result, RestoreResult):
+        return "unset" if outcome.result.unset else None
+    return _REFUSALS.get(end.exit_code) if end is not None and end.exit_code is not None else None
+
+
 def _explain_failure(end: PodEnd, message: str) -> str:
     """Return why a mover failed: the kubelet's explanation, then the mover's `message`."""
     cause = "" if has_final_message(end) else f"data mover pod ended: {explain_exit(end)}"
@@ -190,7 +200,7 @@ class BackupResults:
             "snapshotID": result.snapshot_id,
             "progress": _all_of(result.total_bytes),
             **({} if result.incremental_bytes is UNSET else {"incrementalBytes": result.incremental_bytes}),
-            **({"message": result.note} if result.note else {}),
+            **_note(result),
         }
 
 
@@ -206,7 +216,7 @@ class RestoreResults:
         return parse_result(RestoreResult, message)
 
     def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:  # noqa: ARG002 - as for backups
-        """Return the size of the data as status fields.
+        """Return the size of the data as status fields, and the mover's note as message.
 
         Raises:
             ContractError: `outcome` has no result of a restore.
@@ -214,7 +224,11 @@ class RestoreResults:
         result = outcome.result
         if not isinstance(result, RestoreResult):
             raise ContractError("the stored outcome has no restore result")
-        return {"progress": _all_of(result.total_bytes)}
+        return {"progress": _all_of(result.total_bytes), **_note(result)}
+
+
+def _note(result: MoverResult) -> JsonDict:
+    return {"message": result.note} if result.note else {}
 
 
 def _all_of(total_bytes: int) -> JsonDict:

@@ -233,8 +233,9 @@ def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
     assert_golden(name, pod)
 
 
-def test_only_a_mover_that_makes_snapshots_is_told_the_cluster() -> None:
-    mover = MoverOptions(cluster="uid-1")
+def test_a_mover_is_told_what_is_about_its_direction() -> None:
+    """One that makes snapshots knows the cluster, and one that restores what is required."""
+    mover = MoverOptions(cluster="uid-1", require_attributes=True)
     pods = {
         "data-upload": backup_pod(mover=mover),
         "data-download": restore_pod(mover=mover),
@@ -243,9 +244,9 @@ def test_only_a_mover_that_makes_snapshots_is_told_the_cluster() -> None:
     }
     informed = {kind for kind, pod in pods.items() if "--cluster=uid-1" in pod["spec"]["containers"][0]["args"]}
     assert informed == {"data-upload", "pod-volume-backup"}
-
     strict = {kind for kind, pod in pods.items() if "--require-attributes" in pod["spec"]["containers"][0]["args"]}
     assert strict == {"data-download", "pod-volume-restore"}
+
 
 def test_settings_without_effect_build_the_same_pod() -> None:
     """An empty set of labels replaces none, and no relabeling requires a read-only volume."""

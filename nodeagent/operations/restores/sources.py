@@ -19,6 +19,12 @@ class RestoreError(AgentError):
     """A volume cannot be restored."""
 
 
+class UnsetRestoreError(RestoreError):
+    """All data is restored, but a volume did not take the owner, mode or time of some files."""
+
+    exit_code = 3
+
+
 @dataclass(frozen=True)
 class Source:
     """What is restored: a backup by its name, or one snapshot by its ID; of a backup, these PVCs or all of a namespace.

@@ -1,5 +1,3 @@
-import json
-import os
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -9,9 +7,9 @@ import pytest
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from datamover.data_path.links import Links, TargetLinks, find_links, read_entries, remove_links
-from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.work_dir import WorkDir
+from tests.datamover.support.stored_directories import StoredDirectories
 
 
 def _go_on() -> bool:
@@ -111,28 +109,11 @@ def test_a_target_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         find_links(tmp_path / "missing", _go_on, TargetLinks(BytesIO()))
 
 
-class _Calls:
-    """A kopia with the directories of one snapshot, whose object `Ik1` is too large for one content."""
-
-    def __init__(self, objects: dict[str, list[JsonDict]], work_dir: WorkDir) -> None:
-        self.work_dir = work_dir
-        self._objects = objects
-        self.received: list[tuple[str, ...]] = []
-
-    async def call(self, attempted: str, *arguments: str, output_fd: int) -> KopiaAnswer:
-        self.received.append(arguments)
-        ids = arguments[2:] if arguments[0] == "content" else arguments[1:]
-        lines = [json.dumps({"stream": "kopia:directory", "entries": self._objects[one]}) + "\n" for one in ids]
-        os.ftruncate(output_fd, 0)
-        os.pwrite(output_fd, "".join(lines).encode(), 0)
-        return KopiaAnswer(attempted, 0, b"")
-
-
 _SNAPSHOT = Snapshot("id", "s", "", "k0", 0, 0)
 
 
 async def test_entries_of_one_depth_are_read_together(tmp_path: Path) -> None:
-    kopia = _Calls(
+    kopia = StoredDirectories(
         {
             "k0": [
                 {"name": "d", "type": "d", "obj": "Ik1"},
@@ -155,6 +136,6 @@ async def test_entries_of_one_depth_are_read_together(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_read_without_a_path(tmp_path: Path) -> None:
-    kopia = _Calls({}, WorkDir(tmp_path, tmp_path))
+    kopia = StoredDirectories({}, WorkDir(tmp_path, tmp_path))
     assert await read_entries(kopia, _SNAPSHOT, []) == {}
     assert kopia.received == []

@@ -1,10 +1,12 @@
 """Which parts a snapshot is restored in, if it has more entries than the memory limit suffices for."""
 
+import errno
 import json
 import os
 import stat
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -186,8 +188,15 @@ async def test_a_directory_gets_its_attributes_once_what_is_in_it_is_restored(tm
     assert status.st_mtime_ns == 1_600_000_000_123_456_789
 
 
-async def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+async def test_what_the_target_refuses_of_split_directories_is_counted(tmp_path: Path) -> None:
     found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
     (tmp_path / "many").touch()
-    with pytest.raises(DataPathError, match=r"^cannot restore directory many: File exists$"):
+    assert found.make_directories(tmp_path, lambda: False) == 1
+    assert found.set_attributes(tmp_path, lambda: False) == 1
+
+
+async def test_a_target_that_fails_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await find_parts(_Reader(tmp_path), _snapshot(), 5)
+    monkeypatch.setattr(Path, "mkdir", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(DataPathError, match=r"^cannot restore directory /: No space left on device$"):
         found.make_directories(tmp_path, lambda: False)

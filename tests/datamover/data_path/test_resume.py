@@ -16,7 +16,7 @@ import pytest
 
 from core.errors import DataPathError
 from datamover.data_path.finished import FinishedList
-from datamover.data_path.restore import _PartRestorer
+from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.resume import ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
@@ -204,7 +204,7 @@ async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(
 
 def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -> None:
     """Let kopia's part of a restore end only when the condition holds: on a busy machine it ends before any list."""
-    restore_parts = _PartRestorer.restore
+    restore_parts = PartRestorer.restore
 
     async def restore_and_wait(*arguments: Any) -> None:
         await restore_parts(*arguments)
@@ -212,7 +212,7 @@ def _end_after(monkeypatch: pytest.MonkeyPatch, condition: Callable[[], bool]) -
             while not condition():
                 await asyncio.sleep(0.005)
 
-    monkeypatch.setattr(_PartRestorer, "restore", restore_and_wait)
+    monkeypatch.setattr(PartRestorer, "restore", restore_and_wait)
 
 
 async def test_an_error_of_the_disk_that_a_record_finds_fails_the_restore(

@@ -31,14 +31,16 @@ def _run(folder: Path, capabilities: Sequence[str], *arguments: str) -> subproce
     return subprocess.run(argv, cwd=_ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
-def _move(folder: Path, backup: Sequence[str], restore: Sequence[str]) -> dict[str, tuple[object, ...]]:
-    """Return the tree as far as it is restored; empty where the backup fails."""
+def _move(
+    folder: Path, backup: Sequence[str], restore: Sequence[str]
+) -> tuple[dict[str, tuple[object, ...]], subprocess.CompletedProcess[str]]:
+    """Return the tree as far as it is restored, empty where the backup fails, and the mover that ran last."""
     done = _run(folder, backup, "backup", f"--source={folder / 'volume'}")
     if done.returncode:
-        return {}
-    target = folder / "target"
-    _run(folder, restore, "restore", f"--target={target}", f"--snapshot={json.loads(done.stdout)['snapshotID']}")
-    return describe_tree(target)
+        return {}, done
+    target, snapshot = folder / "target", json.loads(done.stdout)["snapshotID"]
+    done = _run(folder, restore, "restore", f"--target={target}", f"--snapshot={snapshot}")
+    return describe_tree(target), done
 
 
 @pytest.fixture
@@ -60,13 +62,25 @@ def folder(tmp_path: Path, repository: Path) -> Path:
 
 
 def test_owners_and_modes_come_back_with_the_capabilities_of_a_mover_pod(folder: Path) -> None:
-    assert _move(folder, _FOR_FILES, _FOR_FILES) == describe_tree(folder / "volume")
+    found, done = _move(folder, _FOR_FILES, _FOR_FILES)
+    assert (found, done.returncode, done.stderr) == (describe_tree(folder / "volume"), 0, "")
+
+
+_UNSET = {"CHOWN": "owner", "FOWNER": "mode", "FSETID": "mode"}
+"""What the target refuses without a capability."""
 
 
 @pytest.mark.sample("CHOWN", "DAC_OVERRIDE")
 @pytest.mark.parametrize("missing", _FOR_FILES)
-def test_each_capability_is_needed(folder: Path, missing: str) -> None:
+def test_each_capability_is_needed_and_what_lacks_without_it_is_reported(folder: Path, missing: str) -> None:
     fewer = [name for name in _FOR_FILES if name != missing]
     backup = _FOR_FILES if missing != "DAC_OVERRIDE" else fewer
 
-    assert _move(folder, backup, fewer) != describe_tree(folder / "volume")
+    found, done = _move(folder, backup, fewer)
+    assert found != describe_tree(folder / "volume")
+    if missing in _UNSET:
+        result = json.loads(done.stdout)
+        assert (done.returncode, result["unset"] > 0) == (19, True)
+        assert result["note"].startswith("the target did not take the ")
+        assert f"the {_UNSET[missing]} of " in result["note"]
+        assert result["note"] in done.stderr.replace('\\"', '"')

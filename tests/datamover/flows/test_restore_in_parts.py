@@ -8,13 +8,13 @@ from unittest.mock import AsyncMock, Mock
 import pytest
 
 from core.contract import VolumeMode
-from core.errors import KopiaError
+from core.errors import IncompleteRestoreError
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction
 from datamover.kopia.repository import Repository
 from tests.datamover.support.commandlines import record_kopia
-from tests.datamover.support.data_paths import backup_data_path, build_data_path
+from tests.datamover.support.data_paths import backup_data_path, build_data_path, restore_data_path
 from tests.datamover.support.trees import describe_tree
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -70,6 +70,21 @@ async def test_the_result_is_that_of_one_kopia(
     assert (await data_path.meter.read()).done_bytes == result.total_bytes
 
 
+@pytest.mark.parametrize("fitting", [22, 5])
+async def test_the_parts_around_an_entry_that_the_target_refuses_are_restored(
+    mover_repository: Repository, tree: Path, parameters: RestoreParameters, fitting: int
+) -> None:
+    for name in ("cache/kept", "a/b/c/file 1"):
+        (parameters.target / name).mkdir(parents=True)
+    with pytest.raises(IncompleteRestoreError, match=r"2 are missing: cache/kept .*; a/b/c/file 1 "):
+        await restore(mover_repository, replace(parameters, fitting_entries=fitting), restore_data_path())
+    assert not [*parameters.target.rglob(f"*{_PLACEHOLDER}")]
+    found, expected = describe_tree(parameters.target), describe_tree(tree)
+    for name in ("cache/kept", "a/b/c/file 1"):
+        del found[name], expected[name]
+    assert found == expected
+
+
 async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     record: Path, mover_repository: Repository, tree: Path, parameters: RestoreParameters
 ) -> None:
@@ -95,14 +110,3 @@ async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
     (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("{}")
     await restore(mover_repository, replace(parameters, again=True), build_data_path(Direction.RESTORE, AsyncMock()))
     assert describe_tree(parameters.target) == describe_tree(tree)
-
-
-async def test_a_failed_restore_in_parts_leaves_no_placeholder(
-    mover_repository: Repository, parameters: RestoreParameters
-) -> None:
-    parameters.target.mkdir()
-    (parameters.target / "sticky").touch()
-    data_path = build_data_path(Direction.RESTORE, AsyncMock())
-    with pytest.raises(KopiaError, match="sticky"):
-        await restore(mover_repository, replace(parameters, fitting_entries=23), data_path)
-    assert not [*parameters.target.rglob(f"*{_PLACEHOLDER}")]

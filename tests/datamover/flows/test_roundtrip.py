@@ -3,12 +3,16 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
+from msgspec import UNSET
 
 from core.contract import VolumeMode
-from core.errors import DataPathError, KopiaError
+from core.errors import DataPathError, IncompleteRestoreError, KopiaError, UnsetAttributesError
 from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.probe import Probe
+from datamover.data_path.refused import Refused
 from datamover.data_path.restore import RestoreParameters, has_done_file, restore, write_done_file
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
@@ -37,12 +41,17 @@ async def test_the_released_kopia_creates_a_repository_and_moves_everything(
     assert json.loads((repository / "kopia.repository.f").read_text())["keyAlgo"] == "scrypt-65536-8-1"
 
 
-async def test_everything_that_kopia_keeps_is_restored(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
+async def test_everything_that_kopia_keeps_is_restored(
+    local_mover: LocalMover, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a comparison of target and snapshot finds no difference."""
+    monkeypatch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
     backup = await local_mover.back_up(tree, "", None)
     # By default, kopia would write an archive to a target named like one.
     restored = await local_mover.restore(backup.snapshot_id, tmp_path / "out.zip", None)
     assert describe_tree(tmp_path / "out.zip") == describe_tree(tree)
     assert restored.total_bytes == backup.total_bytes == backup.incremental_bytes
+    assert restored.note is UNSET
     assert backup.source.by_path == str(tree)
     assert not backup.empty_snapshot
 
@@ -123,14 +132,41 @@ async def test_a_restore_overwrites_existing_files_and_keeps_others(
     assert (out / "disk").stat().st_blocks == 0
 
 
-async def test_a_restore_over_an_entry_of_another_type_fails_with_its_path(
+async def test_a_restore_over_entries_of_another_type_restores_all_others_and_names_them(
     local_mover: LocalMover, tree: Path, tmp_path: Path
 ) -> None:
-    backup = await local_mover.back_up(tree, "", None)
-    (tmp_path / "out" / "secret").mkdir(parents=True)
-    with pytest.raises(KopiaError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
-        await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
-    assert "secret: is a directory" in str(failed.value)
+    backup, out = await local_mover.back_up(tree, "", None), tmp_path / "out"
+    (out / "a" / "b" / "c" / "file 1").mkdir(parents=True)
+    (out / "sticky").touch()
+    (out / "a" / "b" / "c").chmod(0o700)
+    with pytest.raises(IncompleteRestoreError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
+        await local_mover.restore(backup.snapshot_id, out, None)
+    names = "sticky (something else is there); a/b/c/file 1 (something else is there)"
+    assert f": 2 are missing: {names}. kopia's first error: " in str(failed.value)
+    assert "file 1: is a directory" in str(failed.value) or "it is not a directory" in str(failed.value)
+    expected = describe_tree(tree)
+    found = describe_tree(out)
+    for name in ("sticky", "a/b/c/file 1"):
+        del expected[name], found[name]
+    assert found == expected
+
+
+async def test_attributes_that_the_target_does_not_take_fail_a_restore_that_requires_them(
+    mover_repository: Repository, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = BackupParameters(tree, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    backup = await back_up(mover_repository, request, backup_data_path())
+    (refused := Refused()).add_unset(b"f", {"owner": "owner 0:0 instead of 1:1"})
+    monkeypatch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
+    monkeypatch.setattr("datamover.data_path.restore.find_refused", AsyncMock(return_value=refused))
+    wanted = RestoreParameters(
+        backup.snapshot_id, tmp_path / "out", VolumeMode.FILESYSTEM, workers=2, require_attributes=True
+    )
+    with pytest.raises(
+        UnsetAttributesError, match=r"all data is restored, but the target did not take the owner of 1 "
+    ):
+        await restore(mover_repository, wanted, restore_data_path())
+    assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
 async def test_a_missing_snapshot_is_named(local_mover: LocalMover, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -26,11 +27,11 @@ def restore(monkeypatch: pytest.MonkeyPatch) -> AsyncMock:
     return restore
 
 
-async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path) -> RestoreParameters:
+async def _parameters(pod: MoverPod, kind: str, restore: AsyncMock, volume: Path, **more: Any) -> RestoreParameters:
     pod.put_transfer(kind, snapshotID="k1")
     pod.mounts = volume / "mountinfo"
     pod.mounts.write_text(f"1 0 0:1 / {volume} rw - ext4 /dev/x rw\n")
-    assert await pod.run(_KINDS[kind], volume, VolumeMode.FILESYSTEM) == 0, pod.message
+    assert await pod.run(_KINDS[kind], volume, VolumeMode.FILESYSTEM, **more) == 0, pod.message
     assert restore.await_args is not None
     parameters = restore.await_args.args[1]
     assert isinstance(parameters, RestoreParameters)
@@ -53,6 +54,13 @@ async def test_the_interval_of_the_list_is_configurable(pod: MoverPod, tmp_path:
     assert found[0].interval == timedelta(minutes=1)
     assert found[1] is not None
     assert not found[1].interval
+
+
+async def test_attributes_are_required_if_the_node_agent_says_so(
+    pod: MoverPod, tmp_path: Path, restore: AsyncMock
+) -> None:
+    assert not (await _parameters(pod, "DataDownload", restore, tmp_path)).require_attributes
+    assert (await _parameters(pod, "DataDownload", restore, tmp_path, require_attributes=True)).require_attributes
 
 
 async def test_no_list_is_put_into_the_volume_of_a_pod(pod: MoverPod, tmp_path: Path, restore: AsyncMock) -> None:

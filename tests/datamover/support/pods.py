@@ -144,7 +144,7 @@ class MoverPod:
             mounts=self.mounts,
         )
 
-    async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM) -> int:
+    async def run(self, flag: str, volume: Path, mode: VolumeMode = VolumeMode.FILESYSTEM, **more: Any) -> int:
         """Run the data mover of the transfer and return its exit code."""
         options = PodOptions(
             kind_flag=flag,
@@ -157,6 +157,7 @@ class MoverPod:
             compression=self.compression,
             termination_file=self.context.termination_file,
             log=LogOptions("info"),
+            **more,
         )
         return await PodTransfer(options, self.context).run()
 

@@ -274,6 +274,16 @@ def test_waiting_fails_with_the_volume_that_was_not_restored(shell: _Shell, monk
     assert "\x1b" not in done.out + done.err
 
 
+def test_waiting_tells_a_volume_that_did_not_take_all_attributes_by_the_exit_code(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = _completing(shell, "Completed", message="the target did not take the owner of 2 of the entries: a; b")
+    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
+    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
+    assert (done.code, done.out) == (3, "restore back is Completed: 2/2 volumes, 7 B\n")
+    assert "error: PVC db/files is restored, but the target did not take the owner of 2 of the " in done.err
+
+
 def test_ctrl_c_ends_the_waiting_and_says_how_to_cancel(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     async def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -61,6 +61,12 @@ def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
     assert build(**{"nodeagent.io": {"ignoreFilesNamespaces": ["a", "b"]}}).ignore_files_namespaces == {"a", "b"}
 
 
+def test_attributes_of_restored_files_are_required_by_the_key() -> None:
+    assert build(**{"nodeagent.io": {"requireFileAttributes": True}}).mover == replace(
+        DEFAULTS.mover, require_attributes=True
+    )
+
+
 def test_the_settings_are_the_defaults_without_configuration() -> None:
     assert build() == configured()
 

@@ -109,6 +109,15 @@ async def test_progress_is_written_into_the_status() -> None:
     assert "nodeagent_last_progress_seconds{" not in text
 
 
+async def test_a_restore_whose_target_refused_files_is_failed_and_counted() -> None:
+    metrics = Metrics(NODE)
+    mover = Mover(exit_code=18, message="the target refused entries")
+    async with open_world(accepted(data_download()), mover=mover) as world, world.agent(metrics=metrics):
+        await world.until(lambda: world.done("DataDownload"))
+    counted = f'nodeagent_refused_restores_total{{kind="DataDownload",node="{NODE}",result="missing"}} 1.0'
+    assert (world.phase("DataDownload"), counted in metrics.render().decode()) == ("Failed", True)
+
+
 async def test_bytes_are_not_counted_again_after_a_restart() -> None:
     metrics = Metrics(NODE)
     async with open_world(accepted(data_upload()), mover=Mover(seconds=20)) as world:

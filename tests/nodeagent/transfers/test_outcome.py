@@ -18,6 +18,7 @@ from nodeagent.transfers.outcome import (
     Outcome,
     RestoreResults,
     decide_outcome,
+    find_refusal,
     read_outcome,
 )
 from tests.nodeagent.support.transfers import data_upload
@@ -102,6 +103,32 @@ def test_an_unknown_increment_is_absent_and_one_of_nothing_is_written() -> None:
         outcome = Outcome(Phase.COMPLETED, result=replace(BACKUP, incremental_bytes=size))
         status = BackupResults().final_status(cr, outcome)
         assert {key: value for key, value in status.items() if key == "incrementalBytes"} == shown
+
+
+def test_what_the_target_did_not_take_is_the_message_of_a_completed_restore() -> None:
+    cr, result = DataUpload.parse(data_upload()), replace(RESTORE, note="the target did not take the owner", unset=2)
+    outcome = Outcome(Phase.COMPLETED, result=result)
+    assert RestoreResults().final_status(cr, outcome)["message"] == "the target did not take the owner"
+    assert stored(outcome.to_json()) == outcome
+    assert find_refusal(outcome, None) == "unset"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "end", "refused"),
+    [
+        (Outcome(Phase.COMPLETED, result=RESTORE), PodEnd(0, "", "Completed"), None),
+        (Outcome(Phase.COMPLETED, result=BACKUP), PodEnd(0, "", "Completed"), None),
+        (Outcome(Phase.FAILED, "m"), PodEnd(18, "m", "Error"), "missing"),
+        (Outcome(Phase.FAILED, "m"), PodEnd(19, "m", "Error"), "unset"),
+        (Outcome(Phase.FAILED, "m"), PodEnd(11, "m", "Error"), None),
+        (Outcome(Phase.FAILED, "m"), None, None),
+    ],
+    ids=["restored", "backup", "missing", "required", "failed", "no pod"],
+)
+def test_what_a_target_refused_is_known_by_result_and_exit_code(
+    outcome: Outcome, end: PodEnd | None, refused: str | None
+) -> None:
+    assert find_refusal(outcome, end) == refused
 
 
 def stored(text: str) -> Outcome | None:

@@ -1,0 +1,306 @@
+"""What the target of a restore did not take: entries that are missing, and owners, modes and times that are not set.
+
+The snapshot's directories are compared with the target's, by lstat. That costs a call of kopia for a few hundred of
+them, so it is only done where a probe file shows that the target does not keep something, or kopia had to ignore an
+error. In the second case, what is not set yet is set: kopia leaves a directory as it is if an entry in it failed.
+Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry calls no onCompletion for an ignored error).
+"""
+
+import json
+import os
+import stat
+import unicodedata
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, Final
+
+from core.errors import DataPathError, IncompleteRestoreError
+from core.models.base import JsonDict, cut_text
+from datamover.data_path.attributes import Attributes
+from datamover.data_path.links import DirectoryReader, open_directories, read_together, show_path
+from datamover.data_path.probe import Probe
+from datamover.data_path.run import DataPath
+from datamover.kopia.long_lists import open_output
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.cancellation import ShouldStop
+from datamover.runtime.tree import join, open_below, open_root
+
+__all__ = ["Refused", "find_refused"]
+
+_SHOWN: Final = 10
+_SHOWN_CHARACTERS: Final = 200
+"""Of a path in a message: ten of them must fit into a termination message."""
+
+_DIRECTORY: Final = "d"
+_FILE: Final = "f"
+_LINK: Final = "s"
+_NAME: Final = "name"
+_KINDS: Final[dict[str, Callable[[int], bool]]] = {_DIRECTORY: stat.S_ISDIR, _FILE: stat.S_ISREG, _LINK: stat.S_ISLNK}
+
+
+@dataclass
+class Refused:
+    """What the target did not take; of each kind at most ten names are kept, with what is there instead.
+
+    `missing` counts entries that are not restored; `unset` those without one of their attributes or their own name,
+    and `counts` each of these. `uncompared` is how many could not be read.
+    """
+
+    missing: int = 0
+    unset: int = 0
+    uncompared: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    missing_names: list[str] = field(default_factory=list)
+    unset_names: list[str] = field(default_factory=list)
+
+    def add_missing(self, path: bytes, instead: str, count: int = 1) -> None:
+        """Count an entry that is not restored, and what is below it."""
+        self.missing += count
+        _keep(self.missing_names, path, instead)
+
+    def add_unset(self, path: bytes, instead: Mapping[str, str]) -> None:
+        """Count an entry that lacks something, each with what it has instead."""
+        self.unset += 1
+        for what in instead:
+            self.counts[what] = self.counts.get(what, 0) + 1
+        _keep(self.unset_names, path, ", ".join(instead.values()))
+
+    def add_uncompared(self, path: bytes, error: OSError, count: int) -> None:
+        """Count what is in a directory that cannot be read."""
+        self.unset += count
+        self.uncompared += count
+        _keep(self.unset_names, path, f"{error.strerror}")
+
+    @property
+    def missing_text(self) -> str:
+        """What is not restored, for a message; empty: all is."""
+        return f"{self.missing} are missing: {'; '.join(self.missing_names)}" if self.missing else ""
+
+    def check(self, attempted: str, error: str | None) -> None:
+        """Check that all entries are restored; `error` is kopia's first one, if there is any.
+
+        Raises:
+            IncompleteRestoreError: some are not; the others are.
+        """
+        if self.missing:
+            cause = f"kopia's first error: {error}" if error else ""
+            parts = ((self.missing_text, 2000), (cause, 500), (self.unset_text, 1000))
+            text = ". ".join(cut_text(part, most) for part, most in parts if part)
+            raise IncompleteRestoreError(f"{attempted}: the target refused entries, all others are restored: {text}")
+
+    @property
+    def unset_text(self) -> str:
+        """What is not set, for a message; empty: all is."""
+        if not self.unset:
+            return ""
+        counts = [f"the {what} of {count}" for what, count in self.counts.items()]
+        kinds = [f"did not take {' and '.join(counts)} of the entries"] if counts else []
+        if self.uncompared:
+            kinds.append(f"does not let {self.uncompared} entries be compared")
+        return f"the target {', and '.join(kinds)}: {'; '.join(self.unset_names)}"
+
+
+def _keep(names: list[str], path: bytes, instead: str) -> None:
+    if len(names) < _SHOWN:
+        shown, half = show_path(path) or "/", _SHOWN_CHARACTERS // 2
+        short = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
+        names.append(f"{short} ({instead})" if instead else short)
+
+
+async def find_refused(  # noqa: PLR0913 - collaborators, each by its name
+    kopia: DirectoryReader, snapshot: Snapshot, target: Path, *, probe: Probe, repair: bool, data_path: DataPath
+) -> Refused:
+    """Return what the target lacks of the snapshot; with `repair`, attributes are set before.
+
+    Raises:
+        KopiaError: the snapshot cannot be read.
+        DataPathError: the target cannot be opened, or hangs.
+    """
+    doing = f"comparing target {target} with the snapshot"
+    with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
+        directories = _Directories(file)
+        directories.add(b"", snapshot.root_entry)
+        comparison = _Comparison(target, probe, repair=repair, directories=directories)
+        while batch := directories.take():
+            objects = [one.entry.get("obj", "") for one in batch]
+            entries = await open_directories(kopia, snapshot, objects, output)
+            compare = partial(comparison.compare, batch, entries)
+            await data_path.run_in_thread(compare, doing, lambda: comparison.entries)
+        await data_path.run_in_thread(comparison.finish, doing, lambda: comparison.entries)
+    return comparison.refused
+
+
+@dataclass(frozen=True)
+class _Directory:
+    path: bytes
+    entry: JsonDict
+
+
+class _Directories:
+    """All directories of a snapshot, outer ones first, in a file: there may be millions."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._starts = array("Q")
+        self._taken = 0
+
+    def add(self, path: bytes, entry: JsonDict) -> None:
+        """Add one that is in the target."""
+        self._starts.append(self._file.seek(0, os.SEEK_END))
+        self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
+
+    def take(self) -> Sequence[_Directory]:
+        """Return the next ones, as many as one call of kopia reads; empty: all were taken."""
+        first = self._taken
+        objects = (self._read(number).entry.get("obj", "") for number in range(first, len(self._starts)))
+        self._taken += len(next(read_together(objects), ()))
+        return [self._read(number) for number in range(first, self._taken)]
+
+    def inner_first(self) -> Iterator[_Directory]:
+        """Yield all of them, each after those in it."""
+        return (self._read(number) for number in range(len(self._starts) - 1, -1, -1))
+
+    def _read(self, number: int) -> _Directory:
+        self._file.seek(self._starts[number])
+        path, entry = json.loads(self._file.readline())
+        return _Directory(os.fsencode(path), entry)
+
+
+@dataclass
+class _Comparison:
+    """Compares directories of the snapshot with those of a target; `entries` is how many it has looked at."""
+
+    target: Path
+    probe: Probe
+    repair: bool
+    directories: _Directories
+    entries: int = 0
+    refused: Refused = field(default_factory=Refused)
+
+    def compare(self, batch: Sequence[_Directory], entries: Iterator[Iterator[JsonDict]], stop: ShouldStop) -> None:
+        """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
+        with self._opened() as root:
+            for directory, listed in zip(batch, entries, strict=True):
+                try:
+                    with open_below(root, directory.path) as fd:
+                        self._compare_directory(fd, directory.path, listed, stop)
+                except OSError as e:
+                    self.refused.add_uncompared(directory.path, e, _count(directory.entry) - 1)
+                if stop():
+                    return
+
+    def finish(self, stop: ShouldStop) -> None:
+        """Compare the directories themselves: one whose mode is set may be closed to this process."""
+        with self._opened() as root:
+            for directory in self.directories.inner_first():
+                if stop():
+                    return
+                above, name = os.path.split(directory.path)
+                wanted = Attributes.of(directory.entry, root=not directory.path)
+                try:
+                    with open_below(root, above) as fd:
+                        self._compare_attributes(fd, os.fsdecode(name) or ".", directory.path, wanted=wanted)
+                except OSError as e:
+                    self.refused.add_uncompared(directory.path, e, 1)
+                self.entries += 1
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        try:
+            with open_root(self.target) as root:
+                yield root
+        except OSError as e:
+            raise DataPathError(f"cannot open target {self.target}: {e.strerror}") from e
+
+    def _compare_directory(self, fd: int, path: bytes, entries: Iterable[JsonDict], stop: ShouldStop) -> None:
+        names = None
+        if not self.probe.names:
+            entries = list(entries)
+            names = _Names(os.listdir(fd), [str(entry.get("name", "")) for entry in entries])
+        for entry in entries:
+            if stop():
+                return
+            self.entries += 1
+            self._compare_entry(fd, path, entry, names)
+
+    def _compare_entry(self, fd: int, directory: bytes, entry: JsonDict, names: "_Names | None") -> None:
+        name, kind = str(entry.get("name", "")), str(entry.get("type", ""))
+        path = join(directory, name)
+        if names is not None and names.is_shared(name):
+            # It has the content of one of several, and the others are reported.
+            return
+        if fault := self._find_fault(fd, name, entry, names):
+            self.refused.add_missing(path, fault, _count(entry))
+        elif kind == _DIRECTORY:
+            self.directories.add(path, entry)
+        else:
+            other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
+            self._compare_attributes(fd, name, path, wanted=Attributes.of(entry), more=other)
+
+    def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str:
+        """Return why an entry is not restored; empty: it is, its attributes aside."""
+        if name in {"", ".", ".."} or set(name) & {"/", "\0"}:
+            return "no file can have this name"
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError as e:
+            return str(e.strerror)
+        if names is not None and not names.has(name) and (other := names.find_alike(name)):
+            return f"the target takes it for {show_path(os.fsencode(other))}"
+        kind = str(entry.get("type", ""))
+        if kind not in _KINDS or not _KINDS[kind](status.st_mode):
+            return "something else is there"
+        if kind == _FILE and status.st_size != (size := int(entry.get("size", 0))):
+            return f"{status.st_size} of {size} bytes"
+        return ""
+
+    def _compare_attributes(
+        self, fd: int, name: str, path: bytes, *, wanted: Attributes, more: Mapping[str, str] | None = None
+    ) -> None:
+        unset = wanted.find_unset(os.stat(name, dir_fd=fd, follow_symlinks=False))
+        if unset and self.repair:
+            for change in wanted.changes(name, fd, unset):
+                with suppress(OSError):
+                    change()
+            unset = wanted.find_unset(os.stat(name, dir_fd=fd, follow_symlinks=False))
+        if unset or more:
+            self.refused.add_unset(path, {**unset, **(more or {})})
+
+
+class _Names:
+    """The names of a directory that a target has which does not keep all names: those there, and the snapshot's."""
+
+    def __init__(self, there: Iterable[str], wanted: Iterable[str]) -> None:
+        self._there = set(there)
+        self._alike: dict[str, list[str]] = {}
+        for name in wanted:
+            self._alike.setdefault(_fold(name), []).append(name)
+
+    def has(self, name: str) -> bool:
+        """Return whether it is there in this form."""
+        return name in self._there
+
+    def find_alike(self, name: str) -> str | None:
+        """Return another name of the snapshot that the target may take for the same."""
+        return next((other for other in self._alike[_fold(name)] if other != name), None)
+
+    def is_shared(self, name: str) -> bool:
+        """Return whether it is there, and the target may take another name of the snapshot for it."""
+        return self.has(name) and not all(map(self.has, self._alike[_fold(name)]))
+
+
+def _fold(name: str) -> str:
+    """Return what SMB shares, FAT and others may take a name for."""
+    return unicodedata.normalize("NFC", name).casefold().rstrip(". ")
+
+
+def _count(entry: JsonDict) -> int:
+    """Return how many entries one stands for: a directory is one beside those in it."""
+    if entry.get("type") != _DIRECTORY:
+        return 1
+    summary = entry.get("summ") or {}
+    return max(1, sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs")))
