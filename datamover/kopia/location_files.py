@@ -17,14 +17,14 @@ from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["Blob", "LocationFiles"]
+__all__ = ["QUICK_FORMAT", "Blob", "LocationFiles"]
 
 _FOLDER: Final = "location-files"
 _CONFIG: Final = f"{_FOLDER}/repository.config"
 _EMPTY: Final = {"KOPIA_PASSWORD": "empty"}
 """The password of the empty repository, which protects nothing."""
 
-_QUICK: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
+QUICK_FORMAT: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"
 """Each start of kopia derives the key from the password: this takes half the time of kopia's default, and no memory.
 
 Source: kopia 0.23.1, cli/command_repository_create.go.
@@ -65,7 +65,7 @@ class LocationFiles:
         shutil.rmtree(folder, ignore_errors=True)
         self._cache.mkdir(mode=0o700, parents=True)
         empty = ["filesystem", f"--path={folder / 'empty'}", f"--cache-directory={folder / 'empty-cache'}"]
-        (await self.call("repository", "create", *empty, _QUICK, *IDENTITY_FLAGS)).check()
+        (await self.call("repository", "create", *empty, QUICK_FORMAT, *IDENTITY_FLAGS)).check()
         for name in _FORMAT:
             shutil.copyfile(folder / "empty-cache" / name, self._cache / name)
         config = build_config(storage, cache=self._cache, limit=CacheLimit(), read_only=True)

@@ -20,6 +20,7 @@ from core.errors import ContractError, DataPathError
 from core.models.base import Int64, Time, WireModel, format_time
 from core.models.storage import FULL_INTERVAL_KEY, FULL_INTERVAL_SECONDS
 from datamover.kopia.causes import find_maintenance_cause
+from datamover.kopia.creation import OWN_MAINTENANCE
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
@@ -262,6 +263,14 @@ class Maintenance:
             return MaintenanceInfo.from_wire(answer.document())
         except ContractError as e:
             raise answer.error(f"kopia's output is invalid: {e}") from e
+
+    async def own(self) -> None:
+        """Make the identity of Velero and of these agents the owner.
+
+        Raises:
+            KopiaError: kopia failed.
+        """
+        (await self._call(*OWN_MAINTENANCE)).check()
 
     async def set_full_interval(self, interval: timedelta) -> None:
         """Set how often full maintenance is due.

@@ -259,6 +259,7 @@ class Kopia:
         seconds: float | None = _SHORT_CALL_SECONDS,
         more: Mapping[str, str] | None = None,
         output_fd: int | None = None,
+        hurry: tuple[str, float] | None = None,
     ) -> KopiaAnswer:
         """Return the answer of a call that moves no data.
 
@@ -267,9 +268,10 @@ class Kopia:
             seconds: the timeout; None for a call that the caller ends.
             more: additional variables for this call.
             output_fd: an open file for kopia's output, which replaces its content; None: the answer has it.
+            hurry: the beginning of a line, and how many seconds are left once kopia writes it.
 
         Raises:
-            KopiaTimeoutError: it took longer than `seconds`; kopia was killed.
+            KopiaTimeoutError: it took longer than that; kopia was killed.
         """
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         if output_fd is not None:
@@ -280,9 +282,18 @@ class Kopia:
             {**self._environment, **(more or {})},
             stdout_fd=output_fd,
         )
+        keep = self._keep(lines)
+
+        def on_line(line: str) -> None:
+            nonlocal seconds
+            if hurry is not None and line.startswith(hurry[0]):
+                seconds = hurry[1]
+                limit.reschedule(asyncio.get_running_loop().time() + seconds)
+            keep(line)
+
         try:
-            async with asyncio.timeout(seconds):
-                child = await run_child(command, self._keep(lines))
+            async with asyncio.timeout(seconds) as limit:
+                child = await run_child(command, on_line)
         except TimeoutError as e:
             raise KopiaTimeoutError(attempted, seconds or 0.0, list(lines)) from e
         return KopiaAnswer(

@@ -4,12 +4,13 @@ Does not know how long a storage may take (`datamover.kopia.storage_calls`).
 Source: kopia 0.23.1, cli/command_repository_*.go, repo/open.go.
 """
 
+import asyncio
 import json
 import logging
-import shutil
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -18,12 +19,23 @@ from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.bandwidth import BandwidthLimits
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
+from datamover.kopia.creation import (
+    CHECKED,
+    ONLY_CHECK,
+    OTHER_REPOSITORY,
+    OWN_MAINTENANCE,
+    SETTLE_SECONDS,
+    NewRepository,
+    create_apart,
+    has_repository,
+)
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.request_time import RequestTime
 from datamover.kopia.stalls import Reachability
-from datamover.kopia.storage_calls import StorageCalls, Waits
+from datamover.kopia.storage_calls import NoAnswerError, StorageCalls, Waits
+from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import Storage, StorageAccess
+from datamover.storage.providers import FileStorage, Storage, StorageAccess
 
 __all__ = ["NotInitializedError", "Repository", "RepositoryAddress", "RepositoryStatus"]
 
@@ -31,7 +43,6 @@ _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_VERIFY_CACHE: Final = "verify"
 _PROBE_CACHE: Final = "probe"
 _PROBE_CONFIG: Final = "probe.config"
 _NO_REPOSITORY: Final = "repository not initialized"
@@ -40,9 +51,6 @@ _CERTAIN: Final = frozenset({CACHE_FULL, NOT_TRUSTED})
 """Causes for which connecting would find no other: it would fail as late, or empty the cache before."""
 
 _DENIALS: Final = ("access denied", "accessdenied", "forbidden")
-
-_NOT_INITIALIZED: Final = (_NO_REPOSITORY, "cannot access storage path: stat")
-"""The second one: the directory of a repository in a file system does not exist yet."""
 
 
 class NotInitializedError(RepositoryError):
@@ -83,6 +91,7 @@ class Repository:
         self._work_dir = work_dir
         self._cache = cache or CacheLimit()
         waits = waits or Waits()
+        self._clock = waits.clock
         self._probe_seconds = waits.probe_seconds
         # Once: writing its files again could fail later, in a scratch volume that is full then.
         self._probe_access = address.storage.for_probe().access(work_dir)
@@ -156,27 +165,48 @@ class Repository:
 
         return await self._calls.repeat(attempt)
 
-    async def connect(self, *, read_only: bool = False, cache_name: str = "") -> None:
+    async def connect(self, *, read_only: bool = False) -> None:
         """Connect to the repository.
 
         Args:
             read_only: nothing will be written through this connection.
-            cache_name: a separate cache directory, so that nothing cached by another connection is used.
 
         Raises:
             NotInitializedError: there is no repository.
             RepositoryError: it cannot be opened; the message names the cause.
             KopiaCrashError: kopia was killed, or crashed.
         """
+        await self._check_directory()
         more = ["--readonly"] if read_only else []
-        answer = await self._calls.call(self.description, *self._arguments("connect"), *more, *self._flags(cache_name))
-        if any(answer.mentions(text) for text in _NOT_INITIALIZED):
+        answer = await self._calls.call(self.description, *self._arguments("connect"), *more, *self._flags())
+        if answer.mentions(_NO_REPOSITORY):
             if missing := await self._check_bucket():
                 raise RepositoryError(f"{self.description}: {missing}")
-            raise NotInitializedError(f"{self.description}: no repository found")
+            raise self._not_initialized()
         self._check(answer)
         self._throttle()
         self._connected = True
+
+    def _not_initialized(self) -> NotInitializedError:
+        return NotInitializedError(f"{self.description}: no repository found")
+
+    async def _check_directory(self) -> None:
+        """Check that a directory has a repository: kopia would write to it, and disturb one that is being created.
+
+        Raises:
+            NotInitializedError: it has none.
+        """
+        storage = self._address.storage
+        if not isinstance(storage, FileStorage):
+            return
+        # A file system may not answer: kopia reports that.
+        with suppress(TimeoutError):
+            async with (
+                asyncio.timeout(self._probe_seconds),
+                run_in_background(lambda _: has_repository(storage.path), name="directory") as found,
+            ):
+                if not await found:
+                    raise self._not_initialized()
 
     async def open(self, read: Callable[[], Coroutine[Any, Any, _T]], *, read_only: bool = False) -> _T:
         """Return what `read` returns, and leave the repository connected.
@@ -192,6 +222,7 @@ class Repository:
         """
         if self._connected:
             return await read()
+        await self._check_directory()
         if self._write_config(read_only=read_only):
             try:
                 result = await run_apart(read, name="read-unconnected")
@@ -205,57 +236,69 @@ class Repository:
         await self.connect(read_only=read_only)
         return await read()
 
-    async def create(self) -> None:
-        """Create the repository in an empty storage, and connect to it.
-
-        A creation that fails because of the storage may have created it all the same: so the storage
-        is read again, without the cache, before the next attempt.
-
-        Raises:
-            RepositoryError: the storage is not empty, or cannot be written to.
-        """
-        self._address.storage.prepare_creation()
-        attempts = count()
-
-        async def attempt() -> None:
-            if next(attempts) and await self._is_created():
-                return
-            self._check(await self._calls.call_once(self.description, *self._arguments("create"), *self._flags()))
-
-        await self._calls.repeat(attempt)
-
-    async def _is_created(self) -> bool:
-        shutil.rmtree(self._work_dir.cache, ignore_errors=True)
-        try:
-            await self.connect()
-        except NotInitializedError:
-            return False
-        return True
-
     async def ensure(self) -> str:
         """Connect to the repository, create it if the storage is empty, and return its unique ID.
 
-        Creating is not atomic: a second creator makes unreadable what the first one wrote. So
-        a created repository is read again, without the cache.
-
         Raises:
-            RepositoryError: it can be neither opened nor created, or another process created
-                one at the same time.
+            RepositoryError: it can be neither opened nor created.
         """
         try:
             await self.connect()
         except NotInitializedError:
-            await self.create()
-            created = await self.unique_id()
-            await self.connect(cache_name=_VERIFY_CACHE)
-            found = await self.unique_id()
-            if found != created:
-                text = f"{self.description}: another process created it at the same time"
-                raise RepositoryError(text) from None
-            _logger.info("created %s", self.description)
-            self._created = True
-            return created
+            return await self._create()
         return await self.unique_id()
+
+    async def _create(self) -> str:
+        """Create a repository, connect to the one that the storage has then, and return its unique ID."""
+        self._address.storage.prepare_creation()
+        new = await create_apart(self._kopia, self._work_dir, self.description)
+        if not await self._put(new):
+            await self._clock.sleep(SETTLE_SECONDS)
+        await self.connect()
+        found = await self.unique_id()
+        if found != new.unique_id:
+            _logger.info("another process created %s at the same time", self.description)
+            return found
+        (await self.call(f"{self.description}: own its maintenance", *OWN_MAINTENANCE)).check()
+        _logger.info("created %s", self.description)
+        self._created = True
+        return found
+
+    async def _put(self, new: NewRepository) -> bool:
+        """Put a repository into a storage that has none; return False if that of another process may replace it."""
+        storage = self._address.storage
+        if isinstance(storage, FileStorage):
+            async with run_in_background(lambda _: new.install(storage.path), name="directory") as installed:
+                return await installed
+        if await self._is_empty():
+            await self._calls.repeat(partial(self._upload, new))
+        return False
+
+    async def _is_empty(self) -> bool:
+        """Return whether the storage has no objects; False if it has a repository by now.
+
+        Raises:
+            RepositoryError: it has objects, and no repository.
+        """
+        answer = await self._calls.call(self.description, *self._arguments("create"), *ONLY_CHECK)
+        if answer.mentions(CHECKED):
+            return True
+        try:
+            await self.connect()
+        except NotInitializedError:
+            self._check(answer)
+            raise
+        return False
+
+    async def _upload(self, new: NewRepository) -> None:
+        try:
+            answer = await new.upload(self._kopia, self._address.access.arguments, self.description)
+        except KopiaTimeoutError as e:
+            raise NoAnswerError("the storage is slow", str(e)) from e
+        self._calls.check_outage(answer)
+        # As of another process that was faster.
+        if not answer.mentions(OTHER_REPOSITORY):
+            self._check(answer)
 
     async def probe(self) -> Reachability:
         """Return whether the repository's storage answers, within half a minute.
@@ -339,7 +382,7 @@ class Repository:
         return ["repository", verb, *self._address.access.arguments]
 
     def _flags(self, cache_name: str = "") -> list[str]:
-        cache = self._work_dir.cache / cache_name if cache_name else self._work_dir.cache
+        cache = self._work_dir.cache / cache_name
         return [*IDENTITY_FLAGS, "--no-check-for-updates", f"--cache-directory={cache}", *self._cache.arguments]
 
     def _check(self, answer: KopiaAnswer) -> None:

@@ -22,7 +22,7 @@ from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, StallLimits, Watchdog
 from datamover.runtime.cancellation import run_beside
 
-__all__ = ["KopiaCaller", "StorageCalls", "WaitLog", "WaitReporter", "Waits"]
+__all__ = ["KopiaCaller", "NoAnswerError", "StorageCalls", "WaitLog", "WaitReporter", "Waits"]
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Waits:
         return min(_PROBE_SECONDS, max(timeout, _LEAST_PROBE_SECONDS))
 
 
-class _NoAnswerError(RepositoryError):
+class NoAnswerError(RepositoryError):
     """The storage does not answer, or is busy; `cause` is without what differs between attempts."""
 
     def __init__(self, cause: str, line: str) -> None:
@@ -219,7 +219,7 @@ class StorageCalls:
         while True:
             try:
                 result = await step()
-            except _NoAnswerError as e:
+            except NoAnswerError as e:
                 pause_seconds, lasted_seconds = outage.fail(), outage.lasted_seconds
                 if timeout and lasted_seconds >= timeout.total_seconds():
                     lasted = format_duration(timedelta(seconds=round(lasted_seconds)))
@@ -238,7 +238,7 @@ class StorageCalls:
             RepositoryError: it did: `repeat` repeats its step.
         """
         if not answer.succeeded and (cause := find_outage(answer.lines, answer.volume)):
-            raise _NoAnswerError(cause, answer.lines[-1])
+            raise NoAnswerError(cause, answer.lines[-1])
 
     async def _report_wait(self, message: str) -> None:
         if message != self._reported:

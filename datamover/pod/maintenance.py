@@ -179,6 +179,9 @@ class _Run:
         info = await self.repository.open(self.maintenance.read_info)
         status = await self.repository.status()
         self._check_identity(info, status)
+        if not info.owner:
+            # The creation of the repository was interrupted, and nothing was backed up since.
+            await self.maintenance.own()
         now = self.context.clock.now()
         foreign_at = find_foreign_run(info, await self._list_known_spans(now), now)
         result = MaintenanceResult(
@@ -214,9 +217,10 @@ class _Run:
                 f"{MaintenanceCause.OTHER_REPOSITORY}: {self.repository.description} has the unique ID "
                 f"{status.unique_id}, and {recorded} is recorded"
             )
-        if info.owner != IDENTITY:
-            owner = info.owner or "no identity"
-            raise MaintenanceError(f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {owner}, not to {IDENTITY}")
+        if info.owner not in {"", IDENTITY}:
+            raise MaintenanceError(
+                f"{MaintenanceCause.NOT_OWNER}: maintenance belongs to {info.owner}, not to {IDENTITY}"
+            )
 
     def _interval_differs(self, info: MaintenanceInfo) -> bool:
         """Return whether the full interval is to stay as it is, although the BackupRepository has another one."""

@@ -10,6 +10,7 @@ import pytest
 
 from core.clock import SystemClock
 from datamover.arguments import RepositoryOptions
+from datamover.kopia import repository as kopia_repository
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
@@ -48,6 +49,12 @@ def _kopia_on_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "KOPIA_PASSWORD"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_creators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repository that is created in a bucket is used at once."""
+    monkeypatch.setattr(kopia_repository, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="session")

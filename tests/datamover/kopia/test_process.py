@@ -8,7 +8,7 @@ import pytest
 
 from core.errors import KopiaCrashError, KopiaError, RepositoryError, StorageOutageError
 from core.redact import Redactor
-from datamover.kopia.process import Kopia, KopiaAnswer
+from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 
 _REFUSED = "dial tcp 10.0.0.1:9000: connect: connection refused"
 _GOROUTINE = "goroutine 7 gp=0xc0001 m=4 mp=0xc00a [running]:"
@@ -70,3 +70,14 @@ async def test_the_cause_of_a_panic_is_kept_and_its_stacks_are_not(tmp_path: Pat
     answer = await Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program)).call("list", "snapshot")
     assert answer.crashed
     assert answer.lines == ["before", "panic: no", _GOROUTINE]
+
+
+@pytest.mark.processes
+async def test_a_call_that_has_to_hurry_is_killed_a_time_after_its_line(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho early >&2\necho now writing >&2\nexec sleep 60\n")
+    program.chmod(0o755)
+    kopia = Kopia({"PATH": os.environ["PATH"]}, Redactor(), program=str(program))
+    with pytest.raises(KopiaTimeoutError) as late:
+        await kopia.call("create", "repository", hurry=("now", 0.1))
+    assert late.value.lines == ["early", "now writing"]

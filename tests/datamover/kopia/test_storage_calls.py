@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from core.errors import KopiaCrashError, StorageOutageError
 from core.redact import Redactor
+from datamover.kopia.creation import CHECKED, OTHER_REPOSITORY
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository, RepositoryAddress
 from datamover.kopia.stalls import StallLimits
 from datamover.kopia.storage_calls import Waits
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import FileStorage
+from datamover.storage.aws import AwsKeys
+from datamover.storage.s3 import S3Storage
 from tests.support.clock import LoopClock
 
 _REFUSED = "failed to open repository: cannot open storage: dial tcp 10.0.0.1:9000: connect: connection refused"
@@ -39,8 +42,9 @@ class _ScriptedKopia(Kopia):
         seconds: float | None = 0,
         more: Mapping[str, str] | None = None,
         output_fd: int | None = None,
+        hurry: tuple[str, float] | None = None,
     ) -> KopiaAnswer:
-        del seconds, more, output_fd
+        del seconds, more, output_fd, hurry
         self.verbs.append(" ".join(one for one in arguments[:3] if not one.startswith("-")))
         self.on_call()
         await asyncio.sleep(self.seconds)
@@ -77,7 +81,7 @@ def reports() -> _Reports:
 
 
 def _open(kopia: Kopia, folder: Path, reports: _Reports, timeout: timedelta = timedelta(minutes=10)) -> Repository:
-    storage, work_dir = FileStorage(folder / "r"), WorkDir(folder, folder / "kopia-cache")
+    storage, work_dir = S3Storage("b", "r/", keys=AwsKeys("key", "secret")), WorkDir(folder, folder / "kopia-cache")
     waits = Waits(LoopClock(), StallLimits(timeout), reports)
     return Repository(
         kopia, RepositoryAddress("repository r", storage, storage.access(work_dir)), work_dir, waits=waits
@@ -147,12 +151,22 @@ async def test_any_other_failure_is_not_repeated(tmp_path: Path, reports: _Repor
 
 
 @pytest.mark.looptime
-async def test_a_failed_creation_is_repeated_only_after_another_check(tmp_path: Path, reports: _Reports) -> None:
-    none = "repository not initialized in the provided storage"
-    kopia = _ScriptedKopia(none, _REFUSED, none, _BUSY)
+async def test_a_failed_upload_of_a_new_repository_is_repeated(tmp_path: Path, reports: _Reports) -> None:
+    """The storage may have it all the same, or that of another process."""
+    none, empty, other = "repository not initialized", CHECKED, OTHER_REPOSITORY
+    kopia = _ScriptedKopia(none, "", "", empty, _REFUSED, _BUSY, other)
+    kopia.on_call = partial(_write_repository, tmp_path / "new-repository")
     assert await _open(kopia, tmp_path, reports).ensure() == "0a"
-    connect, create, status = (f"repository {verb}" for verb in ("connect", "create", "status"))
-    assert kopia.verbs == [connect, create, connect, create, connect, status, connect, status]
+    connect, status = "repository connect", "repository status"
+    assert kopia.verbs[2:4] == ["repository create filesystem", "repository create"]
+    assert kopia.verbs[4:] == [*["repository sync-to s3"] * 3, connect, status, "maintenance set"]
+
+
+def _write_repository(folder: Path) -> None:
+    """Write what kopia does for a new repository, with the unique ID of the scripted answers."""
+    folder.mkdir(exist_ok=True)
+    (folder / "kopia.blobcfg.f").touch()
+    (folder / "kopia.repository.f").write_text('{"uniqueID": "Cg=="}')
 
 
 @pytest.mark.looptime

@@ -93,6 +93,16 @@ async def test_what_is_due_runs_once(released: MoverPod, other: PlainKopia) -> N
     assert len(runs["snapshot-gc"]) == 1
 
 
+async def test_without_an_owner_the_maintenance_is_ours(released: MoverPod, bucket: Path, tmp_path: Path) -> None:
+    """As after a creation that was killed once the repository was there."""
+    bucket.rename(tmp_path / "whole")
+    bucket.mkdir()
+    for name in (".shards", "kopia.repository.f"):
+        (tmp_path / "whole" / name).rename(bucket / name)
+    assert await released.maintain() == 0, released.message
+    assert released.result["mode"] == "full"
+
+
 async def test_a_deleted_snapshots_space_is_freed_and_the_others_stay(
     released: MoverPod, other: PlainKopia, bucket: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,163 @@
+"""Creations of one repository at once, and creations that something ended: whoever comes next can read it."""
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from core.clock import SystemClock
+from core.errors import RepositoryError
+from datamover.kopia.creation import create_apart
+from datamover.kopia.snapshots import list_snapshots
+from datamover.kopia.storage_calls import Waits
+from datamover.storage.providers import FileStorage, Storage
+from datamover.storage.s3 import S3Storage
+from tests.datamover.conftest import build_local_mover
+from tests.datamover.support.repositories import opened, s3_storage
+from tests.datamover.support.s3proxy import Fault, S3Proxy, run_s3_proxy
+from tests.datamover.support.s3server import S3Server
+
+pytestmark = pytest.mark.processes
+
+
+class _Settling(SystemClock):
+    """Waits until other creators have uploaded theirs, too, instead of for the seconds that this takes at most."""
+
+    def __init__(self, others: asyncio.Barrier) -> None:
+        self._others = others
+
+    async def sleep(self, seconds: float) -> None:
+        if not seconds:
+            await self._others.wait()
+        else:
+            await super().sleep(seconds)
+
+
+@pytest.fixture
+def proxy(s3: S3Server) -> Iterator[S3Proxy]:
+    with run_s3_proxy(s3) as proxy:
+        yield proxy
+
+
+def _bucket(proxy: S3Proxy, name: str) -> S3Storage:
+    return s3_storage(proxy.server, proxy.server.make_bucket(name), url=proxy.url)
+
+
+async def _check_readable(storage: Storage, *, created: bool) -> None:
+    with opened(storage) as repository:
+        await repository.ensure()
+        assert repository.created is created
+    with opened(storage) as repository:
+        assert await repository.open(partial(list_snapshots, repository.kopia), read_only=True) == []
+
+
+async def _wait_for(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def _back_up_at_once(folder: Path, number: int) -> None:
+    """As many processes, each with its own source, and no repository yet."""
+    for one in range(number):
+        (folder / f"source-{one}").mkdir(parents=True)
+        (folder / f"source-{one}" / "file").write_text(str(one))
+    movers = [build_local_mover(str(folder / "repository")) for _ in range(number)]
+    await asyncio.gather(*(each.back_up(folder / f"source-{one}", "", None) for one, each in enumerate(movers)))
+    assert len(await movers[0].list()) == number
+
+
+async def test_first_backups_at_once_all_succeed(tmp_path: Path) -> None:
+    await _back_up_at_once(tmp_path / "backups", 3)
+
+
+@pytest.mark.thorough
+async def test_first_backups_at_once_succeed_again_and_again(tmp_path: Path) -> None:
+    for attempt in range(4):
+        await _back_up_at_once(tmp_path / str(attempt), 4)
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        [".shards.tmp.0123"],
+        [".shards"],
+        [".shards", "kopia.repository.f.tmp.0123"],
+        [".shards", "kopia.repository.f"],
+        ["kopia.blobcfg.f"],
+        [".shards", "kopia.blobcfg.f"],
+    ],
+    ids=" ".join,
+)
+async def test_an_interrupted_creation_in_a_directory_is_completed(
+    repository: Path, tmp_path: Path, left: list[str]
+) -> None:
+    """The last two are what kopia's own creation leaves."""
+    (directory := tmp_path / "left").mkdir()
+    for name in left:
+        shutil.copy(repository / name.partition(".tmp")[0], directory / name)
+    await _check_readable(FileStorage(directory), created="kopia.repository.f" not in left)
+
+
+async def test_a_directory_without_links_gets_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", fail)
+    await _check_readable(FileStorage(tmp_path / "r"), created=True)
+    assert not list((tmp_path / "r").glob("*.tmp.*"))
+
+
+@pytest.mark.parametrize("written", ["kopia.repository", "s", "q", "x"])
+async def test_a_creation_that_ends_after_any_object_leaves_a_readable_repository(proxy: S3Proxy, written: str) -> None:
+    storage = _bucket(proxy, f"ended-{written.replace('.', '-')}")
+    proxy.armed = (f"PUT /{storage.bucket}/p/kopia/app/{written}", Fault.SILENCE)
+    with opened(storage) as repository:
+        creating = asyncio.create_task(repository.ensure(), name="creation")
+        await _wait_for(lambda: proxy.fault is not None)
+        creating.cancel()
+        await asyncio.wait({creating})
+    proxy.recover()
+    await _check_readable(storage, created=False)
+
+
+async def test_creators_of_which_each_found_an_empty_storage_agree(proxy: S3Proxy) -> None:
+    storage, settled = _bucket(proxy, "agree"), asyncio.Barrier(2)
+    proxy.stored_bytes = proxy.hold_bytes = 1
+    with (
+        opened(storage, waits=Waits(_Settling(settled))) as one,
+        opened(storage, waits=Waits(_Settling(settled))) as two,
+    ):
+        creating = asyncio.gather(one.ensure(), two.ensure())
+        await _wait_for(lambda: sum("PUT " in line and "kopia.repository" in line for line in proxy.requests) > 1)
+        proxy.hold_bytes = 0
+        first, second = await creating
+        assert first == second
+        assert one.created is not two.created
+    await _check_readable(storage, created=False)
+
+
+async def test_a_creator_that_is_late_uses_the_repository_that_is_there(proxy: S3Proxy) -> None:
+    storage = _bucket(proxy, "late")
+    with opened(storage) as late, opened(storage) as fast:
+        new = await create_apart(late.kopia, late.work_dir, "create")
+        assert await late._is_empty()
+        created = await fast.ensure()
+        assert not await late._put(new)
+        await late._upload(new)
+        assert await late.ensure() == created
+        assert not late.created
+
+
+async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3Proxy) -> None:
+    storage = _bucket(proxy, "objects")
+    proxy.server.put(storage.bucket, "p/kopia/app/p0123", b"data")
+    with opened(storage) as repository, pytest.raises(RepositoryError, match="the storage is not empty"):
+        await repository.ensure()
+    assert not any(line.startswith("PUT ") for line in proxy.requests)
