@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from core.clock import SystemClock
-from core.errors import DataPathError, KopiaError, RepositoryError
+from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.runtime.cancellation import run_in_background
@@ -81,7 +81,7 @@ async def open_private_run(
     Raises:
         DataPathError: the program does not exist, or it cannot be confined.
         KopiaError: there is no configuration.
-        RepositoryError: the storage's credentials cannot be used for a volume in use.
+        RepositoryError: the identity was not granted what replaces its token file.
     """
     found = shutil.which(program, path=environment.get("PATH"))
     if found is None:
@@ -92,7 +92,14 @@ async def open_private_run(
         home = Path(stack.enter_context(own))
         config = _read_config(environment)
         cache = _place_cache(config, home, (in_place or home) if means.in_place else None)
-        replacing = replace_token_files(config["storage"], environment, redactor=redactor, clock=SystemClock())
+        replacing = replace_token_files(
+            config["storage"],
+            environment,
+            redactor=redactor,
+            clock=SystemClock(),
+            # A tenant who controls the volume could have it read through a link at any moment; a jail lacks it.
+            keeps_azure=not access.in_use and not means.in_place,
+        )
         async with replacing as replacement:
             config["storage"]["config"] = replacement.config
             pipes = [
@@ -147,13 +154,7 @@ def _bounds(config: JsonDict, environment: Mapping[str, str], *, access: VolumeA
     repository = (Path(storage["config"]["path"]),) if storage["type"] == "filesystem" else ()
     # A restore writes nothing to the repository, and a link in its target may lead there.
     read_only = bool(config.get("readonly"))
-    token = azure_token_file(storage)
-    if token and access.in_use:
-        # A tenant who controls the volume could have it read through a link at any moment.
-        raise RepositoryError(
-            f"kopia would read {token} during the transfer, which is not possible for a volume that a pod uses: "
-            "set keys in spec.credential of the BackupStorageLocation"
-        )
+    token = azure_token_file(storage["config"])
     return Bounds(
         volume=access.path,
         read=(

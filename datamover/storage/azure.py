@@ -17,6 +17,7 @@ from core.errors import RepositoryError
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import (
+    AZURE_AUTHORITY,
     AZURE_METADATA,
     AzureAccountKey,
     AzureIdentity,
@@ -47,8 +48,6 @@ _INHERITED: Final = (
 )
 _KEYS: Final = ("AZURE_STORAGE_ACCOUNT_ACCESS_KEY", _STORAGE_KEY)
 """Variables of a credentials file with the account's key, unless `storageAccountKeyEnvVar` names another."""
-
-_PUBLIC_AUTHORITY: Final = "https://login.microsoftonline.com/"
 
 _OF_CERTIFICATE: Final = ("AZURE_CLIENT_CERTIFICATE_PASSWORD", "AZURE_CLIENT_SEND_CERTIFICATE_CHAIN")
 _USER: Final = "AZURE_USERNAME"
@@ -221,7 +220,7 @@ def _wanted_key(
         authority=config.get("activeDirectoryAuthorityURI", "")
         or cloud.authority
         or given.get(_AUTHORITY, "")
-        or _PUBLIC_AUTHORITY,
+        or AZURE_AUTHORITY,
         tenant=given.get(_TENANT, ""),
         client=given.get(_CLIENT, ""),
         secret=given.get(_SECRET, ""),

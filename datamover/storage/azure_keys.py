@@ -1,13 +1,20 @@
-"""The key of an Azure storage account, fetched from Azure's management with the identity of a client, pod or node.
+"""What an identity of Azure can get for kopia: the key of a storage account, or a signature for a container.
 
 Loaded only where a location needs it, since an HTTP client takes memory. kopia itself supports neither Azure's
-management nor the managed identity of a node. Does not know which location needs a key (`datamover.storage.azure`).
+management nor the managed identity of a node. Does not know which location needs what (`datamover.storage.azure`,
+`datamover.storage.token_files`).
 Source: Velero v1.18, exchangeStorageAccountAccessKey in pkg/util/azure/storage.go and NewCredential in credential.go;
-azidentity 1.13, managed_identity_client.go; Azure REST API, Storage Accounts - List Keys.
+azidentity 1.13, managed_identity_client.go; Azure REST API, Storage Accounts - List Keys, Get User Delegation Key,
+Create a user delegation SAS.
 """
 
+import hmac
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from html import unescape
 from http import HTTPStatus
 from typing import Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -26,7 +33,7 @@ from datamover.storage.token_requests import (
     send,
 )
 
-__all__ = ["fetch_account_key"]
+__all__ = ["AzureContainer", "fetch_account_key", "fetch_signature"]
 
 _METADATA_VERSION: Final = "2018-02-01"
 _KEYS_VERSION: Final = "2023-05-01"
@@ -34,6 +41,18 @@ _ASSERTION: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 
 _TOTAL: Final = timedelta(minutes=5)
 """As for reads of the cluster: a mover pod is not retried as a whole."""
+
+_STORAGE_AUDIENCE: Final = "https://storage.azure.com"
+_STORAGE_VERSION: Final = "2022-11-02"
+_PERMISSIONS: Final = "racwdl"
+_LONGEST: Final = timedelta(days=7)
+_SKEW: Final = timedelta(minutes=5)
+"""How far the storage's clock may be behind."""
+
+_KEY_FIELDS: Final = frozenset(
+    ("SignedOid", "SignedTid", "SignedStart", "SignedExpiry", "SignedService", "SignedVersion", "Value")
+)
+_KEY_FIELD: Final = re.compile(r"<(\w+)>([^<]*)</")
 
 _METADATA_BUSY: Final = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
 """While a node gets its identity, or the service is updated."""
@@ -118,3 +137,82 @@ class _SignIn:
         }
         url = f"{identity.authority.rstrip('/')}/{quote(identity.tenant, safe='')}/oauth2/v2.0/token"
         return Request(url, urlencode(form).encode())  # noqa: S310 - https, as checked
+
+
+@dataclass(frozen=True)
+class AzureContainer:
+    """A container, and who asks for access to it."""
+
+    account: str
+    domain: str
+    name: str
+    identity: AzureIdentity
+
+
+async def fetch_signature(wanted: AzureContainer, authority_pem: bytes, clock: Clock, redactor: Redactor) -> str:
+    """Return a shared access signature for the container, valid for a week; repeat requests for 5 minutes.
+
+    Args:
+        authority_pem: trusted in addition to those of the system.
+        redactor: learns each secret on the way.
+
+    Raises:
+        RepositoryError: the identity or the signature was not granted, or a service does not answer.
+    """
+    return await request_grant(
+        lambda: _sign(wanted, build_client(authority_pem), clock.now(), redactor),
+        clock,
+        within=_TOTAL,
+        name="azure-signature",
+    )
+
+
+def _sign(wanted: AzureContainer, client: OpenerDirector, now: datetime, redactor: Redactor) -> str:
+    token = _SignIn(wanted.identity, _STORAGE_AUDIENCE, client, redactor).token()
+    start, expiry = (time.strftime("%Y-%m-%dT%H:%M:%SZ") for time in (now - _SKEW, now - _SKEW + _LONGEST))
+    body = f"<KeyInfo><Start>{start}</Start><Expiry>{expiry}</Expiry></KeyInfo>"
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Content-Type": "application/xml",
+        "x-ms-version": _STORAGE_VERSION,
+    }
+    url = f"https://{wanted.account}.{wanted.domain}/?restype=service&comp=userdelegationkey"
+    attempted = (
+        f"cannot get a user delegation key of storage account {wanted.account} as {wanted.identity.description}, "
+        "which needs the action generateUserDelegationKey on the account"
+    )
+    answer = send(client, Request(url, body.encode(), headers), attempted).decode(errors="replace")
+    key = {name: unescape(value) for name, value in _KEY_FIELD.findall(answer)}
+    if _KEY_FIELDS - key.keys():
+        raise RefusedError(f"{attempted}: the answer has no key")
+    signature = _signature(wanted, key, start, expiry)
+    redactor.add(key["Value"], signature)
+    return signature
+
+
+def _signature(wanted: AzureContainer, key: Mapping[str, str], start: str, expiry: str) -> str:
+    """Return the query of a shared access signature for all that kopia does in the container."""
+    of_key = [key[name] for name in ("SignedOid", "SignedTid", "SignedStart", "SignedExpiry", "SignedService")]
+    signed = [
+        *(_PERMISSIONS, start, expiry, f"/blob/{wanted.account}/{wanted.name}"),
+        *(*of_key, key["SignedVersion"]),
+        # Of other users, a correlation, and addresses.
+        *("", "", "", ""),
+        *("https", _STORAGE_VERSION, "c"),
+        # Of a blob's version, an encryption scope, and headers of the answer.
+        *("", "", "", "", "", "", ""),
+    ]
+    digest = hmac.digest(b64decode(key["Value"]), "\n".join(signed).encode(), "sha256")
+    names = ("skoid", "sktid", "skt", "ske", "sks", "skv")
+    return urlencode(
+        {
+            "sv": _STORAGE_VERSION,
+            "sp": _PERMISSIONS,
+            "st": start,
+            "se": expiry,
+            "sr": "c",
+            "spr": "https",
+            **dict(zip(names, [*of_key, key["SignedVersion"]], strict=True)),
+            "sig": b64encode(digest).decode(),
+        }
+    )

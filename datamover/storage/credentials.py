@@ -15,6 +15,7 @@ from typing import Final
 from core.errors import RepositoryError
 
 __all__ = [
+    "AZURE_AUTHORITY",
     "AZURE_METADATA",
     "GOOGLE_FILE",
     "AzureAccountKey",
@@ -28,6 +29,9 @@ __all__ = [
 
 GOOGLE_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 """The variable that names the credentials file of Google's library."""
+
+AZURE_AUTHORITY: Final = "https://login.microsoftonline.com/"
+"""Where identities of the public cloud sign in."""
 
 AZURE_METADATA: Final = "http://169.254.169.254"
 """The instance metadata service of every virtual machine of Azure."""

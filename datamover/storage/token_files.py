@@ -23,7 +23,13 @@ from core.errors import RepositoryError, StorageOutageError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.storage.aws import AwsAssumedRole, AwsKeys, AwsRole, find_aws_identity
-from datamover.storage.credentials import GOOGLE_FILE, google_token_file, read_inherited
+from datamover.storage.credentials import (
+    AZURE_AUTHORITY,
+    GOOGLE_FILE,
+    AzureIdentity,
+    google_token_file,
+    read_inherited,
+)
 from datamover.storage.loopback import LoopbackAnswer, serve_on_loopback
 
 __all__ = ["Replacement", "azure_token_file", "replace_token_files"]
@@ -33,6 +39,8 @@ _OWN_CREDENTIALS: Final = ("accessKeyID", "storageKey", "sasToken", "ClientSecre
 
 _AWS_HEADER: Final = "x-amz-security-token"
 _GOOGLE_HEADER: Final = "authorization"
+
+_AZURE_DOMAIN: Final = "blob.core.windows.net"
 
 _WITHIN: Final = timedelta(seconds=30)
 """How long one request is repeated: kopia waits a minute for an answer, and then asks again."""
@@ -48,7 +56,7 @@ class Replacement:
 
 @asynccontextmanager
 async def replace_token_files(
-    storage: JsonDict, environment: Mapping[str, str], *, redactor: Redactor, clock: Clock
+    storage: JsonDict, environment: Mapping[str, str], *, redactor: Redactor, clock: Clock, keeps_azure: bool = False
 ) -> AsyncIterator[Replacement]:
     """Yield what kopia needs in the place of token files; it is valid during the block.
 
@@ -56,13 +64,16 @@ async def replace_token_files(
         storage: the `storage` object of kopia's configuration, with the keys that it has.
         environment: of kopia.
         redactor: learns the secrets.
+        clock: measures how long requests are repeated.
+        keeps_azure: kopia may read a token file of Azure itself.
 
     Raises:
-        RepositoryError: a credentials file of Google cannot be read.
+        RepositoryError: a credentials file of Google cannot be read, or Azure grants no signature.
     """
     config: JsonDict = storage["config"]
     replace = _REPLACE.get(storage["type"])
-    if replace is None or any(config.get(key) for key in _OWN_CREDENTIALS):
+    keeps = keeps_azure and storage["type"] == "azureBlob"
+    if replace is None or keeps or any(config.get(key) for key in _OWN_CREDENTIALS):
         yield Replacement(config)
         return
     async with replace(config, environment, redactor, clock) as replacement:
@@ -153,14 +164,42 @@ def _read_subject_token(file: Path) -> LoopbackAnswer:
         return LoopbackAnswer(text.encode(), HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
-def azure_token_file(storage: JsonDict) -> str | None:
-    """Return the file with a federated token that kopia opens by itself, again and again; None: there is none."""
-    config = storage["config"]
+@asynccontextmanager
+async def _replace_for_azure(
+    config: JsonDict, environment: Mapping[str, str], redactor: Redactor, clock: Clock
+) -> AsyncIterator[Replacement]:
+    file = azure_token_file(config)
+    if file is None:
+        yield Replacement(config)
+        return
+    from datamover.storage.azure_keys import AzureContainer, fetch_signature  # noqa: PLC0415 - few locations need it
+
+    authority = environment.get("AZURE_AUTHORITY_HOST") or AZURE_AUTHORITY
+    container = AzureContainer(
+        account=config["storageAccount"],
+        domain=config.get("storageDomain") or _AZURE_DOMAIN,
+        name=config["container"],
+        identity=AzureIdentity(authority, config["TenantID"], config["ClientID"], token_file=file),
+    )
+    signature = await fetch_signature(container, _read_authority(environment), clock, redactor)
+    yield Replacement(config | {"azureFederatedTokenFile": "", "sasToken": signature})
+
+
+def azure_token_file(config: JsonDict) -> str | None:
+    """Return the file with a federated token that kopia opens by itself, again and again; None: there is none.
+
+    Args:
+        config: of a storage.
+    """
     file = config.get("azureFederatedTokenFile", "")
     own = any(config.get(key) for key in _OWN_CREDENTIALS)
     return file if file and not own and Path(file).is_file() else None
 
 
 _Replace = Callable[[JsonDict, Mapping[str, str], Redactor, Clock], AbstractAsyncContextManager[Replacement]]
-_REPLACE: Final[Mapping[str, _Replace]] = {"s3": _replace_for_s3, "gcs": _replace_for_google}
+_REPLACE: Final[Mapping[str, _Replace]] = {
+    "s3": _replace_for_s3,
+    "gcs": _replace_for_google,
+    "azureBlob": _replace_for_azure,
+}
 """Keyed by kopia's type of storage."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from core.errors import AgentError, DataPathError, KopiaError, RepositoryError
+from core.errors import AgentError, DataPathError, KopiaError
 from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.kopia.private_run import VolumeAccess, open_private_run
@@ -129,19 +129,33 @@ def _azure(folder: Path, **own: str) -> JsonDict:
     file = folder / "tokens" / "token"
     file.parent.mkdir()
     file.write_text("token of the service account")
-    config = {"azureFederatedTokenFile": str(file), "TenantID": "t", "ClientID": "c", **own}
+    config = {"storageAccount": "a", "container": "b", "TenantID": "t", "ClientID": "c", **own}
+    config["azureFederatedTokenFile"] = str(file)
     return {"type": "azureBlob", "config": config}
 
 
+@pytest.mark.parametrize(
+    ("in_use", "means"),
+    [(False, _MEANS), (True, _MEANS), (False, Means(missing="x", chroot=True))],
+    ids=["of a snapshot", "in use", "in the jail of a mover pod"],
+)
 async def test_a_token_file_of_azure_can_be_read_unless_a_pod_uses_the_volume(
-    tmp_path: Path, bounds: list[Bounds]
+    tmp_path: Path, bounds: list[Bounds], monkeypatch: pytest.MonkeyPatch, *, in_use: bool, means: Means
 ) -> None:
+    """Else kopia gets a signature: its jail has no such file."""
+
+    async def fetch_signature(*_: object) -> str:
+        return "sig=s"
+
+    monkeypatch.setattr("datamover.storage.azure_keys.fetch_signature", fetch_signature)
+    kept = means is _MEANS and not in_use
     environment = _environment(tmp_path, _azure(tmp_path), {})
-    async with _open("true", environment, VolumeAccess(tmp_path / "v"), _MEANS):
-        assert bounds[0].read == (tmp_path / "v", tmp_path / "tokens")
-    with pytest.raises(RepositoryError, match="which is not possible for a volume that a pod uses: set keys in"):
-        async with _open("true", environment, VolumeAccess(tmp_path / "v", in_use=True), _MEANS):
-            pass
+    access = VolumeAccess(tmp_path / "v", in_use=in_use)
+    async with _open("true", environment, access, means) as run:
+        (run.home / "repository.config.kopia-password").read_bytes()
+        config = json.loads((run.home / "repository.config").read_bytes())["storage"]["config"]
+    assert bounds[0].read == (tmp_path / "v", *((tmp_path / "tokens",) if kept else ()))
+    assert (config.get("sasToken"), bool(config["azureFederatedTokenFile"])) == (None if kept else "sig=s", kept)
 
 
 async def test_a_token_file_beside_a_key_is_no_obstacle(tmp_path: Path, bounds: list[Bounds]) -> None:

@@ -11,7 +11,8 @@ from core.models.storage import BackupStorageLocation
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.azure import AzureStorage
-from datamover.storage.credentials import CredentialsText
+from datamover.storage.azure_keys import AzureContainer, fetch_signature
+from datamover.storage.credentials import AzureIdentity, CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
 from tests.datamover.support.identities import CLIENT, CLIENT_SECRET, TENANT, AzureIdentities
 from tests.datamover.support.internet import Answer, Internet, Request, serve_internet, serve_plain
@@ -198,3 +199,24 @@ async def test_other_clouds_have_their_own_management(
     assert storage.account_key.management == "https://management.chinacloudapi.cn"
     assert storage.account_key.audience == "https://management.core.chinacloudapi.cn/"
     assert storage.account_key.identity.authority == "https://login.chinacloudapi.cn/"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Answer("<Error><Message>not on this account</Message></Error>", 403), "windows.net: 403 not on this account"),
+        (Answer("<UserDelegationKey><Value>dmFsdWU=</Value></UserDelegationKey>"), "the answer has no key"),
+    ],
+    ids=["denied", "incomplete"],
+)
+async def test_a_signature_that_is_not_granted_is_reported_with_what_it_needs(
+    internet: Internet, tmp_path: Path, answer: Answer, reason: str
+) -> None:
+    internet.hosts[f"{_ACCOUNT}.blob.core.windows.net"] = lambda _: answer
+    file = tmp_path / "token"
+    file.write_text(_TOKEN)
+    identity = AzureIdentity("https://login.microsoftonline.com/", TENANT, CLIENT, token_file=str(file))
+    container = AzureContainer(_ACCOUNT, "blob.core.windows.net", "backups", identity)
+    needed = f"which needs the action generateUserDelegationKey on the account: .*{reason}"
+    with pytest.raises(RepositoryError, match=needed):
+        await fetch_signature(container, internet.ca_pem.encode(), _QuickClock(), Redactor())

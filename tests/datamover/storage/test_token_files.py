@@ -140,6 +140,6 @@ async def test_a_google_file_without_a_token_file_is_passed_as_it_is(tmp_path: P
 
 def test_a_federated_token_file_of_azure_is_used_unless_there_is_a_secret(token_file: Path) -> None:
     config = {"azureFederatedTokenFile": str(token_file)}
-    assert azure_token_file({"type": "azureBlob", "config": config}) == str(token_file)
+    assert azure_token_file(config) == str(token_file)
     for other in ({"sasToken": "s"}, {"azureFederatedTokenFile": f"{token_file}-missing"}):
-        assert azure_token_file({"type": "azureBlob", "config": config | other}) is None
+        assert azure_token_file(config | other) is None

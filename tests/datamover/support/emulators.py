@@ -30,6 +30,8 @@ def bearer_token(audience: str, lifetime_seconds: int = 3600) -> str:
     claims = {
         "aud": audience,
         "iss": "https://sts.windows.net/tenant/",
+        "oid": "object-of-the-client",
+        "tid": "tenant",
         "iat": now,
         "nbf": now - 60,
         "exp": now + lifetime_seconds,

@@ -65,7 +65,9 @@ class AzureIdentities:
     federated_token: str = ""
     denies_keys: bool = False
     failures: int = 0
+    lifetime: timedelta = timedelta(hours=1)
     requests: list[str] = field(default_factory=list)
+    granted: dict[str, datetime] = field(default_factory=dict)
 
     def login(self, request: Request) -> Answer:
         """Answer as login.microsoftonline.com."""
@@ -128,7 +130,16 @@ class AzureIdentities:
         return form.get("client_secret") == CLIENT_SECRET
 
     def _token(self, audience: str) -> Answer:
-        return Answer({"access_token": bearer_token(audience), "token_type": "Bearer", "expires_in": 3599})
+        seconds = int(self.lifetime.total_seconds())
+        token = bearer_token(audience)
+        self.granted[token] = datetime.now(UTC) + 2 * self.lifetime
+        return Answer({"access_token": token, "token_type": "Bearer", "expires_in": seconds})
+
+    def check(self, headers: Message) -> Refusal | None:
+        """Return the storage's answer to a request whose token has expired: twice as late as it is said to."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        accepted = scheme != "Bearer" or datetime.now(UTC) < self.granted[token]
+        return None if accepted else Refusal(401, "<Error><Code>InvalidAuthenticationInfo</Code></Error>")
 
 
 class GoogleIdentities:
