@@ -5,6 +5,7 @@ Source: kopia 0.23.1, snapshot/upload/upload.go (copyWithProgress); Linux, proc_
 """
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,21 +15,29 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import running_children
 from datamover.runtime.tree import escape_controls
 
-__all__ = ["EndlessFiles"]
+__all__ = ["EndlessFile", "EndlessFiles", "Reading"]
 
 _BEYOND_BYTES: Final = 1 << 30
 """How much of a file may be read beyond its size, which some file systems do not know."""
 
 _GROWTH: Final = 4
 _GROWN_BYTES: Final = 64 << 30
-"""How far a file that grows may be read: so many times the size that it had when its first GiB was read, or so far."""
+"""How far a file that grows may be read: so many times the size that it had at first, or so far."""
 
 
-class _Reading(NamedTuple):
+class Reading(NamedTuple):
     """A file that a process reads: the descriptor's link in `/proc`, and its path for that process."""
 
     link: Path
     path: str
+
+
+class EndlessFile(NamedTuple):
+    """A file that is read beyond its end; `certain`: beyond all limits."""
+
+    path: str
+    text: str
+    certain: bool
 
 
 class EndlessFiles:
@@ -36,44 +45,53 @@ class EndlessFiles:
 
     def __init__(self, processes: Callable[[], Iterable[int]] = running_children) -> None:
         self._processes = processes
-        self._read_bytes: dict[_Reading, int] = {}
-        self._first_bytes: dict[tuple[int, int], int] = {}
-        self._exceeding: set[_Reading] = set()
+        self._read_bytes: dict[Reading, int] = {}
+        self._size_bytes: dict[Reading, int] = {}
+        self._first_bytes: dict[Reading, int] = {}
+        self._first_beyond_bytes: dict[Reading, int] = {}
 
-    def observe(self) -> dict[_Reading, int]:
-        """Return how far each file is read, if that is beyond its first GiB, and further than at the last call."""
+    def observe(self) -> list[Reading]:
+        """Look how far each file is read, and return those to measure: more of them was read since the last call."""
         before, self._read_bytes = self._read_bytes, dict(self._readings())
-        return {one: count for one, count in self._read_bytes.items() if count > before.get(one, 0)}
+        return [one for one, count in self._read_bytes.items() if count > before.get(one, 0)]
 
-    def judge(self, read_bytes: dict[_Reading, int], _: ShouldStop) -> str:
-        """Return which of the files has no end, or an empty string; may hang, as their file system may."""
-        before, self._exceeding = self._exceeding, set()
-        for one, count in read_bytes.items():
+    def measure(self, files: Iterable[Reading], _: ShouldStop) -> None:
+        """Read the sizes of files; may hang, as their file system may."""
+        for one in files:
             # It may be closed by now.
             with suppress(OSError):
                 found = one.link.stat()
-                first_bytes = self._first_bytes.setdefault((found.st_dev, found.st_ino), found.st_size)
-                if count <= min(found.st_size + _BEYOND_BYTES, max(_GROWN_BYTES, _GROWTH * first_bytes)):
-                    continue
-                # The next read of one that was cut meanwhile is at its end.
-                self._exceeding.add(one)
-                if one in before:
-                    return (
-                        f"{escape_controls(one.path)} has no end, or grows as fast as it is read: {count} bytes were "
-                        f"read, and its size is {found.st_size}: leave it out by an ignore rule in kopia's policy"
-                    )
-        return ""
+                if stat.S_ISREG(found.st_mode):
+                    self._size_bytes[one] = found.st_size
 
-    def _readings(self) -> Iterator[tuple[_Reading, int]]:
+    def find(self) -> EndlessFile | None:
+        """Return a file that is read beyond its end; None: there is none."""
+        for known in (self._size_bytes, self._first_bytes, self._first_beyond_bytes):
+            for one in known.keys() - self._read_bytes.keys():
+                del known[one]
+        for one, size_bytes in self._size_bytes.items():
+            count, first_bytes = self._read_bytes[one], self._first_bytes.setdefault(one, size_bytes)
+            grown_bytes = max(_GROWN_BYTES, _GROWTH * first_bytes)
+            # The next read of one that was cut meanwhile is at its end.
+            if count > min(size_bytes, grown_bytes) and count > self._first_beyond_bytes.setdefault(one, count):
+                path = escape_controls(one.path)
+                text = (
+                    f"no end of {path}: {count} bytes of it were read, and its size is {size_bytes}: leave it out by "
+                    "an ignore rule in kopia's policy"
+                )
+                return EndlessFile(path, text, certain=count > min(size_bytes + _BEYOND_BYTES, grown_bytes))
+        return None
+
+    def _readings(self) -> Iterator[tuple[Reading, int]]:
         for process in (Path(f"/proc/{pid}") for pid in self._processes()):
             # It may have exited.
             with suppress(OSError):
                 root = str((process / "root").readlink()).rstrip("/")
                 for info in (process / "fdinfo").iterdir():
                     with suppress(OSError):
-                        if (count := _position(info.read_text())) > _BEYOND_BYTES:
+                        if count := _position(info.read_text()):
                             link = process / "fd" / info.name
-                            yield _Reading(link, str(link.readlink()).removeprefix(root)), count
+                            yield Reading(link, str(link.readlink()).removeprefix(root)), count
 
 
 def _position(text: str) -> int:

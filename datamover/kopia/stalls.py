@@ -204,7 +204,7 @@ class Watchdog:
 
     async def _watch(self, attempted: str, meter: Meter, output: Iterable[str], canceler: Canceler) -> None:
         """Check for activity until the work has been stalled for too long, or a file that it reads has no end."""
-        detector, files = StallDetector(self.limits), EndlessFiles()
+        detector, endless, files = StallDetector(self.limits), StallDetector(self.limits), EndlessFiles()
         last = self.clock.monotonic()
         while True:
             await self.clock.sleep(self.limits.check_seconds)
@@ -214,7 +214,7 @@ class Watchdog:
                 await meter.refresh()
                 due = detector.observe(meter.activity, elapsed_seconds)
                 error = await self._inspect(attempted, meter, output, detector) if due else None
-                error = error or await _find_endless(attempted, files)
+                error = error or await self._check_files(attempted, files, endless, elapsed_seconds)
             except Exception:
                 # Nothing else limits a stall.
                 _logger.exception("%s: cannot check for a stall", attempted)
@@ -240,6 +240,23 @@ class Watchdog:
         await self.warn(f"no progress for {idle}: {reachability.message}{shown}")
         return None
 
+    async def _check_files(
+        self, attempted: str, files: EndlessFiles, detector: StallDetector, elapsed_seconds: float
+    ) -> AgentError | None:
+        """Report a file that is read beyond its end; return the error of the work if it has none."""
+        if advanced := files.observe():
+            # The volume may hang: the end of the block waits for a second.
+            async with run_in_background(partial(files.measure, advanced), name="file-sizes"):
+                pass
+        found = files.find()
+        # Any other value begins again.
+        due = detector.observe(found.path if found else self.clock.monotonic(), elapsed_seconds)
+        if found and (found.certain or detector.timed_out(reachable=False)):
+            return DataPathError(f"{attempted}: {found.text}")
+        if found and due:
+            await self.warn(found.text)
+        return None
+
     async def _probe(self) -> Reachability:
         """Return whether the repository answers; if that cannot be found out, the longer timeout applies."""
         try:
@@ -247,14 +264,3 @@ class Watchdog:
         except Exception as e:
             _logger.exception("cannot probe the repository")
             return Reachability(reachable=True, message=f"cannot probe the repository: {e!r}")
-
-
-async def _find_endless(attempted: str, files: EndlessFiles) -> AgentError | None:
-    """Return the error of the work if a file that it reads has no end."""
-    if not (observed := files.observe()):
-        return None
-    # The volume may hang: the end of the block waits for a second.
-    async with run_in_background(partial(files.judge, observed), name="file-sizes") as judging:
-        pass
-    found = "" if judging.cancelled() else judging.result()
-    return DataPathError(f"{attempted}: {found}") if found else None
