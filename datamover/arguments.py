@@ -243,6 +243,7 @@ class LocalBackup:
     name: str = ""
     compression: Compression = Compression.NONE
     ignore_files: bool = False
+    read_all_files: bool = False
 
 
 @dataclass(frozen=True)
@@ -410,7 +411,7 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
     if parsed.command == MoverVerb.BACKUP:
         if parsed.source is None:
             raise ConfigError("required argument: --source")
-        return LocalBackup(parsed.source, parsed.name, parsed.compression, parsed.ignore_files)
+        return LocalBackup(parsed.source, parsed.name, parsed.compression, parsed.ignore_files, parsed.read_all_files)
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
     return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite)

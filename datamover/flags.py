@@ -89,6 +89,11 @@ def build_parser() -> argparse.ArgumentParser:
     local.add_argument(
         "--name", metavar="NAME", default="", help="source of the snapshots in the repository (default: the path)"
     )
+    local.add_argument(
+        "--read-all-files",
+        action="store_true",
+        help="also read files whose size and time are those of the backup before",
+    )
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
     backup.add_argument(

@@ -22,6 +22,7 @@ from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalResto
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.run import DataPath
+from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
@@ -95,7 +96,7 @@ class LocalMover:
         self._stop = stop
         self._redactor = redactor or Redactor()
 
-    async def back_up(
+    async def back_up(  # noqa: PLR0913 - one for each option
         self,
         source: Path,
         name: str,
@@ -103,6 +104,7 @@ class LocalMover:
         *,
         compression: Compression = Compression.NONE,
         ignore_files: bool = False,
+        read_all_files: bool = False,
     ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
@@ -114,6 +116,7 @@ class LocalMover:
             compression=compression,
             limits=self._limits,
             ignore_files=ignore_files,
+            parent=NO_PARENT if read_all_files else AUTO_PARENT,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 
@@ -233,8 +236,10 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
-        case LocalBackup(source, name, compression, ignore_files):
-            result = await mover.back_up(source, name, bar, compression=compression, ignore_files=ignore_files)
+        case LocalBackup(source, name, compression, ignore_files, read_all):
+            result = await mover.back_up(
+                source, name, bar, compression=compression, ignore_files=ignore_files, read_all_files=read_all
+            )
             _print_backup(result, as_json=options.json)
         case LocalRestore(snapshot_id, target, overwrite):
             if not overwrite:

@@ -236,11 +236,12 @@ def test_a_deletions_flag_that_is_none_is_invalid(flag: str, error: str) -> None
         (["backup", "--source=/data"], LocalBackup(Path("/data"))),
         (["backup", "--source=/data", "--name=mine"], LocalBackup(Path("/data"), "mine")),
         (["backup", "--source=/data", "--compression=zstd"], LocalBackup(Path("/data"), "", Compression.ZSTD)),
+        (["backup", "--source=/data", "--read-all-files"], LocalBackup(Path("/data"), read_all_files=True)),
         (["restore", "--snapshot=abc", "--target=/out"], LocalRestore("abc", Path("/out"))),
         (["restore", "--snapshot=abc", "--target=/out", "--overwrite"], LocalRestore("abc", Path("/out"), True)),
         (["list"], LocalList()),
     ],
-    ids=["backup", "backup with a name", "compressed backup", "restore", "restore over files", "list"],
+    ids=["backup", "with a name", "compressed", "of all files", "restore", "restore over files", "list"],
 )
 def test_a_repository_on_the_command_line_is_local_mode(
     argv: list[str], command: LocalBackup | LocalRestore | LocalList

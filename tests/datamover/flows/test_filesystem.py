@@ -13,6 +13,7 @@ import pytest
 
 from datamover.local.command import LocalMover
 from tests.datamover.support.mounts import need_root
+from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
 from tests.datamover.support.unconfined import leave_unconfined
@@ -27,6 +28,19 @@ async def _kopia_reading() -> AsyncIterator[None]:
         while not running_kopia("snapshot create"):
             await asyncio.sleep(0.001)
     yield
+
+
+async def test_content_that_changes_under_the_same_size_and_time_is_backed_up_where_all_files_are_read(
+    local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    file = tmp_path / "volume" / "file"
+    file.parent.mkdir()
+    for text, read_all in (("old", False), ("new", False), ("new", True)):
+        file.write_text(text)
+        os.utime(file, ns=(0, 0))
+        await local_mover.back_up(file.parent, "", None, read_all_files=read_all)
+    old, unnoticed, new = (one["rootEntry"]["obj"] for one in kopia.snapshots())
+    assert old == unnoticed != new
 
 
 async def test_files_that_are_deleted_before_they_are_read_are_skipped(local_mover: LocalMover, tmp_path: Path) -> None:
