@@ -28,6 +28,7 @@ __all__ = [
     "OTHER_REPOSITORY",
     "OWN_MAINTENANCE",
     "SETTLE_SECONDS",
+    "STORAGE_CONFIG",
     "NewRepository",
     "create_apart",
     "has_repository",
@@ -39,7 +40,8 @@ _BLOB: Final = ".f"
 
 _SHARDS: Final = ".shards"
 _FORMAT: Final = f"kopia.repository{_BLOB}"
-_STORAGE_CONFIG: Final = f"kopia.blobcfg{_BLOB}"
+STORAGE_CONFIG: Final = "kopia.blobcfg"
+_STORAGE_CONFIG: Final = f"{STORAGE_CONFIG}{_BLOB}"
 
 _UPLOAD: Final = "Synchronizing repositories"
 """kopia's line before it looks whether the storage has a repository, and writes its own if it has none."""

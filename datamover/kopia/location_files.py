@@ -1,15 +1,18 @@
 """All files of a storage location, with kopia as the client of its storage.
 
 kopia reads any blob of a repository. So it gets a configuration whose storage is a path that holds no repository,
-read-only, and the format of an empty repository, which kopia takes from its cache. Nothing is written to the location.
+read-only, and the format of an empty repository, which kopia takes from its cache. Nothing is written to the location,
+except to remove a file.
 Source: kopia 0.23.1, repo/format/format_manager.go and format_blob_cache.go, repo/blob/readonly,
 cli/command_blob_list.go and command_blob_show.go.
 """
 
 import json
 import shutil
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from core.models.base import JsonDict, WireModel
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config
@@ -55,7 +58,7 @@ class LocationFiles:
     def _cache(self) -> Path:
         return self._work_dir.path / _FOLDER / "cache"
 
-    async def prepare(self, storage: JsonDict) -> None:
+    async def prepare(self, storage: JsonDict, *, read_only: bool = True) -> None:
         """Write kopia's configuration for `storage`, as in the file of a client, and the format to its cache.
 
         Raises:
@@ -68,7 +71,7 @@ class LocationFiles:
         (await self.call("repository", "create", *empty, QUICK_FORMAT, *IDENTITY_FLAGS)).check()
         for name in _FORMAT:
             shutil.copyfile(folder / "empty-cache" / name, self._cache / name)
-        config = build_config(storage, cache=self._cache, limit=CacheLimit(), read_only=True)
+        config = build_config(storage, cache=self._cache, limit=CacheLimit(), read_only=read_only)
         self._work_dir.write(_CONFIG, json.dumps(config).encode())
 
     async def list_folders(self) -> list[str]:
@@ -80,9 +83,27 @@ class LocationFiles:
             DataPathError: the storage cannot be listed.
         """
         with open_output(self._work_dir) as file:
-            answer = await self.call("blob", "list", "--json", output_fd=file.fileno())
-            parts = (blob.id.partition("/") for blob in read_elements(answer, file, Blob))
+            parts = (name.partition("/") for name in await self._list(file))
             return sorted({name for name, slash, _ in parts if name and slash})
+
+    async def remove_if_only(self, name: str) -> bool:
+        """Remove the file if there is no other one; return whether it has been removed.
+
+        Raises:
+            DataPathError: the storage cannot be listed, or not be written to.
+        """
+        with open_output(self._work_dir) as file:
+            if list(islice(await self._list(file), 2)) != [name]:
+                return False
+        # kopia would write a log to the storage, encrypted with the key of the empty repository.
+        flags = ("--dangerous-commands=enabled", "--disable-repository-log")
+        (await self.call("blob", "delete", name, *flags)).check()
+        return True
+
+    async def _list(self, file: IO[bytes]) -> Iterator[str]:
+        """Return the names of all files, by way of the open file."""
+        answer = await self.call("blob", "list", "--json", output_fd=file.fileno())
+        return (blob.id for blob in read_elements(answer, file, Blob))
 
     async def call(self, *arguments: str, output_fd: int | None = None) -> KopiaAnswer:
         """Return kopia's answer."""

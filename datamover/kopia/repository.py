@@ -25,10 +25,12 @@ from datamover.kopia.creation import (
     OTHER_REPOSITORY,
     OWN_MAINTENANCE,
     SETTLE_SECONDS,
+    STORAGE_CONFIG,
     NewRepository,
     create_apart,
     has_repository,
 )
+from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
 from datamover.kopia.request_time import RequestTime
 from datamover.kopia.stalls import Reachability
@@ -286,9 +288,20 @@ class Repository:
         try:
             await self.connect()
         except NotInitializedError:
+            if await self._remove_remains():
+                return True
             self._check(answer)
             raise
         return False
+
+    async def _remove_remains(self) -> bool:
+        """Remove what kopia's own creation leaves if it is interrupted; return whether that was all."""
+        config = self._address.storage.config()
+        if config is None:
+            return False
+        files = LocationFiles(self._kopia, self._work_dir, self.description)
+        await files.prepare(config, read_only=False)
+        return await files.remove_if_only(STORAGE_CONFIG)
 
     async def _upload(self, new: NewRepository) -> None:
         try:

@@ -155,9 +155,18 @@ async def test_a_creator_that_is_late_uses_the_repository_that_is_there(proxy: S
         assert not late.created
 
 
-async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3Proxy) -> None:
+async def test_what_kopias_own_creation_leaves_in_a_bucket_is_replaced(proxy: S3Proxy) -> None:
+    storage = _bucket(proxy, "remains")
+    proxy.server.put(storage.bucket, "p/kopia/app/kopia.blobcfg", b"encrypted")
+    await _check_readable(storage, created=True)
+    assert not (proxy.server.folder / storage.bucket / "p/kopia/app/kopia.blobcfg").exists()
+
+
+@pytest.mark.parametrize("objects", [["p0123"], ["kopia.blobcfg", "p0123"]], ids=" ".join)
+async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3Proxy, objects: list[str]) -> None:
     storage = _bucket(proxy, "objects")
-    proxy.server.put(storage.bucket, "p/kopia/app/p0123", b"data")
+    for name in objects:
+        proxy.server.put(storage.bucket, f"p/kopia/app/{name}", b"data")
     with opened(storage) as repository, pytest.raises(RepositoryError, match="the storage is not empty"):
         await repository.ensure()
-    assert not any(line.startswith("PUT ") for line in proxy.requests)
+    assert not any(line.startswith(("PUT ", "DELETE ", "POST ")) for line in proxy.requests)
