@@ -1,18 +1,21 @@
 """A verification by a restore: the scratch volume, what is compared, and that nothing stays."""
 
 import asyncio
+import itertools
 from datetime import timedelta
 
 import pytest
 from msgspec.structs import replace
 
+from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.transport import Request, Response
 from core.models.base import JsonDict, format_time
 from nodeagent.operations.restores.objects import PlannedRestore, RestoreRequest
 from nodeagent.operations.verifications.view import VolumeOutcome
 from tests.nodeagent.support.restore_scene import DATA, saved
 from tests.nodeagent.support.verification_scene import VerificationScene, failed
-from tests.support.clock import NOON
+from tests.support.clock import NOON, LoopClock
 
 pytestmark = pytest.mark.looptime
 
@@ -117,6 +120,38 @@ async def test_what_a_killed_command_has_left_is_removed_and_named() -> None:
         f"removed PVC velero/nodeagent-verify-{number}, which a verification that was killed had left"
         for number in (1, 2)
     ]
+
+
+async def _is_killed_after(scene: VerificationScene, writes: int) -> bool:
+    """Return whether a run sends so many requests that change something; it is killed by then."""
+    kube, inner, sent = scene.base.kube, scene.base.kube.request, 0
+
+    async def request(what: Request) -> Response:
+        nonlocal sent
+        answer = await inner(what) if sent < writes else None
+        sent += what.method != "GET"
+        if answer is None or sent == writes:
+            raise UnreachableError("the command is dead", status=0)
+        return answer
+
+    kube.request = request  # type: ignore[method-assign]
+    await scene.run(restore=True, claims=("data",))
+    kube.request = inner  # type: ignore[method-assign]
+    return sent >= writes
+
+
+async def test_what_a_command_leaves_that_is_killed_at_any_request_is_removed_by_a_later_one() -> None:
+    for writes in itertools.count(1):
+        scene = VerificationScene()
+        killed = await _is_killed_after(scene, writes)
+        ended = {"type": "Failed", "status": "True", "lastTransitionTime": format_time(LoopClock().now())}
+        for job in scene.jobs:
+            scene.base.kube.put(job | {"status": {"conditions": [ended]}})
+        await asyncio.sleep(3600)
+        await scene.run(restore=True, claims=("data",))
+        assert (_left(scene), scene.outcomes) == ([], {"night-data": "passed"})
+        if not killed:
+            break
 
 
 @pytest.mark.parametrize(
