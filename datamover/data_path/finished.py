@@ -159,7 +159,9 @@ def remove_list(path: Path) -> None:
     """
     with _opened(path.parent, os.O_RDONLY | os.O_DIRECTORY) as root:
         status = os.fstat(root)
-        os.unlink(path.name, dir_fd=root)
+        # An attempt that failed may have removed it.
+        with suppress(FileNotFoundError):
+            os.unlink(path.name, dir_fd=root)
         # A file server may let only the owner of the directory do that, who need not be root.
         with suppress(OSError):
             os.utime(root, ns=(status.st_atime_ns, status.st_mtime_ns))

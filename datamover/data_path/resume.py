@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ _CLEANUP: Final = timedelta(seconds=5)
 """How long a failed restore waits for the removal of its list: the volume may hang."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FULL: Final = re.compile("no space left on device|disk quota exceeded")
+"""In kopia's errors. Source: Go 1.26, syscall/zerrors_linux_amd64.go."""
+
 _LISTING: Final = "listing finished files in {}"
 
 _FIRST: Final = 6
@@ -124,7 +128,8 @@ class ResumableRestore:
     async def record_during(self, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
         """Return what `work` returns, which writes to the target, and record meanwhile what is finished.
 
-        After a failure that no attempt follows, the list is removed: a volume that existed before stays.
+        After a failure that no attempt follows, the list is removed: a volume that existed before stays. If that was
+        full, the work is done once more: the data may need the room that the list took.
 
         Raises:
             DataPathError: the disk failed.
@@ -150,9 +155,20 @@ class ResumableRestore:
                 with suppress(DataPathError, TimeoutError):
                     deadline = Deadline.after(self._data_path.clock, _CLEANUP)
                     await run_shielded(self.end, name="restore-list", deadline=deadline)
-            raise
+            if self.resumed or not await self._may_fit(e):
+                raise
+            _logger.info("target %s is full: writing all files again, without a list of finished ones", self._target)
+            return await work()
         finally:
             os.close(fd)
+
+    async def _may_fit(self, error: DataPathError) -> bool:
+        """Return whether the target was full, and is as large as the data."""
+        if not _FULL.search(str(error)):
+            return False
+        with _named(self._target):
+            space = await self._in_thread(lambda _: os.statvfs(self._target), Progress())
+        return space.f_blocks * space.f_frsize >= self._data_path.meter.total_bytes
 
     async def end(self) -> None:
         """Remove the list: the restore is complete.

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ import pytest
 
 from datamover import restore_helper
 from datamover.data_path.restore import has_done_file, write_done_file
-from tests.datamover.support.loopdevice import make_ext4, mounted_image
+from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,9 +186,7 @@ def test_a_volume_that_is_full_has_a_done_file_which_is_removed(
     volumes.mkdir()
     waits.append(_nothing)
     with mounted_image(image, volumes / "data") as volume:
-        with suppress(OSError), (volume / "full").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        fill(volume / "full")
         before = sorted(path.name for path in volume.iterdir())
         for _ in range(2):
             write_done_file(volume, _UID)

@@ -14,10 +14,12 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.probe import Probe
 from datamover.data_path.refused import Refused
 from datamover.data_path.restore import RestoreParameters, has_done_file, restore, write_done_file
+from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import build_local_mover
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 from tests.support.tools import tool
@@ -284,3 +286,24 @@ async def test_zeros_become_holes_when_configured(mover_repository: Repository, 
         await restore(mover_repository, wanted, restore_data_path())
         assert (tmp_path / str(sparse) / "file").read_bytes() == file.read_bytes()
     assert (tmp_path / "True" / "file").stat().st_blocks * 512 < 2 << 20
+
+
+async def test_a_volume_is_restored_that_its_data_fills(
+    mover_repository: Repository, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The list of finished files takes a block until kopia has found none left."""
+    images = [tmp_path / name for name in ("first", "second")]
+    # The data itself never gets the last free block.
+    for image, size_bytes in zip(images, (1 << 20, (1 << 20) - 4096), strict=True):
+        make_ext4(image, size_bytes, "-m", "0")
+    with mounted_image(images[0], tmp_path / "volume") as volume, mounted_image(images[1], tmp_path / "out") as target:
+        fill(volume / "full")
+        parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+        backup = await back_up(mover_repository, parameters, backup_data_path())
+        resume = ResumeSettings("uid", LIST_INTERVAL)
+        wanted = RestoreParameters(backup.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, resume=resume)
+        with caplog.at_level("INFO"):
+            await restore(mover_repository, wanted, restore_data_path())
+        assert sorted(path.name for path in target.iterdir()) == ["full", "lost+found"]
+        assert (target / "full").read_bytes() == (volume / "full").read_bytes()
+        assert any("is full: writing all files again" in one.message for one in caplog.records)

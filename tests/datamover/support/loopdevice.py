@@ -3,12 +3,12 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.datamover.support.mounts import need_root
 
-__all__ = ["FIND_DEVICE", "attached", "make_ext4", "mounted_image"]
+__all__ = ["FIND_DEVICE", "attached", "fill", "make_ext4", "mounted_image"]
 
 FIND_DEVICE = ("flock", "/dev/loop-control", "losetup", "--find", "--show")
 """Attaches the file that follows, and prints the device.
@@ -48,3 +48,10 @@ def mounted_image(image: Path, folder: Path, options: str = "defaults") -> Itera
             yield folder
         finally:
             subprocess.run(["umount", folder], check=True)
+
+
+def fill(file: Path) -> None:
+    """Write random data into the file until its file system is full."""
+    with suppress(OSError), file.open("wb", buffering=0) as opened:
+        while True:
+            opened.write(os.urandom(4096))

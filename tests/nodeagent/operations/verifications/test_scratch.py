@@ -134,7 +134,7 @@ async def _is_killed_after(scene: VerificationScene, writes: int) -> bool:
             raise UnreachableError("the command is dead", status=0)
         return answer
 
-    kube.request = request  # type: ignore[method-assign]
+    kube.request = request  # type: ignore[assignment, method-assign]
     await scene.run(restore=True, claims=("data",))
     kube.request = inner  # type: ignore[method-assign]
     return sent >= writes
