@@ -1,9 +1,13 @@
+import os
 from pathlib import Path
 
 import pytest
 
 from core.errors import DataPathError
 from datamover.runtime.jail import below, build_jail, use_as_jail
+
+_MS_RDONLY = 1
+"""Source: mount(2)."""
 
 
 def _tree(path: Path) -> Path:
@@ -33,6 +37,15 @@ def test_an_outer_tree_is_mounted_before_one_in_it(tmp_path: Path) -> None:
     with build_jail(_tree(tmp_path / "home"), [inner, outer], []) as jail:
         mounts = [name for name, _ in jail.steps() if name.startswith("mount ") and "outer" in name]
     assert mounts == [f"mount {outer}", f"mount {inner}"]
+
+
+def test_a_tree_that_is_mounted_read_only_stays_so_in_the_jail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = _tree(tmp_path / "volume")
+    read_only = os.statvfs_result([*os.statvfs(tree)[:8], os.ST_RDONLY, 255])
+    monkeypatch.setattr(os, "statvfs", lambda _: read_only)
+    with build_jail(_tree(tmp_path / "home"), [tree], []) as jail:
+        (remount,) = [step for name, step in jail.steps() if name.startswith("remount")]
+    assert remount.args[3].value & _MS_RDONLY
 
 
 def test_content_in_the_place_of_a_mount_is_never_removed(tmp_path: Path) -> None:
