@@ -68,6 +68,8 @@ _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 _RETRY_ATTEMPTS: Final = 100
 """A single API server is unavailable for minutes while its machine restarts."""
 
+_CONTROLLER: Final = "its controller (the Velero server, even with 0 replicas of its Deployment; else the leader)"
+
 _REREAD: Final = timedelta(seconds=1)
 """The least time between two reads of a BackupRepository that is not Ready, after the first two."""
 
@@ -148,8 +150,8 @@ class ClusterReader:
             if found.phase is RepositoryPhase.NOT_READY:
                 raise RepositoryError(f"{name} is not ready: {found.status.message or 'its controller gave no reason'}")
             if deadline.expired:
-                raise RepositoryError(f"{name} is still {found.phase}: its controller did not make it ready in time")
-            text = f"waiting for {name}: {found.status.message or 'its controller has not made it ready yet'}"
+                raise RepositoryError(f"{name} is still {found.phase}: {_CONTROLLER} did not make it ready in time")
+            text = f"waiting for {name}: {found.status.message or f'{_CONTROLLER} has not made it ready yet'}"
             if text != reported:
                 await on_wait(text)
                 reported = text

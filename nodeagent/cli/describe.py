@@ -12,7 +12,7 @@ from core.models.base import format_time
 from core.models.phases import Phase
 from nodeagent.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
-from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification
+from nodeagent.cli.text import format_age, format_bytes, format_event, format_limits, format_verification
 from nodeagent.operations.status.describe import TransferDetails, TransferReader
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -96,7 +96,7 @@ def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:
             Styled(event.type, WARN) if event.type == "Warning" else event.type,
             event.reason,
             str(event.count),
-            event.message,
+            format_event(event.reason, event.message),
         ]
         for event in one.events
     ]

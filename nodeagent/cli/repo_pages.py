@@ -32,6 +32,20 @@ _WIDE_HEADERS: Final = (*_HEADERS, "FREQUENCY", "REPOSITORY ID", "MESSAGE")
 
 _PHASES: Final = {RepositoryPhase.READY: GOOD, RepositoryPhase.NEW: WARN, RepositoryPhase.NOT_READY: BAD}
 
+_WORDS: Final = {
+    Hold.SERVER: "the Velero server maintains it",
+    Hold.SERVER_SEEN: "a Velero server was there within the hour",
+    Hold.JOB_UNFINISHED: "a Job runs",
+    Hold.FOREIGN: "others maintain it",
+    Hold.BLOCKED: "the last run failed",
+    Hold.BACK_OFF: "the last run failed",
+    Hold.NOT_OBSERVED: "the leader waits for its watches",
+    Hold.WINDOW: "no window is open",
+    Hold.CONCURRENCY: "other Jobs run",
+    Hold.REJECTED: "its pod is rejected",
+}
+"""Holds that their names do not explain; `repo describe` has the whole reason."""
+
 _ON_SCHEDULE: Final = frozenset({Hold.NOT_DUE, Hold.IDLE})
 
 _NONE: Final = "-"
@@ -71,11 +85,16 @@ def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
     if following.hold == Hold.JOB_UNFINISHED and not following.overdue:
         return Styled("running", GOOD)
     if following.overdue and following.due is not None:
-        return Styled(f"overdue for {_age(following.due, now)}: {following.hold}", BAD)
+        return Styled(f"overdue for {_age(following.due, now)}: {_why(following)}", BAD)
     if following.due is not None and following.due > now:
         text = f"{run} in {_until(following.due, now)}"
-        return text if following.hold in _ON_SCHEDULE else Styled(f"{text}: {following.hold}", WARN)
-    return Styled(f"held: {following.hold}", WARN)
+        return text if following.hold in _ON_SCHEDULE else Styled(f"{text}: {_why(following)}", WARN)
+    return Styled(f"held: {_why(following)}", WARN)
+
+
+def _why(following: NextMaintenance) -> str:
+    """Return why nothing runs now, in few words."""
+    return next((words for hold, words in _WORDS.items() if hold == following.hold), following.hold.replace("-", " "))
 
 
 def print_details(printer: Printer, one: RepositoryDetails, now: datetime) -> None:

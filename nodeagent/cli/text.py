@@ -3,11 +3,21 @@
 from datetime import datetime, timedelta
 from typing import Final
 
+from core.contract import DataPathReason, ProgressMessage
+from core.errors import ContractError
 from core.models.bandwidth import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.redact import redact
 
-__all__ = ["format_age", "format_bytes", "format_limits", "format_verification", "one_line", "printable"]
+__all__ = [
+    "format_age",
+    "format_bytes",
+    "format_event",
+    "format_limits",
+    "format_verification",
+    "one_line",
+    "printable",
+]
 
 _AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
 """Seconds of a unit, its letter, and from how many on it is used."""
@@ -56,6 +66,20 @@ def format_bytes(size: int) -> str:
             break
         number, unit = number / _KIB, larger
     return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def format_event(reason: str, message: str) -> str:
+    """Return the message of an Event; what a data mover writes as JSON, for agents, in words."""
+    if reason not in {DataPathReason.PROGRESS, DataPathReason.COMPLETED}:
+        return message
+    try:
+        said = ProgressMessage.from_json(message)
+    except ContractError:
+        return message
+    total = format_bytes(said.total_bytes)
+    if reason == DataPathReason.COMPLETED:
+        return f"{total} moved"
+    return f"{format_bytes(said.done_bytes)} of {total}, {format_bytes(said.bytes_per_second)}/s"
 
 
 def format_limits(limits: BandwidthLimits) -> str:

@@ -19,7 +19,15 @@ from core.errors import AgentError
 from core.kube.errors import NotFoundError
 from core.models.base import parse_time
 from core.models.phases import HOLDING_PHASES
-from nodeagent.cli.text import format_age, format_bytes, format_limits, format_verification, one_line, printable
+from nodeagent.cli.text import (
+    format_age,
+    format_bytes,
+    format_event,
+    format_limits,
+    format_verification,
+    one_line,
+    printable,
+)
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
 from nodeagent.ui.details import Details, Observed
 from nodeagent.ui.growth import sum_growth
@@ -77,6 +85,7 @@ def _environment() -> jinja2.Environment:
         "verified": format_verification,
         "configuration": describe_configuration,
         "text": one_line,
+        "words": lambda event: format_event(event.reason, event.message),
         "count": lambda number, thing: f"{number} {thing}{'' if number == 1 else 's'}",
     }
     return environment

@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec import field
 
+from core.contract import DataPathReason
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
@@ -37,6 +38,9 @@ from nodeagent.operations.status.records import TransferRecord
 __all__ = ["Moment", "PodLine", "TransferDetails", "TransferReader"]
 
 _T = TypeVar("_T")
+
+_BYTES: Final = frozenset({DataPathReason.PROGRESS, DataPathReason.COMPLETED})
+"""Events about bytes: they are no step in the life of a transfer that its status does not have."""
 
 _LOG_BYTES: Final = 8 * 1024
 _LOG_LINES: Final = 40
@@ -215,7 +219,7 @@ def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
         (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else ""),
         *((one.at, f"attempt interrupted: {one.cause}", one.message) for one in attempts.interruptions),
         *((start, "snapshot began", "") for start in attempts.starts),
-        *((event.last_seen, f"Event {event.reason}", event.message) for event in events),
+        *((event.last_seen, f"Event {event.reason}", event.message) for event in events if event.reason not in _BYTES),
         (cr.metadata.deletion_timestamp, "deletion requested", ""),
         (status.completion_timestamp, str(cr.phase), status.message),
     ]

@@ -45,6 +45,9 @@ def scene() -> StatusScene:
     event = {"type": "Warning", "reason": "Interrupted", "message": "attempt 1\x07", "count": 2}
     about = {"involvedObject": {"uid": stored["metadata"]["uid"]}, "lastTimestamp": "2026-11-21T11:40:01Z"}
     scene.put("Event", "e", "v1", **event, **about)
+    said = '{"totalBytes":1073741824,"doneBytes":268435456,"bytesPerSecond":1048576}'
+    moved = {"type": "Normal", "reason": "Data-Path-Progress", "message": said, "count": 7}
+    scene.put("Event", "p", "v1", **moved, **about)
     return scene
 
 

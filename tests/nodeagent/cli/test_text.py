@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from core.models.bandwidth import BandwidthLimits
-from nodeagent.cli.text import format_age, format_bytes, format_limits, one_line, printable
+from nodeagent.cli.text import format_age, format_bytes, format_event, format_limits, one_line, printable
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,16 @@ def test_a_size_has_a_binary_unit(size: int, shown: str) -> None:
 def test_a_limit_of_the_bandwidth_names_its_directions(sent: int, received: int, shown: str) -> None:
     limits = BandwidthLimits(upload_bytes_per_second=sent, download_bytes_per_second=received)
     assert format_limits(limits) == shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "shown"),
+    [
+        ("Data-Path-Progress", '{"doneBytes":1024}', "1.0 KiB of 0 B, 0 B/s"),
+        ("Data-Path-Completed", '{"snapshotID":"k1","totalBytes":2048}', "2.0 KiB moved"),
+        ("Data-Path-Progress", "half", "half"),
+        ("Data-Path-Failed", '{"doneBytes":1024}', '{"doneBytes":1024}'),
+    ],
+)
+def test_the_json_of_a_data_mover_is_shown_in_words(reason: str, message: str, shown: str) -> None:
+    assert format_event(reason, message) == shown
