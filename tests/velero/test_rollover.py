@@ -22,6 +22,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
+from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from tests.crash.controllers import RealCluster
 from tests.crash.worlds import World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
@@ -187,7 +188,7 @@ async def test_we_carry_on_what_velero_accepted(world: _World, velero_stays: boo
 async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
     """Our mover pod is on the node of Velero's agent, which finishes the transfer as its own."""
     await world.prepare()
-    world.cluster.node = _VELEROS
+    world.cluster.node, world.cluster.mover.seconds = _VELEROS, 3.0
     world.cluster.not_starting.add(world.namespace)
     async with world.our_agent():
         await world.begin()
@@ -195,6 +196,8 @@ async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
         assert accepted["status"]["acceptedByNode"] == NODE
         with running_agent(_VERSION, world.apiserver, world.folder, namespace=world.namespace, node=_VELEROS) as velero:
             world.cluster.not_starting.clear()
+            await world.until(lambda found: found["metadata"]["labels"].get(NODE_LABEL) == _VELEROS, velero)
             done = await world.until_clean(velero)
     status = done["status"]
+    assert OUTCOME_ANNOTATION not in done["metadata"].get("annotations", {})
     assert (status["phase"], status["node"], status["snapshotID"]) == ("Completed", _VELEROS, "kopia-1")
