@@ -27,7 +27,7 @@ __all__ = ["ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
 
 _log = logging.getLogger(__name__)
 
-_RETRY_SECONDS: Final = 30.0
+_RETRY_SECONDS: Final = 5.0
 """Delay before an annotation that could not be written is retried."""
 
 
@@ -47,8 +47,9 @@ class ConfigAnnouncer:
             self._changed.clear()
             try:
                 await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
-            except KubeError:
-                # The leader takes this agent for one of Velero's until then.
+            except KubeError as e:
+                # The leader takes it for an agent of Velero until then.
+                _log.warning("could not annotate the agent's pod, so that it gets no transfers, will retry: %s", e)
                 await wait_for_event(self._changed, _RETRY_SECONDS)
             else:
                 await self._changed.wait()

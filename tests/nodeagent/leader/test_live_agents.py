@@ -69,11 +69,14 @@ def test_many_nodes_are_reported_by_number() -> None:
 
 
 @pytest.mark.looptime
-async def test_an_agent_announces_each_configuration_once_and_retries_a_failure() -> None:
+async def test_an_agent_announces_each_configuration_once_and_retries_a_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     current, board = CurrentConfig(), FakeBoard(broken=2)
     task = asyncio.create_task(ConfigAnnouncer(board, current).run())
     await asyncio.sleep(100)
     assert board.annotations == [(CONFIG_ANNOTATION, NO_CONFIG)]
+    assert "gets no transfers, will retry" in caplog.text
     current.update(parse_config("{}"))
     await asyncio.sleep(100)
     assert board.annotations[1:] == [(CONFIG_ANNOTATION, current.digest)]
