@@ -61,6 +61,8 @@ class _MaintenanceMetrics:
         self.foreign = Counter(f"{ours}_foreign", text, by_name, registry=registry)
         text = "1 if a full maintenance of a repository has begun and none has finished since"
         self.incomplete = Gauge(f"{ours}_incomplete_full", text, by_name, registry=registry)
+        text = "1 if something has held the maintenance of a repository since it was due three full intervals ago"
+        self.overdue = Gauge(f"{ours}_overdue", text, by_name, registry=registry)
         text = "Index blobs of a repository after its last maintenance"
         self.index_blobs = Gauge("nodeagent_repository_index_blobs", text, by_name, registry=registry)
         text = "Contents of a repository after its last maintenance"
@@ -76,6 +78,7 @@ class _MaintenanceMetrics:
         for gauge in (
             self.last_success,
             self.incomplete,
+            self.overdue,
             self.index_blobs,
             self.contents,
             self.orphans,
@@ -419,6 +422,10 @@ class Metrics:
     def maintenance_incomplete(self, name: str, incomplete: bool) -> None:  # noqa: FBT001 - the value of the gauge
         """Set whether a full maintenance has begun and none has finished since."""
         self._maintenance.incomplete.labels(self._node, name).set(incomplete)
+
+    def maintenance_overdue(self, name: str, overdue: bool) -> None:  # noqa: FBT001 - the value of the gauge
+        """Set whether something has held a maintenance for three full intervals."""
+        self._maintenance.overdue.labels(self._node, name).set(overdue)
 
     def repository_size(self, name: str, index_blobs: int, contents: int) -> None:
         """Set the size of a repository's index."""

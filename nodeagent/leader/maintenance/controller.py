@@ -140,17 +140,18 @@ class MaintenanceController:
             return None
         requeue, decision = await _step(steps, repository, jobs)
         self._decisions[repository.name] = _show(decision)
-        self._publish(repository, decision.hold)
+        self._publish(repository, decision)
         return requeue
 
-    def _publish(self, repository: BackupRepository, hold: Hold | None) -> None:
+    def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""
         metrics, name, record = self._tools.metrics, repository.name, record_of(repository)
-        if hold is Hold.SERVER:
+        if decision.hold is Hold.SERVER:
             # The result of the server's maintenance is not known to the agents.
             metrics.remove_maintenance(name)
             return
         metrics.maintenance_known(name)
+        metrics.maintenance_overdue(name, decision.hold is not None and decision.overdue)
         metrics.orphan_snapshots(name, record.orphans)
         metrics.maintenance_incomplete(name, is_full_incomplete(record, tuple(repository.status.recent_maintenance)))
         if record.at is None:

@@ -70,8 +70,10 @@ async def test_a_job_whose_pod_never_ends_makes_the_next_maintenance_overdue(*, 
         assert (decision["hold"], decision["overdue"]) == ("job-unfinished", False)
         assert timedelta() <= due - parse_time(decision["due"]) < timedelta(minutes=1)
         assert scene.reasons() == []
+        assert _values(scene, "nodeagent_maintenance_overdue") == {'repository_name="app-default-kopia"': 0.0}
         await asyncio.sleep(10 * MINUTE)
         assert controller.report()["app-default-kopia"]["overdue"]
+        assert _values(scene, "nodeagent_maintenance_overdue") == {'repository_name="app-default-kopia"': 1.0}
         (event,) = scene.kube.objects(EVENTS)
         assert event["reason"] == "MaintenanceOverdue"
         ending = f"job-unfinished: Job velero/{job['metadata']['name']} or its pod has not ended"
