@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 _PAGE = Path(__file__).parents[3] / "docs" / "repositories.md"
-_BLOBS = ("kopia.repository", "kopia.blobcfg")
 _BUCKET = "password"
 _NEW = "another secret password"
 
@@ -57,7 +56,7 @@ async def test_after_the_commands_of_the_page_only_the_new_password_opens_the_re
     commands = _commands()
     assert len(commands) == 5
     folder = s3.folder / _BUCKET / "kopia" / "app"
-    before = {name: (folder / name).read_bytes() for name in _BLOBS}
+    before = (folder / "kopia.repository").read_bytes()
     keys = f"--access-key={s3.access_key} --secret-access-key={s3.secret_key}"
     endpoint = s3.url.removeprefix("http://")
     storage = f"s3 --bucket={_BUCKET} --prefix=kopia/app/ --endpoint={endpoint} --disable-tls {keys}"
@@ -80,10 +79,10 @@ async def test_after_the_commands_of_the_page_only_the_new_password_opens_the_re
     assert await pod.run("data-download", _made(tmp_path / "target")) == 0, pod.message
     assert describe_tree(tmp_path / "target") == describe_tree(tree)
 
-    for name in _BLOBS:
-        saved = (tmp_path / f"app-{name}").read_bytes()
-        assert saved == before[name]
-        (folder / name).write_bytes(saved)
+    assert (tmp_path / "app-kopia.repository").read_bytes() == before
+    assert not (tmp_path / "app-kopia.blobcfg").exists()
+    (folder / "kopia.repository").write_bytes(before)
+    (folder / "kopia.blobcfg").unlink()
     pod.put_secret(REPO_CREDENTIALS_SECRET, REPO_CREDENTIALS_KEY, PASSWORD)
     assert await pod.run("data-download", _made(tmp_path / "again")) == 0, pod.message
 
