@@ -75,21 +75,17 @@ class Refused:
         self.uncompared += count
         _keep(self.unset_names, path, f"{error.strerror}")
 
-    @property
-    def missing_text(self) -> str:
-        """What is not restored, for a message; empty: all is."""
-        return f"{self.missing} are missing: {'; '.join(self.missing_names)}" if self.missing else ""
-
     def check(self, attempted: str, error: str | None) -> None:
         """Check that all entries are restored; `error` is kopia's first one, if there is any.
 
         Raises:
-            IncompleteRestoreError: some are not; the others are.
+            IncompleteRestoreError: some are not, or may not be; the others are.
         """
-        if self.missing:
-            cause = f"kopia's first error: {error}" if error else ""
-            parts = ((self.missing_text, 2000), (cause, 500), (self.unset_text, 1000))
-            text = ". ".join(cut_text(part, most) for part, most in parts if part)
+        if self.missing or (error and self.uncompared):
+            missing = ": ".join(filter(None, (f"{self.missing} missing", "; ".join(self.missing_names))))
+            cause = f" (kopia's first error: {cut_text(error, 500)})" if error else ""
+            also = f". Also, {cut_text(self.unset_text, 1000)}" if self.unset else ""
+            text = f"{cut_text(missing, 2000)}{cause}{also}"
             raise IncompleteRestoreError(f"{attempted}: the target refused entries, all others are restored: {text}")
 
     @property
@@ -98,7 +94,7 @@ class Refused:
         if not self.unset:
             return ""
         counts = [f"the {what} of {count}" for what, count in self.counts.items()]
-        kinds = [f"did not take {' and '.join(counts)} of the entries"] if counts else []
+        kinds = [f"did not take {', '.join(counts)} of the entries"] if counts else []
         if self.uncompared:
             kinds.append(f"does not let {self.uncompared} entries be compared")
         return f"the target {', and '.join(kinds)}: {'; '.join(self.unset_names)}"

@@ -29,6 +29,10 @@ _WHOLE: Final = re.compile(
 """The target as a whole: every other file would fail too."""
 
 
+_ATTRIBUTES: Final = "error setting attributes"
+"""The entry itself is restored."""
+
+
 def is_refusal(answer: KopiaAnswer) -> bool:
     """Return whether kopia ended because the target refused an entry, so that it can restore the others."""
     if answer.succeeded or answer.crashed:
@@ -42,7 +46,7 @@ def _is_fatal(error: str) -> bool:
 
 
 class IgnoredErrors:
-    """Counts the errors that kopia ignores, as it writes them; `first` is the first one, or None."""
+    """Counts the errors that kopia ignores, as it writes them; `first` is the first one about no attribute, or None."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -54,7 +58,8 @@ class IgnoredErrors:
         if not (found := _IGNORED.search(line)):
             return
         self.count += 1
-        self.first = self.first or found[1]
+        if _ATTRIBUTES not in found[1]:
+            self.first = self.first or found[1]
         if _is_fatal(found[1]):
             self._fatal = self._fatal or found[1]
 

@@ -28,9 +28,10 @@ while directory not in done:
     events = os.read(queue, 65536)
     while events:
         _, mask, _, length = struct.unpack_from("iIII", events)
-        path = directory or watched + "/" + events[16:16 + length].rstrip(b"\\0").decode()
+        name = events[16:16 + length].rstrip(b"\\0").decode()
+        path = directory or watched + "/" + name
         events = events[16 + length:]
-        if path not in done and not mask & int(ignored):
+        if path not in done and not mask & int(ignored) and not name.startswith(".nodeagent-"):
             done.add(path)
             os.rename(path, path + ".away")
             os.symlink(target, path)
@@ -41,7 +42,8 @@ while directory not in done:
 class Swap:
     """One exchange of `directory` for a link to `target`, at the first event of `mask` in `watched`.
 
-    Without `directory`, everything in `watched` is exchanged at its first event. An event of `ignored` does not count.
+    Without `directory`, everything in `watched` is exchanged at its first event. An event of `ignored` does not count,
+    nor one of the probe files of a restore, which come before kopia.
     """
 
     directory: Path | None

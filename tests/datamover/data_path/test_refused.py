@@ -84,7 +84,7 @@ async def test_what_is_missing_counts_with_what_is_below_it(kopia: StoredDirecto
         "l (something else is there)",
         "d (No such file or directory)",
     ]
-    with pytest.raises(IncompleteRestoreError, match=r"all others are restored: 4 are missing: f \(6 of 1 bytes\); l"):
+    with pytest.raises(IncompleteRestoreError, match=r"all others are restored: 4 missing: f \(6 of 1 bytes\); l"):
         found.check("restore snapshot id to /t", "open /t/d: invalid argument")
 
 
@@ -104,7 +104,7 @@ async def test_each_attribute_that_differs_is_counted_and_named(kopia: StoredDir
     found = await _find(kopia, target)
     assert (found.missing, found.unset, found.counts) == (0, 2, {"mode": 2, "time": 1})
     assert found.unset_text == (
-        "the target did not take the mode of 2 and the time of 1 of the entries: "
+        "the target did not take the mode of 2, the time of 1 of the entries: "
         "d/g (mode 600 instead of 640, time 1600000002 instead of 1600000000); d (mode 700 instead of 750)"
     )
 
@@ -174,6 +174,11 @@ async def test_a_directory_that_cannot_be_read_is_reported(
     found = await _find(kopia, target, probe=replace(_SOUND, names=False))
     assert (found.missing, found.uncompared) == (0, 1)
     assert found.unset_text == "the target does not let 1 entries be compared: d (Permission denied)"
+    found.check("restore", None)
+    with pytest.raises(
+        IncompleteRestoreError, match=r": 0 missing \(kopia's first error: open\)\. Also, the target does"
+    ):
+        found.check("restore", "open")
 
 
 async def test_a_directory_that_kopia_does_not_show_is_an_error(kopia: StoredDirectories, target: Path) -> None:

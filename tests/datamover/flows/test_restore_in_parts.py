@@ -76,7 +76,7 @@ async def test_the_parts_around_an_entry_that_the_target_refuses_are_restored(
 ) -> None:
     for name in ("cache/kept", "a/b/c/file 1"):
         (parameters.target / name).mkdir(parents=True)
-    with pytest.raises(IncompleteRestoreError, match=r"2 are missing: cache/kept .*; a/b/c/file 1 "):
+    with pytest.raises(IncompleteRestoreError, match=r"2 missing: cache/kept .*; a/b/c/file 1 "):
         await restore(mover_repository, replace(parameters, fitting_entries=fitting), restore_data_path())
     assert not [*parameters.target.rglob(f"*{_PLACEHOLDER}")]
     found, expected = describe_tree(parameters.target), describe_tree(tree)

@@ -144,7 +144,7 @@ async def test_a_restore_over_entries_of_another_type_restores_all_others_and_na
     with pytest.raises(IncompleteRestoreError, match=f"restore snapshot {backup.snapshot_id} to ") as failed:
         await local_mover.restore(backup.snapshot_id, out, None)
     names = "sticky (something else is there); a/b/c/file 1 (something else is there)"
-    assert f": 2 are missing: {names}. kopia's first error: " in str(failed.value)
+    assert f": 2 missing: {names} (kopia's first error: " in str(failed.value)
     assert "file 1: is a directory" in str(failed.value) or "it is not a directory" in str(failed.value)
     expected = describe_tree(tree)
     found = describe_tree(out)
