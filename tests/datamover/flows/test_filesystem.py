@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from datamover.kopia.endless import EndlessFiles
 from datamover.local.command import LocalMover
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PlainKopia
@@ -28,6 +29,16 @@ async def _kopia_reading() -> AsyncIterator[None]:
         while not running_kopia("snapshot create"):
             await asyncio.sleep(0.001)
     yield
+
+
+async def test_it_is_known_what_a_confined_kopia_reads(local_mover: LocalMover, tmp_path: Path) -> None:
+    file, files, seen = make_large_file(tmp_path / "volume" / "file", 40), EndlessFiles(), set[str]()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(local_mover.back_up(file.parent, "", None))
+        while not running.done():
+            seen |= {one.path for one in files.observe()}
+            await asyncio.sleep(0.001)
+    assert str(file) in seen
 
 
 async def test_content_that_changes_under_the_same_size_and_time_is_backed_up_where_all_files_are_read(

@@ -30,4 +30,5 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", folder], check=True)
+        # A loop device over a file in it may be detached a moment later.
+        subprocess.run(["umount", "--lazy", folder], check=True)
