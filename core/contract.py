@@ -153,9 +153,9 @@ class MoverArgs:
     inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
     for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
     snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
-    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. With
-    `require_attributes`, a restore fails if the target does not take owners, modes and times. `options` are flags of
-    one verb only.
+    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `read_all_files`: it
+    also reads files whose size and time are those of the backup before. With `require_attributes`, a restore fails if
+    the target does not take owners, modes and times. `options` are flags of one verb only.
     """
 
     verb: MoverVerb
@@ -169,6 +169,7 @@ class MoverArgs:
     cluster: str = ""
     compression: str = ""
     ignore_files: bool = False
+    read_all_files: bool = False
     require_attributes: bool = False
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
@@ -191,7 +192,11 @@ class MoverArgs:
             "log-level": self.log_level,
             "log-format": self.log_format,
         }
-        switches = {"ignore-files": self.ignore_files, "require-attributes": self.require_attributes}
+        switches = {
+            "ignore-files": self.ignore_files,
+            "read-all-files": self.read_all_files,
+            "require-attributes": self.require_attributes,
+        }
         return [
             str(self.verb),
             *(f"--{flag}={value}" for flag, value in flags.items() if value),

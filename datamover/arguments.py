@@ -69,6 +69,7 @@ class PodOptions:
     cluster: str = ""
     compression: Compression = Compression.NONE
     ignore_files: bool = False
+    read_all_files: bool = False
     require_attributes: bool = False
     cache_volume: str = ""
     cache_limit_mib: int = 0
@@ -383,6 +384,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         cluster=getattr(parsed, "cluster", ""),
         compression=getattr(parsed, "compression", Compression.NONE),
         ignore_files=getattr(parsed, "ignore_files", False),
+        read_all_files=getattr(parsed, "read_all_files", False),
         require_attributes=getattr(parsed, "require_attributes", False),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),

@@ -89,11 +89,6 @@ def build_parser() -> argparse.ArgumentParser:
     local.add_argument(
         "--name", metavar="NAME", default="", help="source of the snapshots in the repository (default: the path)"
     )
-    local.add_argument(
-        "--read-all-files",
-        action="store_true",
-        help="also read files whose size and time are those of the backup before",
-    )
     _add_repository(local, required=False)
     _add_transfer(backup, MoverVerb.BACKUP)
     backup.add_argument(
@@ -113,6 +108,11 @@ def build_parser() -> argparse.ArgumentParser:
         "--ignore-files",
         action="store_true",
         help="leave out what files named .kopiaignore in the volume list (default: back it up)",
+    )
+    backup.add_argument(
+        "--read-all-files",
+        action="store_true",
+        help="also read files whose size and time are those of the backup before",
     )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)

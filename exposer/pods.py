@@ -57,6 +57,7 @@ def build_backup_pod(
             ),
             compression=_compression(request.settings, request.storage_class),
             ignore_files=request.source_namespace in request.settings.ignore_files_namespaces,
+            read_all_files=request.source_namespace in request.settings.read_all_files_namespaces,
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
@@ -112,6 +113,7 @@ def build_pod_volume_pod(
             _build_args(owner, request.verb, kind_flag, request.settings.mover, cache),
             compression=_compression(request.settings, located.storage_class) if backup else "",
             ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
+            read_all_files=backup and request.workload.namespace in request.settings.read_all_files_namespaces,
         ),
         storage=storage,
         # With this type a missing directory fails the mount, instead of being created empty.

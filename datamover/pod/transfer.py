@@ -287,7 +287,7 @@ class PodTransfer:
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             limits=context.limits,
-            parent=NO_PARENT if settings.read_all_files else plan.parent,
+            parent=NO_PARENT if settings.read_all_files or self._options.read_all_files else plan.parent,
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
             stop=self._stop,

@@ -53,6 +53,7 @@ def build_expose_settings(
         else None,
         compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
         ignore_files_namespaces=frozenset(config.own.ignore_files_namespaces),
+        read_all_files_namespaces=frozenset(config.own.read_all_files_namespaces),
         retries=_retries(config),
     )
 

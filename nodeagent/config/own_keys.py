@@ -104,6 +104,12 @@ class OwnKeys(Section):
         ".kopiaignore (our own key)",
         examples=[["build"]],
     )
+    read_all_files_namespaces: list[ObjectName] = Field(
+        default_factory=list,
+        description="namespaces in whose volumes each backup also reads files whose size and time are those of the "
+        "backup before (our own key)",
+        examples=[["vault"]],
+    )
     require_file_attributes: bool = Field(
         default=False,
         description="whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "

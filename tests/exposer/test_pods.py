@@ -308,10 +308,10 @@ def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str])
     assert _algorithms(build_pod_volume_pod(backup, located, storage=OWN_CREDENTIALS)) == flags
 
 
-def test_files_with_rules_have_an_effect_in_backups_of_the_namespaces_that_are_named() -> None:
+def test_rules_in_files_and_all_files_are_read_in_backups_of_the_namespaces_that_are_named() -> None:
     allowed = frozenset({snapshot_request().source_namespace, pod_volume_request().workload.namespace})
     for namespaces in (allowed, frozenset[str]()):
-        settings = ExposeSettings(template(), ignore_files_namespaces=namespaces)
+        settings = ExposeSettings(template(), ignore_files_namespaces=namespaces, read_all_files_namespaces=namespaces)
         upload = replace(snapshot_request(), settings=settings)
         backup, back = (
             replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
@@ -321,8 +321,9 @@ def test_files_with_rules_have_an_effect_in_backups_of_the_namespaces_that_are_n
             build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS),
             *(build_pod_volume_pod(one, located, storage=OWN_CREDENTIALS) for one in (backup, back)),
         )
-        flags = ["--ignore-files" in pod["spec"]["containers"][0]["args"] for pod in pods]
-        assert flags == [bool(namespaces), bool(namespaces), False]
+        for flag in ("--ignore-files", "--read-all-files"):
+            flags = [flag in pod["spec"]["containers"][0]["args"] for pod in pods]
+            assert flags == [bool(namespaces), bool(namespaces), False]
 
 
 def test_a_restore_is_given_no_algorithm() -> None:

@@ -110,8 +110,11 @@ async def test_rules_for_a_directory_in_the_volume_are_counted(
     assert result.note == "left out 1 entries of the volume, by policies of the repository for directories in it"
 
 
-def test_the_command_line_of_a_pod_may_allow_them() -> None:
-    args = MoverArgs(MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", ignore_files=True)
+def test_the_command_line_of_a_pod_may_allow_them_and_have_all_files_read() -> None:
+    args = MoverArgs(
+        MoverVerb.BACKUP, "data-upload", "b1", volume_path="/volume", ignore_files=True, read_all_files=True
+    )
     options = parse_arguments(args.argv, {})
     assert isinstance(options, PodOptions)
     assert options.ignore_files
+    assert options.read_all_files

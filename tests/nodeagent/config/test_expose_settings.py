@@ -59,6 +59,7 @@ def test_the_algorithms_of_backups_are_those_of_the_key() -> None:
 
 def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
     assert build(**{"nodeagent.io": {"ignoreFilesNamespaces": ["a", "b"]}}).ignore_files_namespaces == {"a", "b"}
+    assert build(**{"nodeagent.io": {"readAllFilesNamespaces": ["a"]}}).read_all_files_namespaces == {"a"}
 
 
 def test_attributes_of_restored_files_are_required_by_the_key() -> None:
