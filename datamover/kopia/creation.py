@@ -80,11 +80,14 @@ class NewRepository:
             ConfigError: the directory cannot be written to.
         """
         try:
-            found = {name for _, _, names in os.walk(directory) for name in names if name.endswith(_BLOB)}
+            walk = os.walk(directory, onerror=_fail)
+            found = {name for _, _, names in walk for name in names if name.endswith(_BLOB)}
             if _FORMAT in found or (directory / _FORMAT).exists():
                 return True
             if found - {_STORAGE_CONFIG}:
-                raise RepositoryError(f"there is no repository, and the storage is not empty: no {_FORMAT}")
+                raise RepositoryError(
+                    f"{directory}: there is no repository, and the storage is not empty: no {_FORMAT}"
+                )
             # A creation of kopia's own was interrupted: nobody has the key of what it left.
             (directory / _STORAGE_CONFIG).unlink(missing_ok=True)
             # First, since kopia writes its own where it finds none, for another arrangement of the folders.
@@ -130,6 +133,10 @@ def has_repository(directory: Path) -> bool:
     except OSError:
         pass
     return True
+
+
+def _fail(error: OSError) -> None:
+    raise error
 
 
 def _publish(source: Path, directory: Path) -> bool:

@@ -1,6 +1,6 @@
 """The init pod, which creates or connects one backup repository.
 
-Creating a kopia repository is not atomic: the pod's name is fixed, and it is never force-deleted.
+One at a time: the pod's name is fixed, and it is never force-deleted.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,9 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import RepositoryError
+from datamover.kopia import creation
 from datamover.kopia.creation import create_apart
+from datamover.kopia.process import KopiaTimeoutError
 from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.storage_calls import Waits
 from datamover.storage.providers import FileStorage, Storage
@@ -141,6 +143,18 @@ async def test_creators_of_which_each_found_an_empty_storage_agree(proxy: S3Prox
         assert first == second
         assert one.created is not two.created
     await _check_readable(storage, created=False)
+
+
+async def test_an_upload_that_takes_longer_than_others_wait_is_ended(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(creation, "_UPLOAD_SECONDS", 0.3)
+    storage, proxy.stored_bytes, proxy.hold_bytes = _bucket(proxy, "slow"), 1, 1
+    with opened(storage) as repository:
+        new = await create_apart(repository.kopia, repository.work_dir, "create")
+        with pytest.raises(KopiaTimeoutError):
+            await new.upload(repository.kopia, storage.access(repository.work_dir).arguments, "upload")
+    assert proxy.holding
 
 
 async def test_a_creator_that_is_late_uses_the_repository_that_is_there(proxy: S3Proxy) -> None:
