@@ -23,7 +23,7 @@ from core.kube.client import Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DATA_DOWNLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
 from core.models.base import JsonDict, parse_time
-from core.models.names import RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
+from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
 from exposer.pod_files import MoverVolume
@@ -101,8 +101,10 @@ async def remove_abandoned(tools: JobTools, now: datetime) -> None:
 
 
 def _is_abandoned(meta: JsonDict, now: datetime) -> bool:
+    name, restore = meta["name"], (meta.get("annotations") or {}).get(RESTORE_ANNOTATION)
     old = now - parse_time(meta["creationTimestamp"]) >= _ABANDONED_AFTER
-    return old and meta["name"].startswith(_PREFIX)
+    # Of a PVC that a person restores, the restore has another name.
+    return bool(old and name.startswith(_PREFIX) and restore == name)
 
 
 def _mounts(job: JsonDict, claim: str) -> bool:

@@ -93,7 +93,10 @@ async def test_an_interruption_removes_everything() -> None:
 
 def _put_left(scene: VerificationScene, name: str, *, age: timedelta, job: str = "", ended: timedelta | None) -> None:
     """Store what a command has left: a PVC of that age, its transfer, and a Job that has ended so long ago."""
-    planned = PlannedRestore(RestoreRequest(name, "velero"), saved(replace(DATA, namespace="velero", name=name)), 1)
+    name, _, user = name.partition(" ")
+    planned = PlannedRestore(
+        RestoreRequest(user or name, "velero"), saved(replace(DATA, namespace="velero", name=name)), 1
+    )
     claim, kube = planned.build_claim(), scene.base.kube
     claim["metadata"]["creationTimestamp"] = format_time(NOON - age)
     kube.put(claim)
@@ -161,8 +164,9 @@ async def test_what_a_command_leaves_that_is_killed_at_any_request_is_removed_by
         ("nodeagent-verify-1", _HOUR, "running", None),
         ("nodeagent-verify-1", _HOUR, "ended", _MINUTES),
         ("of-a-user", _HOUR, "", None),
+        ("nodeagent-verify-1 by a user", _HOUR, "", None),
     ],
-    ids=["young", "runs", "has just ended", "no scratch volume"],
+    ids=["young", "runs", "has just ended", "no scratch volume", "restored by a user"],
 )
 async def test_what_another_command_may_use_stays(name: str, age: timedelta, job: str, ended: timedelta | None) -> None:
     scene = VerificationScene()
