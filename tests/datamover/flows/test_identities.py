@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 _TOKEN = "token-of-the-service-account"
 _REGION = "eu-west-1"
 _ACCOUNT = "moveraccount"
-_LIFETIMES = pytest.mark.parametrize("seconds", [1, 30])
+_SECONDS = 1
 """How long what is granted is said to be valid; the storage refuses it after twice that time."""
 
 
@@ -90,7 +90,7 @@ async def bed(tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> 
             yield bed
 
 
-@pytest.fixture(params=["irsa", "pod identity"])
+@pytest.fixture
 async def role(request: pytest.FixtureRequest, bed: _Bed, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RoleOfPod]:
     """The role of a service account, as the webhooks of EKS configure it."""
     server = bed.proxy.server
@@ -114,8 +114,13 @@ async def role(request: pytest.FixtureRequest, bed: _Bed, monkeypatch: pytest.Mo
 @pytest.mark.interop(
     "1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "S3 (versitygw): IRSA; EKS Pod Identity"
 )
-@pytest.mark.sample("irsa-1")
-@_LIFETIMES
+@pytest.mark.sample("IRSA")
+@pytest.mark.parametrize(
+    ("role", "seconds"),
+    [("irsa", _SECONDS), ("irsa", 30), ("pod identity", _SECONDS)],
+    ids=["IRSA", "IRSA, refused after a minute", "EKS Pod Identity"],
+    indirect=["role"],
+)
 async def test_transfers_of_pod_volumes_outlast_the_keys_of_a_role(
     bed: _Bed, tree: Path, role: RoleOfPod, seconds: int
 ) -> None:
@@ -141,19 +146,18 @@ def federation(bed: _Bed, tmp_path: Path) -> Iterator[GoogleFederation]:
             yield federation
 
 
+@pytest.mark.thorough
 @pytest.mark.interop(
     "1.18.2",
     "ours to ours",
     "PodVolumeBackup, PodVolumeRestore",
     "Google Cloud Storage (fake-gcs-server): workload identity federation",
 )
-@pytest.mark.sample("1")
-@_LIFETIMES
 async def test_transfers_of_pod_volumes_outlast_a_federated_token_of_google(
-    bed: _Bed, tree: Path, federation: GoogleFederation, seconds: int
+    bed: _Bed, tree: Path, federation: GoogleFederation
 ) -> None:
-    federation.lifetime = timedelta(seconds=seconds)
-    await bed.transfer(tree, seconds)
+    federation.lifetime = timedelta(seconds=_SECONDS)
+    await bed.transfer(tree, _SECONDS)
     assert min(bed.runs) > 1
 
 
@@ -177,14 +181,11 @@ def azure(bed: _Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             yield identities
 
 
+@pytest.mark.thorough
 @pytest.mark.interop(
     "1.18.2", "ours to ours", "PodVolumeBackup, PodVolumeRestore", "Azure (Azurite): workload identity"
 )
-@pytest.mark.sample("1")
-@_LIFETIMES
-async def test_transfers_of_pod_volumes_outlast_a_token_of_azure(
-    bed: _Bed, tree: Path, azure: AzureIdentities, seconds: int
-) -> None:
-    azure.lifetime = timedelta(seconds=seconds)
-    await bed.transfer(tree, seconds)
+async def test_transfers_of_pod_volumes_outlast_a_token_of_azure(bed: _Bed, tree: Path, azure: AzureIdentities) -> None:
+    azure.lifetime = timedelta(seconds=_SECONDS)
+    await bed.transfer(tree, _SECONDS)
     assert any("sig=" in request for request in bed.proxy.requests)
