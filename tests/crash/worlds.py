@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from nodeagent.startup import AgentSpec
     from tests.support.apiserver import ApiServer
 
-__all__ = ["CONFIG_MAP", "World", "is_write", "open_client"]
+__all__ = ["CONFIG_MAP", "World", "is_write", "open_client", "running"]
 
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
@@ -160,10 +160,10 @@ class World:
     async def play(self, fuse: Fuse) -> None:
         """Run agents until the transfer is done: one behind the fuse, then another one."""
         spec = await read_spec(self.client, self._settings, self.namespace)
-        async with open_client(self.apiserver, fuse) as client, _running(client, spec):
+        async with open_client(self.apiserver, fuse) as client, running(client, spec):
             while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
-        async with open_client(self.apiserver) as client, _running(client, spec):
+        async with open_client(self.apiserver) as client, running(client, spec):
             while not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
 
@@ -252,7 +252,8 @@ class World:
 
 
 @asynccontextmanager
-async def _running(client: KubeClient, spec: AgentSpec) -> AsyncIterator[None]:
+async def running(client: KubeClient, spec: AgentSpec) -> AsyncIterator[None]:
+    """Run an agent until the end of the block."""
     agent = build_agent(client, _CLOCK, spec)
     task = asyncio.create_task(agent.run(), name="agent")
     try:

@@ -13,7 +13,6 @@ import pytest
 
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import (
-    DATA_UPLOADS,
     NODES,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -23,10 +22,11 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
+from nodeagent.startup import read_spec
 from tests.crash.controllers import RealCluster
-from tests.crash.worlds import World, open_client
+from tests.crash.worlds import World, open_client, running
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
-from tests.nodeagent.support.harness import Fuse
+from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE
 from tests.support.apiserver import run_apiserver
 from tests.velero.agent import running_agent
@@ -52,6 +52,17 @@ _MINUTES = 120
 class _Cluster(RealCluster):
     """The controllers, as Velero's agent reads them: a container has the name that its pod says."""
 
+    async def _volumes(self) -> None:
+        """Bind volumes that name their claim without its UID, too, as Velero does."""
+        metas = [claim["metadata"] for claim in await self._all(PERSISTENT_VOLUME_CLAIMS)]
+        uids = {(meta["namespace"], meta["name"]): meta["uid"] for meta in metas}
+        for volume in await self._all(PERSISTENT_VOLUMES):
+            reference = volume["spec"].get("claimRef") or {}
+            uid = uids.get((reference.get("namespace", ""), reference.get("name", "")))
+            if uid and not reference.get("uid"):
+                await self._patch(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": {"uid": uid}}})
+        await super()._volumes()
+
     async def _set_status(self, resource: Resource, obj: JsonDict, status: JsonDict) -> None:
         if resource is PODS:
             (container,) = obj["spec"]["containers"]
@@ -61,7 +72,7 @@ class _Cluster(RealCluster):
 
 
 class _World(World):
-    """A DataUpload, the agent of `NODE`, and one of Velero's on another node."""
+    """A DataUpload or DataDownload, the agent of `NODE`, and one of Velero's on another node."""
 
     folder: Path
     cluster: RealCluster
@@ -86,6 +97,19 @@ class _World(World):
 
     async def begin(self) -> None:
         await super().begin()
+        for reason in ("Data-Path-Started", "Data-Path-Stopped"):
+            # Velero's agent waits for them; the simulated mover records progress alone.
+            await self.cluster.record(self.transfer, "{}", reason=reason)
+        if self.kind == "DataUpload":
+            await self._put_source()
+
+    def _claim(self, name: str) -> JsonDict:
+        claim = super()._claim(name)
+        claim["spec"]["storageClassName"] = "hostpath"
+        return claim
+
+    async def _put_source(self) -> None:
+        """Create the volume of the source PVC."""
         claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, self.space, self.transfer["spec"]["sourcePVC"])
         reference = {key: claim["metadata"][key] for key in ("namespace", "name", "uid")}
         spec = {
@@ -99,15 +123,12 @@ class _World(World):
         meta = {"name": claim["spec"]["volumeName"]}
         volume = {"apiVersion": "v1", "kind": PERSISTENT_VOLUMES.kind, "metadata": meta, "spec": spec}
         await self.client.create(PERSISTENT_VOLUMES, volume)
-        for reason in ("Data-Path-Started", "Data-Path-Stopped"):
-            # Velero's agent waits for them; the simulated mover records progress alone.
-            await self.cluster.record(self.transfer, "{}", reason=reason)
 
     async def until(self, condition: Callable[[JsonDict], bool], velero: Component | None = None) -> JsonDict:
         """Return the transfer once `condition` holds for it."""
         async with asyncio.timeout(_MINUTES):
             while True:
-                found = await self.client.get(DATA_UPLOADS, self.namespace, self.name)
+                found = await self.client.get(TRANSFER_RESOURCES[self.kind], self.namespace, self.name)
                 if condition(found):
                     return found
                 if velero is not None:
@@ -117,12 +138,9 @@ class _World(World):
     @asynccontextmanager
     async def our_agent(self) -> AsyncIterator[None]:
         """Run our agent until the end of the block."""
-        task = asyncio.create_task(self.play(Fuse()), name="our agent")
-        try:
+        spec = await read_spec(self.client, self._settings, self.namespace)
+        async with open_client(self.apiserver) as client, running(client, spec):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
 
     async def until_clean(self, velero: Component | None = None) -> JsonDict:
         """Return the transfer once it is final, and nothing that an expose creates is left."""
@@ -131,6 +149,18 @@ class _World(World):
             while await self.left():
                 await asyncio.sleep(0.2)
         return done
+
+    async def check(self, done: JsonDict, node: str) -> None:
+        """Check that the transfer completed on `node`, with its data."""
+        status = done["status"]
+        assert (status["phase"], status["node"]) == ("Completed", node), done
+        if self.kind == "DataUpload":
+            assert status["snapshotID"] == "kopia-1"
+        else:
+            claim, volume = await self.target()
+            restored = self.cluster.moved[done["metadata"]["uid"]]
+            assert volume["metadata"]["name"] == claim["spec"]["volumeName"] == restored
+            assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
 
     async def left(self) -> list[str]:
         """Return the kinds of which an object exists that an expose has created."""
@@ -152,14 +182,21 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
         yield client
 
 
-@pytest.fixture
-async def world(client: KubeClient, apiserver: ApiServer, tmp_path: Path) -> AsyncIterator[_World]:
-    world = _World(apiserver, client, "DataUpload")
+@pytest.fixture(params=["DataUpload", "DataDownload"])
+async def world(
+    client: KubeClient, apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> AsyncIterator[_World]:
+    world = _World(apiserver, client, request.param)
     world.folder, world.cluster = tmp_path / "velero", _Cluster(client)
     controllers = asyncio.create_task(world.cluster.run(), name="controllers")
     yield world
     controllers.cancel()
     await asyncio.wait({controllers})
+
+
+def _has_started(velero: Component, kind: str) -> bool:
+    lines = velero.log.read_text(errors="replace").splitlines()
+    return any("Starting workers" in line and f"controllerKind={kind}" in line for line in lines)
 
 
 @pytest.mark.parametrize("velero_stays", [True, False], ids=["beside Velero's", "after Velero's"])
@@ -181,8 +218,7 @@ async def test_we_carry_on_what_velero_accepted(world: _World, velero_stays: boo
         async with world.our_agent():
             world.cluster.not_starting.clear()
             done = await world.until_clean()
-    status = done["status"]
-    assert (status["phase"], status["node"], status["snapshotID"]) == ("Completed", NODE, "kopia-1")
+    await world.check(done, NODE)
 
 
 async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
@@ -195,9 +231,10 @@ async def test_velero_carries_on_what_we_accepted(world: _World) -> None:
         accepted = await world.until(lambda found: found.get("status", {}).get("phase") == "Accepted")
         assert accepted["status"]["acceptedByNode"] == NODE
         with running_agent(_VERSION, world.apiserver, world.folder, namespace=world.namespace, node=_VELEROS) as velero:
+            # Velero's agent does not see pods that run already when it starts.
+            await world.until(lambda _: _has_started(velero, world.kind), velero)
             world.cluster.not_starting.clear()
             await world.until(lambda found: found["metadata"]["labels"].get(NODE_LABEL) == _VELEROS, velero)
             done = await world.until_clean(velero)
-    status = done["status"]
     assert OUTCOME_ANNOTATION not in done["metadata"].get("annotations", {})
-    assert (status["phase"], status["node"], status["snapshotID"]) == ("Completed", _VELEROS, "kopia-1")
+    await world.check(done, _VELEROS)
