@@ -1,4 +1,5 @@
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ def test_a_tree_that_is_mounted_read_only_stays_so_in_the_jail(tmp_path: Path, m
     monkeypatch.setattr(os, "statvfs", lambda _: read_only)
     with build_jail(_tree(tmp_path / "home"), [tree], []) as jail:
         (remount,) = [step for name, step in jail.steps() if name.startswith("remount")]
+    assert isinstance(remount, partial)
     assert remount.args[3].value & _MS_RDONLY
 
 
