@@ -24,6 +24,7 @@ from datamover.runtime.work_dir import WorkDir
 
 __all__ = [
     "CHECKED",
+    "NOT_EMPTY",
     "ONLY_CHECK",
     "OTHER_REPOSITORY",
     "OWN_MAINTENANCE",
@@ -60,6 +61,9 @@ ONLY_CHECK: Final = ("--create-only", QUICK_FORMAT, "--retention-mode=GOVERNANCE
 
 CHECKED: Final = "retention mode and period must be provided"
 """kopia's error then, if the storage has no objects."""
+
+NOT_EMPTY: Final = "found existing data in storage location"
+"""kopia's error if it has some."""
 
 OWN_MAINTENANCE: Final = ("maintenance", "set", f"--owner={IDENTITY}")
 """What kopia's own creation sets, apart from defaults; a first backup does it, too, if this one is interrupted."""

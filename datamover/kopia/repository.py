@@ -21,6 +21,7 @@ from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRU
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (
     CHECKED,
+    NOT_EMPTY,
     ONLY_CHECK,
     OTHER_REPOSITORY,
     OWN_MAINTENANCE,
@@ -288,7 +289,7 @@ class Repository:
         try:
             await self.connect()
         except NotInitializedError:
-            if await self._remove_remains():
+            if answer.mentions(NOT_EMPTY) and await self._remove_remains():
                 return True
             self._check(answer)
             raise
