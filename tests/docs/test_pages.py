@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parents[2]
 _PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md"), *(_ROOT / "examples").glob("*.md")])
-_FOLDERS = frozenset(path.name for path in _ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+_FOLDERS = frozenset(path.name for path in _ROOT.iterdir() if path.is_dir() and not path.name.startswith((".", "_")))
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
 _CODE = re.compile(r"`([^`\n]+)`")
 _PATTERN = re.compile(r"[<>*{}…$]")
