@@ -10,7 +10,13 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import (
+    DATA_DOWNLOAD_LABEL,
+    DATA_UPLOAD_LABEL,
+    OWNER_UID_LABEL,
+    POD_VOLUME_BACKUP_LABEL,
+    POD_VOLUME_RESTORE_LABEL,
+)
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import AGENT_IMAGE
 from tests.testbed.storage.faults import CONFIG_MAP
@@ -38,6 +44,13 @@ MISSING = "missing"
 _TAINT_KEY, _TAINT_EFFECT = "causes.node-agent.test/held", "NoSchedule"
 _TAINT = f"{_TAINT_KEY}:{_TAINT_EFFECT}"
 
+_MOVER_LABELS = {
+    "DataUpload": DATA_UPLOAD_LABEL,
+    "DataDownload": DATA_DOWNLOAD_LABEL,
+    "PodVolumeBackup": POD_VOLUME_BACKUP_LABEL,
+    "PodVolumeRestore": POD_VOLUME_RESTORE_LABEL,
+}
+
 HELD_TOLERATION = {"key": _TAINT_KEY, "operator": "Exists", "effect": _TAINT_EFFECT}
 """For pods of other tests on a node that is `tainted` at the same time."""
 
@@ -58,7 +71,7 @@ def build_mover(transfer: Json, *, spec: Mapping[str, object], container: Mappin
         "metadata": {
             "namespace": NAMESPACE,
             "name": meta["name"],
-            "labels": {OWNER_UID_LABEL: meta["uid"]},
+            "labels": {OWNER_UID_LABEL: meta["uid"], _MOVER_LABELS[transfer["kind"]]: meta["name"]},
             "ownerReferences": [{**owner, "controller": True}],
         },
         "spec": {

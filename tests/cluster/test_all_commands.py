@@ -51,7 +51,7 @@ _CHANGING = {
     r"\b[0-9]+[smhd]\b": "AGE",
     r"[0-9.]+ [KMG]?i?B/s": "RATE",
     # A Velero server that another test has shown to the leader holds maintenance.
-    r"held: [a-z-]+": "in AGE",
+    r"(held|in AGE): \S+( \S+)*": "in AGE",
     r" +": " ",
 }
 """What differs from run to run, and what it is replaced by."""

@@ -4,6 +4,7 @@
 it.
 """
 
+import difflib
 import json
 import os
 from pathlib import Path
@@ -30,7 +31,9 @@ def assert_golden_text(name: str, text: str) -> None:
     path = _GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
-    assert path.read_text(encoding="utf-8") == text
+    expected = path.read_text(encoding="utf-8")
+    changes = difflib.unified_diff(expected.splitlines(), text.splitlines(), "expected", "actual", n=0, lineterm="")
+    assert expected == text, "\n".join(changes)
 
 
 def recorded(name: str, index: int = 0, *, called: str = "") -> JsonDict:
