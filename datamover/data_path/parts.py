@@ -9,7 +9,6 @@ Source: kopia 0.23.1, cli/command_restore.go (constructTargetPairs), snapshot/re
 local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go, snapshot/manifest.go (DirEntry).
 """
 
-import errno
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from core.models.base import JsonDict
 from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.links import DirectoryReader, show_path
 from datamover.kopia.long_lists import open_output, read_directories
+from datamover.kopia.restore_errors import TARGET_FAILURES
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import open_below, open_root, walk_tree
@@ -48,11 +48,6 @@ _PLACEHOLDER: Final = ".kopia-entry"
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
-
-_FAILURES: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN}
-)
-"""Errors of the target as a whole, as in `datamover.kopia.restore_errors`."""
 
 _NO_TIME: Final = "1970-01-01T00:00:00Z"
 
@@ -302,7 +297,7 @@ def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> 
 
 def _is_refusal(error: OSError) -> bool:
     """Return True: the target refused something; an error of the target as a whole is raised again."""
-    if error.errno in _FAILURES:
+    if error.errno in TARGET_FAILURES:
         raise error
     return True
 

@@ -5,7 +5,6 @@ complete once its data is on the disk.
 Source: kopia 0.23.1, cli/command_restore.go.
 """
 
-import errno
 import logging
 import os
 import shutil
@@ -35,6 +34,7 @@ from datamover.kopia.long_lists import open_output
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
+from datamover.kopia.restore_errors import FULL
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
@@ -48,7 +48,6 @@ _logger = logging.getLogger(__name__)
 _DONE_DIRECTORY: Final = ".velero"
 _ROOT: Final = "."
 """Where the done directory leads, as a link, in a volume without room for it."""
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 @dataclass(frozen=True)
@@ -276,7 +275,7 @@ def write_done_file(volume: Path, owner_uid: str) -> None:
                     _let_remove(directory, root)
                     _create_empty(owner_uid, directory)
             except OSError as e:
-                if e.errno not in _FULL:
+                if e.errno not in FULL:
                     raise
                 _write_without_block(owner_uid, root)
     except OSError as e:

@@ -30,6 +30,7 @@ from datamover.data_path.finished import (
     remove_unlisted,
 )
 from datamover.data_path.run import DataPath
+from datamover.kopia.restore_errors import FULL, match_texts
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import read_duration
 from datamover.runtime.cancellation import Canceler, ShouldStop, run_beside, run_unless_canceled
@@ -53,8 +54,7 @@ _CLEANUP: Final = timedelta(seconds=5)
 """How long a failed restore waits for the removal of its list: the volume may hang."""
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FULL: Final = re.compile("no space left on device|disk quota exceeded")
-"""In kopia's errors. Source: Go 1.26, syscall/zerrors_linux_amd64.go."""
+_FULL: Final = re.compile(match_texts(FULL))
 
 _LISTING: Final = "listing finished files in {}"
 

@@ -5,13 +5,16 @@ It also goes on where the repository cannot be read, or nothing more fits: those
 Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go; Go 1.26, io/fs.PathError; errno(3).
 """
 
+import errno
+import os
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
 from datamover.kopia.process import KopiaAnswer
 
-__all__ = ["IgnoredErrors", "is_refusal"]
+__all__ = ["FULL", "TARGET_FAILURES", "IgnoredErrors", "is_refusal", "match_texts"]
 
 _IGNORED: Final = re.compile(r"ignored error (.*)")
 _FAILED: Final = re.compile(r"error restoring: restore error: (.*)")
@@ -22,12 +25,20 @@ _CONTENT: Final = re.compile(
 )
 """The content of an entry: the repository could not be read, or the file is not what was written."""
 
-_WHOLE: Final = re.compile(
-    r": (no space left on device|disk quota exceeded|read-only file system|input/output error|stale file handle"
-    r"|transport endpoint is not connected|structure needs cleaning)( on |$)"
-)
-"""The target as a whole: every other file would fail too."""
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+TARGET_FAILURES: Final = FULL | {errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EUCLEAN}
+"""Errors of the target as a whole: every other file would fail too."""
 
+
+def match_texts(errors: Iterable[int]) -> str:
+    """Return the pattern of kopia's texts for these errors of the system.
+
+    Source: Go 1.26, syscall/zerrors_linux_amd64.go (the texts of the C library, in lower case).
+    """
+    return "|".join(re.escape(os.strerror(one).lower()) for one in sorted(errors))
+
+
+_WHOLE: Final = re.compile(f": ({match_texts(TARGET_FAILURES)})( on |$)")
 
 _ATTRIBUTES: Final = "error setting attributes"
 """The entry itself is restored."""
