@@ -15,7 +15,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import DAEMON_SETS, NAMESPACES
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, PART_OF_LABELS
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
@@ -162,7 +162,7 @@ async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
     windows = await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS)
     try:
         # One of an earlier version of ours moves nothing.
-        return replace(AgentTemplate.parse(found), windows=windows is not None and not _is_ours(windows))
+        return replace(AgentTemplate.parse(found), windows=windows is not None and not is_ours(windows))
     except ContractError as e:
         raise ConfigError(str(e)) from e
 
@@ -172,7 +172,3 @@ async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> Json
         return await client.read(DAEMON_SETS, namespace, name)
     except KubeError as e:
         raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e
-
-
-def _is_ours(daemonset: JsonDict) -> bool:
-    return PART_OF_LABELS.items() <= (daemonset["metadata"].get("labels") or {}).items()

@@ -8,6 +8,8 @@ import hashlib
 import re
 from typing import Final
 
+from core.models.base import JsonDict
+
 __all__ = [
     "ACCEPT_FENCE_ANNOTATION",
     "ADMISSIONS_CONFIGMAP",
@@ -98,6 +100,7 @@ __all__ = [
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
     "VOLUME_NAMESPACE_LABEL",
+    "is_ours",
     "label_value",
     "repo_name_label",
 ]
@@ -288,6 +291,11 @@ Source: Kubernetes v1.34, apimachinery pkg/util/validation, IsDNS1123Subdomain.
 _LABEL_VALUE_LIMIT: Final = 63
 _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6
+
+
+def is_ours(obj: JsonDict) -> bool:
+    """Return whether an installation of this project created the object."""
+    return PART_OF_LABELS.items() <= (obj["metadata"].get("labels") or {}).items()
 
 
 def repo_name_label(name: str) -> str:

@@ -11,7 +11,8 @@ from core.kube.client import KubeClient
 from core.kube.discovery import is_unserved
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, Resource
 from core.models.base import JsonDict
-from nodeagent.operations.install.objects import helm_release, is_ours
+from core.models.names import is_ours
+from nodeagent.operations.install.objects import helm_release
 
 __all__ = ["DefinitionError", "Definitions", "find_lacking", "sort_definitions", "wait_definitions"]
 

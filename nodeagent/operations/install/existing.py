@@ -8,8 +8,8 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS
-from nodeagent.operations.install.objects import helm_release, is_ours, place_of, resource_of
+from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, is_ours
+from nodeagent.operations.install.objects import helm_release, place_of, resource_of
 
 __all__ = ["fit_to_existing", "note_former_agents"]
 

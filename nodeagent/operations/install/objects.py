@@ -7,7 +7,7 @@ from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import PART_OF_LABELS
 
-__all__ = ["build_object", "helm_release", "is_ours", "place_of", "resource_of"]
+__all__ = ["build_object", "helm_release", "place_of", "resource_of"]
 
 _HELM_RELEASE: Final = "meta.helm.sh/release-name"
 """Source: Helm v3, pkg/action/validate.go."""
@@ -41,12 +41,6 @@ def build_object(api_version: str, kind: str, name: str, namespace: str = "") ->
     if namespace:
         metadata["namespace"] = namespace
     return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
-
-
-def is_ours(obj: JsonDict) -> bool:
-    """Return whether an installation created the object."""
-    labels = obj["metadata"].get("labels") or {}
-    return PART_OF_LABELS.items() <= labels.items()
 
 
 def helm_release(obj: JsonDict) -> str:

@@ -10,8 +10,8 @@ from core.kube.errors import ForbiddenError, NotServedError
 from core.kube.resources import Resource
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS
-from nodeagent.operations.install.objects import is_ours, place_of
+from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, is_ours
+from nodeagent.operations.install.objects import place_of
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
 __all__ = ["Dependents", "find_class_user", "find_dependents", "find_other_agents"]

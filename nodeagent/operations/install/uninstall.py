@@ -23,12 +23,13 @@ from core.models.names import (
     DISPATCHER_LEASE,
     PART_OF_LABELS,
     REPO_CREDENTIALS_SECRET,
+    is_ours,
 )
 from core.models.phases import FINAL_PHASES, Phase
 from nodeagent.leader.maintenance.jobs import list_jobs
 from nodeagent.operations.install.daemonset import CREDENTIALS_SECRET
 from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.install.objects import helm_release, is_ours, place_of, resource_of
+from nodeagent.operations.install.objects import helm_release, place_of, resource_of
 from nodeagent.operations.install.others import Dependents, find_class_user, find_dependents, find_other_agents
 from nodeagent.operations.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from nodeagent.runtime.access_review import missing_permissions
@@ -55,7 +56,7 @@ _SHOWN: Final = 5
 """Unfinished transfers, or missing permissions, that an error names."""
 
 _OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
-"""The pods of our DaemonSet; those of Velero's, such as its own for Windows, go on."""
+"""The pods of our DaemonSet; Velero's pods, such as its own for Windows, go on."""
 
 
 class UninstallError(AgentError):
