@@ -1,6 +1,6 @@
 """What `nodeagent repo` prints for people: the table of repositories, and the page about one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -32,7 +32,7 @@ _WIDE_HEADERS: Final = (*_HEADERS, "FREQUENCY", "REPOSITORY ID", "MESSAGE")
 
 _PHASES: Final = {RepositoryPhase.READY: GOOD, RepositoryPhase.NEW: WARN, RepositoryPhase.NOT_READY: BAD}
 
-_WORDS: Final = {
+_WORDS: Final[Mapping[str, str]] = {
     Hold.SERVER: "the Velero server maintains it",
     Hold.SERVER_SEEN: "a Velero server was there within the hour",
     Hold.JOB_UNFINISHED: "a Job runs",
@@ -94,7 +94,7 @@ def _next_cell(following: NextMaintenance, now: datetime) -> Cell:
 
 def _why(following: NextMaintenance) -> str:
     """Return why nothing runs now, in few words."""
-    return next((words for hold, words in _WORDS.items() if hold == following.hold), following.hold.replace("-", " "))
+    return _WORDS.get(following.hold) or following.hold.replace("-", " ")
 
 
 def print_details(printer: Printer, one: RepositoryDetails, now: datetime) -> None:

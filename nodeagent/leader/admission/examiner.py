@@ -153,10 +153,10 @@ class Examiner:
         if admission.decision is not AdmissionState.READY:
             return admission
         agents, label = self.agents(), label_value(admission.node)
-        if admission.node and label not in agents and label in self._velero_nodes():
-            message = f"left to Velero's node agent on node {admission.node}"
-            return Admission(AdmissionState.PENDING, PendingReason.LEFT_TO_VELERO, message, indefinite=True)
         if admission.node and label not in agents:
+            if label in self._velero_nodes():
+                message = f"left to Velero's node agent on node {admission.node}"
+                return Admission(AdmissionState.PENDING, PendingReason.LEFT_TO_VELERO, message, indefinite=True)
             return _blocked(PendingReason.NO_NODE_AGENT, f"no node agent is ready on node {admission.node}")
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
