@@ -16,7 +16,6 @@ from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import format_time
 from tests.crash.maintenance import MaintenanceWorld, end_job
-from tests.crash.worlds import open_client
 from tests.nodeagent.support.maintenance_scene import result
 from tests.support.apiserver import run_apiserver
 from tests.velero.server import apply_definitions, running_server
@@ -46,12 +45,6 @@ def apiserver(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with run_apiserver() as server:
         apply_definitions(version, server, tmp_path_factory.mktemp("velero"))
         yield server
-
-
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    async with open_client(apiserver) as client:
-        yield client
 
 
 class _World(MaintenanceWorld):

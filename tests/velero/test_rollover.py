@@ -176,12 +176,6 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield server
 
 
-@pytest.fixture
-async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
-    async with open_client(apiserver) as client:
-        yield client
-
-
 @pytest.fixture(params=["DataUpload", "DataDownload"])
 async def world(
     client: KubeClient, apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest

@@ -49,21 +49,27 @@ def _ask(url: str, headers: dict[str, str]) -> tuple[int, str]:
             return e.code, e.read().decode()
 
 
+def _of_agent(url: str, token_file: Path) -> dict[str, str]:
+    """The environment of a pod with an identity of EKS."""
+    return {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token_file),
+    }
+
+
 async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token(token_file: Path) -> None:
     role = RoleOfPod(_TOKEN, access_key="key", secret_key="secret-of-the-role")
     redactor = Redactor()
-    async with serve_plain(role.agent) as url:
-        environment = {
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials",
-            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token_file),
-        }
-        async with _replace(_S3, environment, redactor=redactor) as replacement:
-            config = replacement.config
-            assert config["bucket"] == "b"
-            headers = {"X-Amz-Security-Token": config["sessionToken"]}
-            status, granted = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
-            token_file.write_text("another token")
-            refused = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+    async with (
+        serve_plain(role.agent) as url,
+        _replace(_S3, _of_agent(url, token_file), redactor=redactor) as replacement,
+    ):
+        config = replacement.config
+        assert config["bucket"] == "b"
+        headers = {"X-Amz-Security-Token": config["sessionToken"]}
+        status, granted = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+        token_file.write_text("another token")
+        refused = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
     assert (status, "<SecretAccessKey>secret-of-the-role</SecretAccessKey>" in granted) == (200, True)
     assert refused[0] == 403
     assert f"cannot get keys of this pod&#x27;s role with the token in {token_file}: 127.0.0.1" in refused[1]
@@ -75,15 +81,13 @@ async def test_kopia_assumes_a_role_of_the_mover_in_the_place_of_an_agents_token
 async def test_an_agent_that_is_busy_is_asked_again_for_half_a_minute(token_file: Path, failures: int) -> None:
     role = RoleOfPod(_TOKEN, failures=failures)
     clock = _QuickClock()
-    async with serve_plain(role.agent) as url:
-        environment = {
-            "AWS_CONTAINER_CREDENTIALS_FULL_URI": f"{url}/v1/credentials",
-            "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token_file),
-        }
-        async with _replace(_S3, environment, clock=clock) as replacement:
-            config = replacement.config
-            headers = {"X-Amz-Security-Token": config["sessionToken"]}
-            status, text = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
+    async with (
+        serve_plain(role.agent) as url,
+        _replace(_S3, _of_agent(url, token_file), clock=clock) as replacement,
+    ):
+        config = replacement.config
+        headers = {"X-Amz-Security-Token": config["sessionToken"]}
+        status, text = await asyncio.to_thread(_ask, config["roleEndpoint"], headers)
     # kopia's errors name the outage.
     assert (status, "503 " in text) == ((200, False) if failures == 1 else (503, True))
     assert clock.slept < 60
