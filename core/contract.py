@@ -154,7 +154,7 @@ class MoverArgs:
     for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
     snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
     none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `read_all_files`: it
-    also reads files whose size and time are those of the backup before. With `require_attributes`, a restore fails if
+    also reads files whose size and time are unchanged since the last one. With `require_attributes`, a restore fails if
     the target does not take owners, modes and times. `options` are flags of one verb only.
     """
 

@@ -112,7 +112,7 @@ def build_parser() -> argparse.ArgumentParser:
     backup.add_argument(
         "--read-all-files",
         action="store_true",
-        help="also read files whose size and time are those of the backup before",
+        help="also read files whose size and time are unchanged since the last backup",
     )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)

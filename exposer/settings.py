@@ -171,7 +171,7 @@ class ExposeSettings:
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in those of
-    `read_all_files_namespaces`, backups also read files whose size and time are those of the backup before.
+    `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
     which those for memory apply.

@@ -1,4 +1,4 @@
-"""Owner, mode and time of a restored entry: those of the snapshot, and what the target has instead.
+"""Owner, mode and time of a restored entry: as in the snapshot, and what the target has instead.
 
 kopia leaves out of an entry what is 0, and gives a directory the latest time of what is below it, the root aside.
 Source: kopia 0.23.1, snapshot/manifest.go (DirEntry), snapshot/snapshotfs/repofs.go (loadLocked).
@@ -34,7 +34,7 @@ class Attribute(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """Those of one entry of a snapshot; a link has no mode, and an entry may have no valid time."""
+    """Owner, mode and time of one entry of a snapshot; a link has no mode, and an entry may have no valid time."""
 
     owner: tuple[int, int]
     mode: int | None

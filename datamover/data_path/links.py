@@ -271,7 +271,7 @@ async def open_directories(
     Args:
         kopia: it is connected.
         snapshot: the one that they are in, for errors.
-        object_ids: those of a list of `read_together`.
+        object_ids: one list of `read_together`.
         file: an open file for kopia's output.
 
     Raises:

@@ -42,7 +42,7 @@ _ALL_LEVELS: Final = 2**31 - 2
 
 @dataclass
 class PartRestorer:
-    """Runs kopia for the parts of a snapshot; `flags` and `files` are those of each run.
+    """Runs kopia for the parts of a snapshot; each run has the `flags` and `files`.
 
     Once the target has refused an entry, kopia is `tolerant`: it goes on after errors, which leaves more unset than
     necessary.
@@ -61,7 +61,10 @@ class PartRestorer:
     @property
     def attempted(self) -> str:
         """What it does, for messages."""
-        return f"restore snapshot {self.snapshot.snapshot_id} to {self.target}"
+        return self._describe("")
+
+    def _describe(self, part: str) -> str:
+        return f"restore {part}snapshot {self.snapshot.snapshot_id} to {self.target}"
 
     @property
     def refused(self) -> bool:
@@ -147,8 +150,7 @@ class PartRestorer:
 
         `prepare` returns kopia's arguments, before each; empty: there is nothing to restore.
         """
-        name = f"{show_path(run[0].path.encode())} of " if run[0].path else ""
-        attempted = f"restore {name}snapshot {self.snapshot.snapshot_id} to {self.target}"
+        attempted = self._describe(f"{show_path(run[0].path.encode())} of " if run[0].path else "")
         if not (sources := await prepare()):
             return
         answer = await self._call(attempted, *sources, *self.flags)

@@ -88,7 +88,7 @@ def probe_target(target: Path, snapshot: Snapshot, _: ShouldStop) -> Probe:
     owners = dict.fromkeys([(int(root_entry.get("uid", 0)), int(root_entry.get("gid", 0))), _OTHER_OWNER])
     try:
         with open_root(target) as root:
-            # Those of an attempt that was killed.
+            # An attempt that was killed may have left them.
             _remove(root)
             fd = os.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=root)
             try:

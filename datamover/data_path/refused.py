@@ -168,7 +168,7 @@ class _Directories:
 
 @dataclass
 class _Comparison:
-    """Compares directories of the snapshot with those of a target; `entries` is how many it has looked at."""
+    """Compares directories of a target with the snapshot; `entries` is how many it has looked at."""
 
     target: Path
     probe: Probe

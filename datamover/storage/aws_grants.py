@@ -44,7 +44,7 @@ def assume_role(role: AwsRole, authority_pem: bytes, redactor: Redactor) -> byte
     They are encoded as the answer to a user who assumes a role, which is what kopia asks for.
 
     Args:
-        authority_pem: trusted in addition to those of the system.
+        authority_pem: trusted in addition to the system's authorities.
         redactor: learns token and keys.
 
     Raises:

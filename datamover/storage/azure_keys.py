@@ -153,7 +153,7 @@ async def fetch_signature(wanted: AzureContainer, authority_pem: bytes, clock: C
     """Return a shared access signature for the container, valid for a week; repeat requests for 5 minutes.
 
     Args:
-        authority_pem: trusted in addition to those of the system.
+        authority_pem: trusted in addition to the system's authorities.
         redactor: learns each secret on the way.
 
     Raises:

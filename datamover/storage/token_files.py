@@ -73,7 +73,7 @@ async def replace_token_files(
     config: JsonDict = storage["config"]
     replace = _REPLACE.get(storage["type"])
     keeps = keeps_azure and storage["type"] == "azureBlob"
-    if replace is None or keeps or any(config.get(key) for key in _OWN_CREDENTIALS):
+    if replace is None or keeps or _has_credentials(config):
         yield Replacement(config)
         return
     async with replace(config, environment, redactor, clock) as replacement:
@@ -125,7 +125,7 @@ def _find_aws_request(environment: Mapping[str, str], redactor: Redactor) -> Cal
 
 
 def _read_authority(environment: Mapping[str, str]) -> bytes:
-    """Return the authority that kopia trusts in addition to those of the system."""
+    """Return the authority that kopia trusts in addition to the system's."""
     file = Path(environment.get("SSL_CERT_FILE", ""))
     return file.read_bytes() if file.is_file() else b""
 
@@ -192,8 +192,11 @@ def azure_token_file(config: JsonDict) -> str | None:
         config: of a storage.
     """
     file = config.get("azureFederatedTokenFile", "")
-    own = any(config.get(key) for key in _OWN_CREDENTIALS)
-    return file if file and not own and Path(file).is_file() else None
+    return file if file and not _has_credentials(config) and Path(file).is_file() else None
+
+
+def _has_credentials(config: JsonDict) -> bool:
+    return any(config.get(key) for key in _OWN_CREDENTIALS)
 
 
 _Replace = Callable[[JsonDict, Mapping[str, str], Redactor, Clock], AbstractAsyncContextManager[Replacement]]

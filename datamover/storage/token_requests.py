@@ -71,7 +71,7 @@ async def request_grant(get: Callable[[], _T], clock: Clock, *, within: timedelt
 
 
 def build_client(authority_pem: bytes = b"") -> OpenerDirector:
-    """Return a client that trusts an authority in addition to those of the system.
+    """Return a client that trusts an authority in addition to the system's.
 
     Raises:
         RefusedError: it is not an authority in PEM.

@@ -67,7 +67,7 @@ class _Run:
     "--ttl", type=DurationType(), metavar="DURATION", help="when it expires, which get shows (default: never)"
 )
 @click.option(
-    "--read-all-files", is_flag=True, help="also read files whose size and time are those of the backup before"
+    "--read-all-files", is_flag=True, help="also read files whose size and time are unchanged since the last backup"
 )
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
 @output_option

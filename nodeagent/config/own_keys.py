@@ -106,8 +106,8 @@ class OwnKeys(Section):
     )
     read_all_files_namespaces: list[ObjectName] = Field(
         default_factory=list,
-        description="namespaces in whose volumes each backup also reads files whose size and time are those of the "
-        "backup before (our own key)",
+        description="namespaces in whose volumes each backup also reads files whose size and time are unchanged "
+        "since the last one (our own key)",
         examples=[["vault"]],
     )
     require_file_attributes: bool = Field(

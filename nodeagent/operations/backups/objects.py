@@ -41,8 +41,8 @@ _HASH_DIGITS: Final = 8
 class BackupRequest:
     """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept.
 
-    `schedule` is the one that it is a backup of; empty: none. With `read_all_files`, files are read whose size and time
-    are those of the backup before.
+    `schedule` is the one that it is a backup of; empty: none. With `read_all_files`, files are also read whose size and
+    time are unchanged since the last backup.
     """
 
     name: str
