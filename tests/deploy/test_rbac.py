@@ -10,28 +10,6 @@ import pytest
 import yaml
 
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
-from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import (
-    BACKUP_PERMISSIONS,
-    DESCRIBE_PERMISSIONS,
-    FILES_PERMISSIONS,
-    READ_BACK_PERMISSIONS,
-    REPO_PERMISSIONS,
-    RESTORE_PERMISSIONS,
-    STATUS_PERMISSIONS,
-    SUPPORT_BUNDLE_PERMISSIONS,
-    UNINSTALL_PERMISSIONS,
-    VERIFY_PERMISSIONS,
-    VERSION_PERMISSIONS,
-    VOLUME_CHECK_PERMISSIONS,
-    installer_permissions,
-)
-from nodeagent.operations.schedules.permissions import (
-    DELETION_PERMISSIONS,
-    EXPIRY_PERMISSIONS,
-    SCHEDULE_PERMISSIONS,
-    SCHEDULED_PERMISSIONS,
-)
 from nodeagent.runtime.permissions import (
     COPY_PERMISSIONS,
     MOVER_PERMISSIONS,
@@ -187,63 +165,3 @@ def test_a_binding_names_the_account_of_its_role(role: _Role) -> None:
     binding = role.document(f"{role.kind}Binding")
     assert binding["roleRef"]["name"] == role.document(role.kind)["metadata"]["name"] == role.name
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": role.account, "namespace": "velero"}]
-
-
-@pytest.mark.parametrize(
-    ("heading", "permissions"),
-    [
-        ("### Of the agent", _AGENT_PERMISSIONS),
-        ("### Of the agent, to copy Secrets for volumes", COPY_PERMISSIONS),
-        ("### Of a data mover", MOVER_PERMISSIONS),
-        ("### Of users of nodeagent backup", BACKUP_PERMISSIONS),
-        ("### Of users of nodeagent backup verify", VERIFY_PERMISSIONS),
-        ("### Of users of nodeagent backup delete", DELETION_PERMISSIONS),
-        ("### Of users of nodeagent schedule", SCHEDULE_PERMISSIONS),
-        ("### Of the account of a schedule", SCHEDULED_PERMISSIONS),
-        ("### Of the account of a schedule that verifies", READ_BACK_PERMISSIONS),
-        ("### Of the account of a schedule with a time to live", EXPIRY_PERMISSIONS),
-        ("### Of users of nodeagent backup ls and cp", FILES_PERMISSIONS),
-        ("### Of users of nodeagent repo", REPO_PERMISSIONS),
-        ("### Of users of nodeagent restore", RESTORE_PERMISSIONS),
-        ("### Of users of nodeagent status", STATUS_PERMISSIONS),
-        ("### Of users of nodeagent describe", DESCRIBE_PERMISSIONS),
-        ("### Of users of nodeagent support-bundle", SUPPORT_BUNDLE_PERMISSIONS),
-        ("### Of the person who installs", installer_permissions([*read_definitions(), *build_everything("velero")])),
-        ("### Of users of nodeagent uninstall", UNINSTALL_PERMISSIONS),
-        ("### Of users of nodeagent version", VERSION_PERMISSIONS),
-        ("### Of users of nodeagent preflight", VOLUME_CHECK_PERMISSIONS),
-    ],
-    ids=[
-        "agent",
-        "copies",
-        "mover",
-        "backup",
-        "verify",
-        "deletion",
-        "schedule",
-        "scheduled",
-        "verifying",
-        "expiry",
-        "files",
-        "repo",
-        "restore",
-        "status",
-        "describe",
-        "support-bundle",
-        "installer",
-        "uninstall",
-        "version",
-        "preflight",
-    ],
-)
-def test_security_md_lists_exactly_the_permissions_with_their_reasons(
-    heading: str, permissions: tuple[Permission, ...]
-) -> None:
-    section = (_ROOT / "SECURITY.md").read_text(encoding="utf-8").partition(f"{heading}\n")[2].partition("\n#")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| in ")]
-    assert rows == [_row(permission) for permission in permissions]
-
-
-def _row(permission: Permission) -> str:
-    name = f"{permission.resource.group}/{permission.path}" if permission.resource.group else permission.path
-    return f"| {permission.where} | `{name}`{permission.only} | {', '.join(permission.verbs)} | {permission.reason} |"

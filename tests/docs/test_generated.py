@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
 from nodeagent.runtime.metrics import Metrics
+from tests.docs.permissions_page import build_permissions_page
 
 __all__: list[str] = []
 
@@ -96,7 +97,9 @@ def _metrics_page() -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "build"), [("modules.md", _module_map), ("metrics.md", _metrics_page)], ids=["modules", "metrics"]
+    ("page", "build"),
+    [("modules.md", _module_map), ("metrics.md", _metrics_page), ("permissions.md", build_permissions_page)],
+    ids=["modules", "metrics", "permissions"],
 )
 def test_generated_page_matches_the_code(page: str, build: Callable[[], str]) -> None:
     path, text = _ROOT / "docs" / page, build()
