@@ -1,4 +1,4 @@
-"""`python -m tests.docs.draw_pages`: the pictures of `nodeagent ui` in the README, as `make screenshots` draws them."""
+"""`python -m tests.docs.draw_pages`: the pictures of `nodeagent ui` in docs/commands.md; `make screenshots` runs it."""
 
 import asyncio
 from pathlib import Path
