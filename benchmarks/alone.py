@@ -1,6 +1,6 @@
-"""The command line of benchmarks of data movers: in namespaces of their own, with a folder, and a page for the figures.
+"""The command line of benchmarks of data movers: in namespaces of their own, and with a folder.
 
-Knows how a benchmark is started and where its figures go. Does not know what is measured.
+Knows how a benchmark is started. Does not know what is measured.
 """
 
 import argparse
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.stages import Stages
 from core.clock import SystemClock
@@ -36,24 +35,19 @@ class Report:
 
 def run_alone(
     parser: argparse.ArgumentParser,
-    find_marks: Callable[[argparse.Namespace], str],
     measure: Callable[[argparse.Namespace, Path, Stages], Report],
 ) -> int:
     """Parse the command line, measure in namespaces of its own, and print the report; return the exit code.
 
     Args:
         parser: has the benchmark's own arguments; its `prog` is the module's name in `benchmarks`.
-        find_marks: returns the name of the figures in the page.
         measure: measures in a folder that is removed afterwards.
     """
     parser.add_argument("--folder", type=Path, help="on the disk to restore to (default: that of temporary files)")
-    parser.add_argument(
-        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
-    )
     parser.add_argument(_INSIDE, action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        return _run_inside(arguments, parser.prog, find_marks(arguments), measure)
+        return _run_inside(arguments, parser.prog, measure)
     for name in ("kopia", "versitygw"):
         tool(name, name)
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -64,20 +58,15 @@ def run_alone(
 def _run_inside(
     arguments: argparse.Namespace,
     name: str,
-    marks: str,
     measure: Callable[[argparse.Namespace, Path, Stages], Report],
 ) -> int:
     stages = Stages(SystemClock())
     try:
-        if arguments.record:
-            check_page(arguments.record, marks)
         prefix = f"{name.replace('_', '-')}-"
         with tempfile.TemporaryDirectory(prefix=prefix, dir=arguments.folder) as folder:
             report = measure(arguments, Path(folder), stages)
     except BenchmarkError as e:
         stages.say(str(e))
         return 1
-    if arguments.record:
-        record(arguments.record, marks, [*report.table, "", "```json", report.last, "```"])
     sys.stdout.writelines(f"{line}\n" for line in [*report.table, report.last])
     return 0

@@ -7,7 +7,6 @@ import argparse
 import asyncio
 import sys
 from pathlib import Path
-from typing import Final
 
 from benchmarks.alone import Report, run_alone
 from benchmarks.bandwidth.bed import open_bed
@@ -17,8 +16,6 @@ from benchmarks.figures import describe_machine
 from benchmarks.stages import Stages
 
 __all__ = ["main"]
-
-_FIGURES: Final = "figures of the bandwidth"
 
 
 async def _measure(plan: BandwidthPlan, folder: Path, stages: Stages) -> BandwidthFigures:
@@ -37,7 +34,7 @@ def main() -> int:
     """Measure, and print the tables and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_bandwidth", description="The limits of a data mover's bandwidth.")
     parser.add_argument("--quick", action="store_true", help="small trees, short windows: does the benchmark work?")
-    return run_alone(parser, lambda _: _FIGURES, _report)
+    return run_alone(parser, _report)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from typing import Final
 from benchmarks.cli.person import Person
 from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from benchmarks.scale.stage import open_client
 from core.models.base import JsonDict
@@ -29,7 +28,6 @@ from tests.support.apiserver import ApiServer, run_apiserver
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of status"
 _INTERPRETER: Final = "`python -m this`: the interpreter alone"
 _START: Final = "`status --help`: the interpreter and all imports"
 
@@ -114,7 +112,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--nodes", type=int, default=500, help="nodes with an agent (default: 500)")
     parser.add_argument("--transfers", type=int, default=10_000, help="transfers in all phases (default: 10000)")
     parser.add_argument("--runs", type=int, default=7, help="measured runs of each command (default: 7)")
-    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the figures into this page")
     return parser.parse_args()
 
 
@@ -122,8 +119,6 @@ def main() -> int:
     """Measure, and print the table and the summary."""
     arguments = _parse()
     try:
-        if arguments.record:
-            check_page(arguments.record, _FIGURES)
         with tempfile.TemporaryDirectory(prefix="bench-cli-") as folder:
             lines, summary = asyncio.run(_run(arguments, Path(folder)))
     except BenchmarkError as e:
@@ -132,8 +127,6 @@ def main() -> int:
     size = f"{arguments.transfers} transfers on {arguments.nodes} nodes"
     table = [f"{describe_machine()}; {size}; {arguments.runs} runs", "", *lines]
     sys.stdout.write("\n".join([*table, ""]) + "\n")
-    if arguments.record:
-        record(arguments.record, _FIGURES, [*table, "", "```json", json.dumps(summary), "```"])
     sys.stdout.write(f"{json.dumps(summary)}\n")
     return 0
 

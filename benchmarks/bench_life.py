@@ -19,7 +19,6 @@ from typing import Final
 
 from benchmarks.figures import describe_machine
 from benchmarks.lives import Life, live
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape, make_tree
 from tests.cluster.conftest import Bed
@@ -34,7 +33,6 @@ from tests.testbed.processes import BedError
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of the life cycle"
 _MEDIUM: Final = TreeShape(large_files=8, large_bytes=125 << 20, small_files=20_000, small_bytes=10_000)
 _QUICK: Final = TreeShape(large_files=2, large_bytes=8 << 20, small_files=400, small_bytes=10_000)
 _SMALL: Final = TreeShape(large_files=1, large_bytes=100_000, small_files=0, small_bytes=0)
@@ -200,9 +198,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_life", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3, help="of all runs (default: 3)")
     parser.add_argument("--quick", action="store_true", help="with small trees, to try it")
-    parser.add_argument(
-        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
-    )
     return parser.parse_args()
 
 
@@ -210,8 +205,6 @@ def main() -> int:
     """Measure, and print the table and the summary."""
     arguments, began = _parse(), time.monotonic()
     try:
-        if arguments.record:
-            check_page(arguments.record, _FIGURES)
         bed = Bed(dict(os.environ), User(Api(Path(os.environ["KUBECONFIG"]))))
         install_agent(bed.user, bed.env)
         shape = _QUICK if arguments.quick else _MEDIUM
@@ -224,11 +217,8 @@ def main() -> int:
     heading = (
         f"Machine: {describe_machine()}. Medium: {moved}. {arguments.rounds} rounds, {time.monotonic() - began:.0f} s."
     )
-    table = [heading, "", *benchmark.figures.lines()]
-    last = benchmark.figures.last_line()
-    if arguments.record:
-        record(arguments.record, _FIGURES, [*table, "", "```json", last, "```"])
-    sys.stdout.writelines(f"{line}\n" for line in [*table, last])
+    figures = benchmark.figures
+    sys.stdout.writelines(f"{line}\n" for line in [heading, "", *figures.lines(), figures.last_line()])
     return 0
 
 

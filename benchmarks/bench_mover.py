@@ -9,8 +9,9 @@ import asyncio
 import json
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
+from enum import StrEnum
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from benchmarks.alone import Report, run_alone
 from benchmarks.cluster import RUN, Cluster, leave_service_account, run_cluster
@@ -27,11 +28,16 @@ from tests.testbed.pki import Authority
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of the data mover"
-_CONFINEMENT: Final = "figures of the confinement"
-_LATENCY: Final = "figures of the latency"
-_MANY: Final = "figures of many files"
-_PARALLEL: Final = "figures of files in parallel"
+
+class _What(StrEnum):
+    """What is measured: the whole mover, or what an option names."""
+
+    MOVER = "mover"
+    CONFINEMENT = "confinement"
+    LATENCY = "latency"
+    MANY = "many"
+    PARALLEL = "parallel"
+
 
 _AnyFigures = Figures | ConfinementFigures | ManyFigures | ParallelFigures
 
@@ -75,19 +81,19 @@ def _pairs(run: int, wanted: int) -> str:
 
 
 def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
-    if arguments.marks == _LATENCY:
+    if arguments.what is _What.LATENCY:
         return _report_latency(FAR_QUICK if arguments.quick else FAR, folder, stages)
     plan = QUICK if arguments.quick else FULL
 
     async def run(s3: S3Server, cluster: Cluster) -> _AnyFigures:
         benchmark = Benchmark(plan, folder, s3, cluster, stages)
-        runs: dict[str, Callable[[], Awaitable[_AnyFigures]]] = {
-            _FIGURES: benchmark.run,
-            _CONFINEMENT: benchmark.run_confined,
-            _MANY: benchmark.run_many,
-            _PARALLEL: benchmark.run_parallel,
+        runs: dict[_What, Callable[[], Awaitable[_AnyFigures]]] = {
+            _What.MOVER: benchmark.run,
+            _What.CONFINEMENT: benchmark.run_confined,
+            _What.MANY: benchmark.run_many,
+            _What.PARALLEL: benchmark.run_parallel,
         }
-        return await runs[arguments.marks]()
+        return await runs[arguments.what]()
 
     figures = asyncio.run(_measure(folder, run))
     return Report(_table(plan, figures, stages), json.dumps(figures.summary()))
@@ -111,15 +117,15 @@ def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_mover", description="The cost of the data mover, and of kopia alone.")
     parser.add_argument("--quick", action="store_true", help="tiny trees, one pair: does the benchmark work?")
-    what = parser.add_mutually_exclusive_group()
-    for flag, marks, text in (
-        ("--confinement", _CONFINEMENT, "compare movers with kopia confined and without"),
-        ("--latency", _LATENCY, "compare with kopia's best settings for a far storage"),
-        ("--many", _MANY, "millions of tiny files within a memory limit"),
-        ("--parallel", _PARALLEL, "compare numbers of files that are uploaded in parallel"),
+    only = parser.add_mutually_exclusive_group()
+    for what, text in (
+        (_What.CONFINEMENT, "compare movers with kopia confined and without"),
+        (_What.LATENCY, "compare with kopia's best settings for a far storage"),
+        (_What.MANY, "millions of tiny files within a memory limit"),
+        (_What.PARALLEL, "compare numbers of files that are uploaded in parallel"),
     ):
-        what.add_argument(flag, action="store_const", dest="marks", const=marks, default=_FIGURES, help=text)
-    return run_alone(parser, lambda arguments: arguments.marks, _report)
+        only.add_argument(f"--{what}", action="store_const", dest="what", const=what, default=_What.MOVER, help=text)
+    return run_alone(parser, _report)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.figures import describe_machine
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.repository.backups import Shape
 from benchmarks.repository.bucket import Bucket
@@ -35,7 +34,6 @@ from tests.support.tools import tool
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of maintenance"
 
 _PAST: Final = timedelta(days=200)
 """All simulated time is before the machine's: the product's kopia opens the repository, too."""
@@ -110,9 +108,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench_repository", description="The maintenance of repositories.")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does the benchmark work?")
     parser.add_argument("--folder", type=Path, default=_MEMORY, help="for buckets and caches (default: %(default)s)")
-    parser.add_argument(
-        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
-    )
     return parser.parse_args()
 
 
@@ -121,8 +116,6 @@ def main() -> int:
     arguments = _parse()
     stages = Stages(SystemClock())
     try:
-        if arguments.record:
-            check_page(arguments.record, _FIGURES)
         for name in ("kopia", "kopia-testing", "backups"):
             tool("kopia", name)
         tool("versitygw", "versitygw")
@@ -132,8 +125,6 @@ def main() -> int:
         stages.say(str(e))
         return 1
     table = [f"{describe_machine()}; {stages.seconds:.0f} s in all: {stages.line()}", "", *report.lines()]
-    if arguments.record:
-        record(arguments.record, _FIGURES, [*table, "", "```json", report.last_line(), "```"])
     missed = [] if arguments.quick else report.missed()
     for name in missed:
         stages.say(f"target missed: {name}")

@@ -9,7 +9,6 @@ import asyncio
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 from benchmarks.alone import Report, run_alone
 from benchmarks.figures import describe_machine
@@ -24,7 +23,6 @@ from datamover.kopia.snapshots import CHECKPOINT_INTERVAL
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of interrupted transfers"
 _UPLOADS, _RESTORES, _LOST = "uploads", "restores", "lost-nodes"
 
 
@@ -76,7 +74,7 @@ def main() -> int:
     parser.add_argument(
         "--kills", type=int, metavar="N", help="how many random kills, half of them of backups (default: 40)"
     )
-    return run_alone(parser, lambda _: _FIGURES, _report)
+    return run_alone(parser, _report)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from types import FrameType
 from typing import Final
 
 from benchmarks.figures import describe_machine
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.budget import Budget, usual_minutes
 from benchmarks.scale.doors import Doors, open_doors
@@ -55,7 +54,6 @@ _KILLS_SHARE: Final = 0.6
 _BLOCKED_SECONDS: Final = 60
 """So many seconds after the time limit even a call that blocks everything is interrupted."""
 
-_FIGURES: Final = {False: "figures of scale", True: "figures of large scale"}
 _FEW_AGENTS: Final = 5
 _LEADER_AGENTS: Final = 10
 
@@ -156,9 +154,6 @@ def _parse() -> argparse.Namespace:
         help=f"how long it may take; what is not done then is null (default here: {usual_minutes():g}, of large: 60)",
     )
     parser.add_argument("--no-idle", dest="idle", action="store_false", help="leave out the minutes without a transfer")
-    parser.add_argument(
-        "--record", type=Path, metavar="PAGE", help="write the figures into this page, such as docs/benchmarks.md"
-    )
     parser.add_argument("--folder", type=Path, help="keep logs and what was seen there (default: they are removed)")
     arguments = parser.parse_args()
     arguments.large = _LARGE in (arguments.scenario or ())
@@ -202,13 +197,6 @@ def main() -> int:
     """Measure, and print the table and the summary; return 1 if anything of it is missing."""
     arguments = _parse()
     began = time.monotonic()
-    figures = _FIGURES[arguments.large]
-    try:
-        if arguments.record:
-            check_page(arguments.record, figures)
-    except BenchmarkError as e:
-        _say(str(e))
-        return 1
     benchmark = Benchmark(arguments)
     if arguments.folder:
         good = _measure(benchmark, arguments.minutes, arguments.folder)
@@ -219,8 +207,6 @@ def main() -> int:
     table = [f"{describe_machine()}; {time.monotonic() - began:.0f} s in all", "", *report.lines()]
     for line in (*table, "", *report.details(), ""):
         _print(line)
-    if arguments.record and good:
-        record(arguments.record, figures, [*table, "", "```json", report.last_line(), "```"])
     _print(report.last_line())
     return 0 if good else 1
 

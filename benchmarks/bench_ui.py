@@ -18,7 +18,6 @@ from typing import Final
 from benchmarks.cli.person import Person
 from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
-from benchmarks.pages import check_page, record
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.stage import open_client
 from core.models.base import JsonDict
@@ -30,7 +29,6 @@ from tests.support.ui_command import running_ui
 
 __all__ = ["main"]
 
-_FIGURES: Final = "figures of the pages"
 _PATHS: Final = ("/", "/transfers", "/transfers?state=active&sort=node", "/queue", "/nodes/node-001", "/repositories")
 _START_SECONDS: Final = 60.0
 _PAINT: Final = """async () => {
@@ -123,7 +121,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--transfers", type=int, default=10_000, help="transfers in all phases (default: 10000)")
     parser.add_argument("--runs", type=int, default=7, help="how often each page is opened (default: 7)")
     parser.add_argument("--idle-seconds", type=int, default=180, help="how long requests are counted (default: 180)")
-    parser.add_argument("--record", type=Path, metavar="PAGE", help="write the figures into this page")
     return parser.parse_args()
 
 
@@ -131,8 +128,6 @@ def main() -> int:
     """Measure, and print the table and the summary."""
     arguments = _parse()
     try:
-        if arguments.record:
-            check_page(arguments.record, _FIGURES)
         with tempfile.TemporaryDirectory(prefix="bench-ui-") as folder:
             found = asyncio.run(_run(arguments, Path(folder)))
     except BenchmarkError as e:
@@ -142,8 +137,6 @@ def main() -> int:
     table = [f"{describe_machine()}; {size}; each page {arguments.runs} times", "", *_table(found)]
     summary = json.dumps(_summary(found))
     sys.stdout.write("\n".join([*table, ""]) + "\n")
-    if arguments.record:
-        record(arguments.record, _FIGURES, [*table, "", "```json", summary, "```"])
     sys.stdout.write(f"{summary}\n")
     return 0
 

@@ -12,8 +12,7 @@ import pytest
 from benchmarks.disks import Disks
 from benchmarks.figures import Figures, Row
 from benchmarks.groups import memory_group
-from benchmarks.pages import check_page, record
-from benchmarks.processes import BenchmarkError, Command, Measured
+from benchmarks.processes import Command, Measured
 from benchmarks.runs import LEAST_PAIRS, pairs_fit
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
@@ -175,17 +174,6 @@ def test_the_mover_is_compared_with_bare_kopia() -> None:
     assert (figures.pairs, summary["peak_memory_ratio"], summary["restore_small_ratio"]) == (1, 0.767, 0.5)
     assert (summary["upload_excess_mib"], summary["restore_ratio"]) == (30, 0.5)
     assert "| upload, mover | 1.00 | 1.00 | 1.00 | 0.50 | 230 | 230 | 220 | 220 |" in list(figures.lines())
-
-
-def test_a_page_keeps_the_figures_and_its_text(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- x: begin -->\nold\n<!-- x: end -->\nafter\n")
-    check_page(page, "x")
-    for lines in (["a", "b"], ["c"]):
-        record(page, "x", lines)
-    assert page.read_text() == "before\n<!-- x: begin -->\nc\n<!-- x: end -->\nafter\n"
-    with pytest.raises(BenchmarkError, match="has no marks for the figures"):
-        check_page(page, "y")
 
 
 def test_a_tree_is_made_as_asked_and_differences_are_found(tmp_path: Path) -> None:
