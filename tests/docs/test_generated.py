@@ -1,9 +1,8 @@
 """Pages that are generated from the code: `UPDATE_GOLDEN=1 make unit TESTS=tests/docs` writes them."""
 
-import ast
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,11 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from nodeagent.runtime.metrics import Metrics
 from tests.docs.permissions_page import build_permissions_page
+from tools.modules import list_modules, read_responsibility
 
 __all__: list[str] = []
 
 _ROOT = Path(__file__).parents[2]
-_PACKAGES = ("core", "exposer", "nodeagent", "datamover")
-
-_MODULES_HEAD = """\
-# Module map
-
-Generated from the first line of each module's docstring (`tests/docs/test_generated.py`).
-[architecture.md](architecture.md) explains how the parts work together.
-"""
 
 _METRICS_HEAD = """\
 # Metrics
@@ -52,30 +44,6 @@ An agent that restarts in the middle of a transfer misses some of the bytes.
 """
 
 
-def _modules() -> Iterator[Path]:
-    for package in _PACKAGES:
-        yield from sorted((_ROOT / package).rglob("*.py"))
-
-
-def _first_line(path: Path) -> str:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return " ".join(docstring.split("\n\n")[0].split()).removesuffix(".")
-
-
-def _module_map() -> str:
-    folders: dict[Path, list[Path]] = {}
-    for path in _modules():
-        folders.setdefault(path.parent.relative_to(_ROOT), []).append(path)
-    sections = [_MODULES_HEAD]
-    for folder, paths in sorted(folders.items()):
-        rows = [f"| `{path.stem}` | {_first_line(path)} |" for path in paths if path.name != "__init__.py"]
-        about = _first_line(_ROOT / folder / "__init__.py")
-        sections.append(
-            "\n".join([f"## `{folder}/`", f"{about}.", "", "| module | responsibility |", "| --- | --- |", *rows])
-        )
-    return "\n\n".join(section.strip("\n") for section in sections) + "\n"
-
-
 def _own_metrics() -> list[MetricWrapperBase]:
     registry: CollectorRegistry = Metrics("node-a")._registry
     collectors = registry._collector_to_names
@@ -98,8 +66,8 @@ def _metrics_page() -> str:
 
 @pytest.mark.parametrize(
     ("page", "build"),
-    [("modules.md", _module_map), ("metrics.md", _metrics_page), ("permissions.md", build_permissions_page)],
-    ids=["modules", "metrics", "permissions"],
+    [("metrics.md", _metrics_page), ("permissions.md", build_permissions_page)],
+    ids=["metrics", "permissions"],
 )
 def test_generated_page_matches_the_code(page: str, build: Callable[[], str]) -> None:
     path, text = _ROOT / "docs" / page, build()
@@ -109,8 +77,6 @@ def test_generated_page_matches_the_code(page: str, build: Callable[[], str]) ->
 
 
 def test_every_module_and_folder_has_a_responsibility() -> None:
-    """A noun phrase or a command on one line: the module map shows it."""
-    missing = [
-        str(path.relative_to(_ROOT)) for path in _modules() if not re.fullmatch(r"\S[^\n]{10,160}", _first_line(path))
-    ]
-    assert missing == []
+    """A noun phrase or a command on one line: `python -m tools.modules` shows it."""
+    lines = {str(path): read_responsibility(path) for path in list_modules()}
+    assert [path for path, line in lines.items() if not re.fullmatch(r"\S[^\n]{10,160}", line)] == []
