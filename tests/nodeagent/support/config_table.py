@@ -1,4 +1,4 @@
-"""The table of all configuration keys, as docs/configuration.md has it."""
+"""The page of all configuration keys, docs/configuration-keys.md."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
 
-__all__ = ["build_table", "split_path"]
+__all__ = ["build_page", "split_path"]
 
 _IMMEDIATELY = "immediately; running transfers continue"
 _NEXT = "for the next transfer that is exposed"
@@ -23,12 +23,30 @@ _IN_EFFECT = {
 _HEAD = ("key", "type", "default", "meaning", "example", "takes effect")
 
 
-def build_table() -> str:
-    """Return the rows of all keys in the order of the models, as Markdown."""
+_ABOUT = """\
+# All keys
+
+Generated from the models of the configuration (`tests/nodeagent/support/config_table.py`).
+[configuration.md](configuration.md) explains the document.
+
+In a key, `[]` stands for an entry of a list and `<name>` for a name of your own, such as the storage class of the
+source volume. A key with the default `none` has no effect while it is absent. Sizes have the unit that the key names;
+`MB` means MiB, as in Velero. "Load" in a key's name means *transfer*. Where the last cell is empty, a key takes effect
+as the one that contains it.
+"""
+
+
+def build_page() -> str:
+    """Return the page: a row for each key, in the order of the models."""
     schema = build_schema()
+    effects: dict[str, str] = {}
     rows: list[tuple[str, ...]] = [_HEAD, ("---",) * len(_HEAD)]
     for path, _ in known_paths(AgentConfig):
         node = _resolve(schema, path)
+        effect = next((words for key, words in _IN_EFFECT.items() if path.startswith(key)), _NEXT)
+        plain = path.replace("[]", "")
+        above = next((effects[other] for other in reversed(effects) if plain.startswith(f"{other}.")), None)
+        effects[plain] = effect
         rows.append(
             (
                 f"`{path}`",
@@ -36,10 +54,11 @@ def build_table() -> str:
                 _default(node),
                 node["description"],
                 ", ".join(f"`{json.dumps(example)}`" for example in node.get("examples", [])),
-                next((words for key, words in _IN_EFFECT.items() if path.startswith(key)), _NEXT),
+                "" if effect == above else effect,
             )
         )
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join([_ABOUT, *lines]) + "\n"
 
 
 def _resolve(schema: JsonDict, path: str) -> JsonDict:
