@@ -141,9 +141,14 @@ class AzureStorage(Storage):
 
 
 def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the credentials file, and those of the environment that kopia would read."""
+    """Return the variables of the credentials file, and those of the environment that kopia would read.
+
+    As with Velero, only the environment names a token file: its content is sent to the authority that a location names.
+    """
     inherited = {name: environment[name] for name in _INHERITED if environment.get(name)}
-    return {**inherited, **(parse_variables(source) if source else {})}
+    given = parse_variables(source) if source else {}
+    given.pop(_TOKEN_FILE, None)
+    return {**inherited, **given}
 
 
 def build_azure(

@@ -9,6 +9,7 @@ from core.errors import RepositoryError
 from core.models.storage import BackupStorageLocation
 from core.redact import Redactor
 from datamover.runtime.work_dir import WorkDir
+from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import CredentialsText, parse_variables
 from datamover.storage.location import LocationSecrets, build_storage
 from datamover.storage.providers import Storage, StorageAccess
@@ -121,6 +122,17 @@ def test_the_inherited_file_is_used_when_the_location_references_no_secret(folde
     (folder.path / "cloud").write_text("AZURE_STORAGE_KEY=topsecret")
     access = _access(folder, {}, "", {"AZURE_CREDENTIALS_FILE": str(folder.path / "cloud")})
     assert access.environment == {"AZURE_STORAGE_KEY": "topsecret"}
+
+
+def test_only_the_environment_names_a_token_file() -> None:
+    """Source: Velero v1.18, pkg/util/azure/credential.go (NewCredential)."""
+    text = "\n".join(f"{name}={value}" for name, value in _WORKLOAD.items())
+    named = _storage(_MANAGED, text)
+    assert isinstance(named, AzureStorage)
+    assert named.account_key
+    assert named.account_key.identity.token_file == ""
+    with pytest.raises(RepositoryError, match="managed identity"):
+        _storage({"useAAD": "true"}, text)
 
 
 @pytest.mark.parametrize(
