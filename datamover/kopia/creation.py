@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,7 @@ __all__ = [
     "NewRepository",
     "create_apart",
     "has_repository",
+    "read_cached_id",
 ]
 
 _FOLDER: Final = "new-repository"
@@ -124,8 +126,21 @@ async def create_apart(kopia: Kopia, work_dir: WorkDir, attempted: str) -> NewRe
     storage = {"type": "filesystem", "config": {"path": str(folder)}}
     config = build_config(storage, cache=work_dir.path / f"{_FOLDER}-cache", limit=CacheLimit(), read_only=True)
     work_dir.write(f"{_FOLDER}.config", json.dumps(config).encode())
-    written = json.loads((folder / _FORMAT).read_bytes())
-    return NewRepository(folder, base64.b64decode(written["uniqueID"]).hex())
+    return NewRepository(folder, _read_id(folder / _FORMAT))
+
+
+def read_cached_id(cache: Path) -> str | None:
+    """Return the unique ID of the repository that kopia has opened with this cache; None: it has opened none.
+
+    Source: kopia 0.23.1, repo/format/format_blob_cache.go.
+    """
+    with suppress(FileNotFoundError):
+        return _read_id(cache / "kopia.repository")
+    return None
+
+
+def _read_id(file: Path) -> str:
+    return base64.b64decode(json.loads(file.read_bytes())["uniqueID"]).hex()
 
 
 def has_repository(directory: Path) -> bool:

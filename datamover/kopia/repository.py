@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.bandwidth import BandwidthLimits
+from core.models.names import REPOSITORY_ID_ANNOTATION
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (
@@ -30,6 +31,7 @@ from datamover.kopia.creation import (
     NewRepository,
     create_apart,
     has_repository,
+    read_cached_id,
 )
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
@@ -62,12 +64,16 @@ class NotInitializedError(RepositoryError):
 
 @dataclass(frozen=True)
 class RepositoryAddress:
-    """The storage of a repository, kopia's access to it, its name in messages, and the limits that kopia obeys."""
+    """The storage of a repository, kopia's access to it, its name in messages, and the limits that kopia obeys.
+
+    `unique_id` is that of the repository which the storage must have; None: any.
+    """
 
     description: str
     storage: Storage
     access: StorageAccess
     throttle: BandwidthLimits | None = None
+    unique_id: str | None = None
 
 
 class RepositoryStatus(NamedTuple):
@@ -148,10 +154,21 @@ class Repository:
 
         Raises:
             StorageOutageError: the storage did not answer for the stall timeout.
+            RepositoryError: the storage has another repository than it must have.
             DataPathError: kopia stalled, although the storage answers.
         """
         with self._request_time.measuring() as flags:
-            return await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
+            answer = await self._calls.call(attempted, *arguments, *flags, output_fd=output_fd)
+        self._check_id()
+        return answer
+
+    def _check_id(self) -> None:
+        wanted, found = self._address.unique_id, read_cached_id(self._work_dir.cache)
+        if wanted is not None and found not in {wanted, None}:
+            raise RepositoryError(
+                f"{self.description}: the storage has the repository {found}, and {wanted} is recorded, so nothing is "
+                f"written to it; if it is the right one, remove the annotation {REPOSITORY_ID_ANNOTATION}"
+            )
 
     async def run(self, data_path: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
         """Return what `data_path` returns; repeat it while kopia cannot even open the repository.

@@ -22,7 +22,7 @@ from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, S
 from core.kube.retry import Retry
 from core.kube.watch import watch_one
 from core.models.bandwidth import BandwidthLimits
-from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
+from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPOSITORY_ID_ANNOTATION
 from core.models.storage import (
     BackupRepository,
     BackupStorageLocation,
@@ -262,9 +262,16 @@ class MoverTools:
 
 
 async def resolve_repository(
-    context: PodContext, location: BackupStorageLocation, repository: BackupRepository, tools: MoverTools
+    context: PodContext,
+    location: BackupStorageLocation,
+    repository: BackupRepository,
+    tools: MoverTools,
+    *,
+    recorded: bool = False,
 ) -> Repository:
     """Return the kopia repository of the BackupRepository, not yet connected.
+
+    With `recorded`, it fails if it is another one than was recorded, if any was.
 
     Raises:
         RepositoryError: the location, its credentials or the password cannot be used, or the
@@ -273,18 +280,23 @@ async def resolve_repository(
     volume_namespace = repository.spec.volume_namespace
     repository.check_key(RepositoryKey(volume_namespace, location.name))
     limit = parse_cache_limit(repository.spec.repository_config)
-    place = RepositoryPlace(location, volume_namespace, f"backup repository {repository.name}", limit)
+    unique_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION) if recorded else None
+    place = RepositoryPlace(location, volume_namespace, f"backup repository {repository.name}", limit, unique_id)
     return await resolve_place(context, place, tools)
 
 
 @dataclass(frozen=True)
 class RepositoryPlace:
-    """Where a repository is: in a location, for the volumes of a namespace; `name` is for messages."""
+    """Where a repository is: in a location, for the volumes of a namespace; `name` is for messages.
+
+    `unique_id` is the one that it must have; None: any.
+    """
 
     location: BackupStorageLocation
     volume_namespace: str
     name: str
     cache: CacheLimit = field(default_factory=CacheLimit)
+    unique_id: str | None = None
 
 
 async def resolve_place(context: PodContext, place: RepositoryPlace, tools: MoverTools) -> Repository:
@@ -302,7 +314,8 @@ async def resolve_place(context: PodContext, place: RepositoryPlace, tools: Move
     kopia, access = _give_access(context, storage, tools, password=password)
     # Nothing else can limit what kopia writes to a file system.
     throttle = tools.throttle if isinstance(storage, FileStorage) else None
-    address = RepositoryAddress(f"{place.name} ({storage.description})", storage, access, throttle)
+    description = f"{place.name} ({storage.description})"
+    address = RepositoryAddress(description, storage, access, throttle, place.unique_id)
     return Repository(kopia, address, tools.work_dir, cache=limit, waits=tools.waits)
 
 

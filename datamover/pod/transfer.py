@@ -246,7 +246,8 @@ class PodTransfer:
         if not workers and location.read_only:
             raise RepositoryError(f"BackupStorageLocation {location.name} is read-only: cannot back up to it")
         ready = await self._ready_repository(cr.repository_namespace, location.name)
-        return await resolve_repository(context.with_go_settings(workers), location, ready, tools)
+        limited = context.with_go_settings(workers)
+        return await resolve_repository(limited, location, ready, tools, recorded=not workers)
 
     async def _ready_repository(self, volume_namespace: str, location: str) -> BackupRepository:
         """Return the Ready BackupRepository; report that the mover waits for it, and the end of the wait."""

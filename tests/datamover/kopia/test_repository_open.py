@@ -1,6 +1,8 @@
 """Errors while a transfer opens its repository: the cause as from connecting, and no secret."""
 
 import asyncio
+import base64
+import json
 import shutil
 import signal
 import socket
@@ -15,6 +17,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import KopiaError, RepositoryError
+from core.models.names import REPOSITORY_ID_ANNOTATION
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.snapshots import list_snapshots
 from datamover.runtime.child import ChildExit, run_child
@@ -110,6 +113,23 @@ async def _check_failure(pod: MoverPod, tree: Path, kind: str, message_part: str
     assert not [message for _, message in pod.events() if "does not answer" in message]
     for secret in (PASSWORD, "quite another one", "not-the-secret-key"):
         assert secret not in f"{pod.message}{pod.events()}"
+
+
+async def test_nothing_is_written_to_another_repository_than_the_recorded_one(pod: MoverPod, tree: Path) -> None:
+    """As of a creator that was late, in a storage where the last one of them counts."""
+    folder, recorded = pod.folder / "backups" / "kopia" / "app", "0" * 64
+    found = base64.b64decode(json.loads((folder / "kopia.repository.f").read_bytes())["uniqueID"]).hex()
+    before = sorted(folder.rglob("*"))
+    pod.put_repository({REPOSITORY_ID_ANNOTATION: recorded}, phase="Ready")
+    await _check_failure(pod, tree, "DataUpload", f"the storage has the repository {found}, and {recorded} is recorded")
+    assert sorted(folder.rglob("*")) == before
+    # A snapshot of the other one is not in it.
+    pod.put_transfer("DataDownload", snapshotID="0" * 32)
+    assert await pod.run("data-download", tree) != 0
+    assert "it is not in the repository" in pod.message
+    pod.put_repository({REPOSITORY_ID_ANNOTATION: found}, phase="Ready")
+    pod.put_transfer("DataUpload")
+    assert await pod.run("data-upload", tree) == 0
 
 
 async def test_a_backup_opens_its_repository_with_one_kopia_at_a_time(
