@@ -7,15 +7,45 @@ Source: Velero v1.18, Labels in pkg/install/resources.go, as recorded in tests/d
 pkg/repository/maintenance/maintenance.go; Velero's chart, charts/velero/templates/deployment.yaml.
 """
 
+import asyncio
 from typing import Final
 
+from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import DEPLOYMENTS
 
-__all__ = ["has_velero_server"]
+__all__ = ["VeleroServerCheck", "has_velero_server"]
 
 _NAME: Final = "velero"
 _LABEL: Final = ("component", "velero")
+
+_FRESH_SECONDS: Final = 10.0
+"""A server needs longer to start."""
+
+
+class VeleroServerCheck:
+    """Checks for a Velero server in the namespace, for code that asks all the time: an answer is used for a while."""
+
+    def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._checking = asyncio.Lock()
+        self._checked_at_seconds: float | None = None
+        self._found = False
+
+    async def finds(self, *, fresh: bool = False) -> bool:
+        """Return whether there was a server at most ten seconds ago, or now.
+
+        Raises:
+            KubeError: the API server rejected the list.
+        """
+        async with self._checking:
+            now, last = self._clock.monotonic(), self._checked_at_seconds
+            if fresh or last is None or now - last >= _FRESH_SECONDS:
+                self._found = await has_velero_server(self._client, self._namespace)
+                self._checked_at_seconds = now
+            return self._found
 
 
 async def has_velero_server(client: KubeClient, namespace: str) -> bool:

@@ -23,7 +23,7 @@ from core.kube.errors import (
     KubeError,
 )
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.velero_server import has_velero_server
+from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.names import (
@@ -57,7 +57,7 @@ from nodeagent.leader.repositories.init_pod import (
 )
 from nodeagent.leader.repositories.inputs import LocationInputs, read_inputs
 from nodeagent.leader.repositories.password import ensure_repository_password
-from nodeagent.leader.repositories.retry import RepositoryRetries
+from nodeagent.leader.repositories.retry import CHECK_SECONDS, RepositoryRetries
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
@@ -114,6 +114,7 @@ class RepositoryController:
         self._tools = tools
         self._namespace = namespace
         self._mode = mode
+        self._server = VeleroServerCheck(tools.client, tools.clock, namespace)
         self._retries = RepositoryRetries(tools.clock)
         self._pod_ages = Timers(tools.clock)
         self._faults = Faults(_log)
@@ -264,8 +265,7 @@ class RepositoryController:
         self._pod_ages.forget(repository.name)
         if repository.phase is RepositoryPhase.READY:
             return await self._check_again(repository)
-        await ensure_repository_password(self._tools.client, self._namespace)
-        inputs = await self._read_inputs(repository)
+        inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=CHECK_SECONDS)
         failed = repository.phase is RepositoryPhase.NOT_READY or self._is_early(repository)
         if failed and not self._retries.is_due(repository.uid, inputs):
             return Requeue(self._retries.pause_seconds)
@@ -287,6 +287,10 @@ class RepositoryController:
 
     async def _attempt(self, repository: BackupRepository, inputs: str) -> Requeue | None:
         """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
+        if not await self._in_charge(fresh=True):
+            return Requeue(_SERVER_SECONDS)
+        if await ensure_repository_password(self._tools.client, self._namespace):
+            inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
             change["status"] = {"phase": RepositoryPhase.NEW, "message": None}
@@ -376,7 +380,8 @@ class RepositoryController:
             # A new repository needs no maintenance before its first interval has passed.
             status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
         last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
-        annotations = {REPOSITORY_ID_ANNOTATION: last_id}
+        # One that was just created has replaced no other: there was none.
+        annotations = {REPOSITORY_ID_ANNOTATION: result.unique_id if result.created else last_id}
         if result.created:
             annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
@@ -384,10 +389,12 @@ class RepositoryController:
         self._tools.metrics.repository(stored.name, ok=True)
         await self._tools.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
-            text = (
-                f"the location has another repository than before (ID {result.unique_id}, was {last_id}); it is not "
-                f"maintained until the annotation {REPOSITORY_ID_ANNOTATION} is removed"
+            what = (
+                "it was empty, so the snapshots of earlier backups are lost"
+                if result.created
+                else f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
             )
+            text = f"the location has another repository than before (ID {result.unique_id}, was {last_id}): {what}"
             await self._tools.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
@@ -418,11 +425,11 @@ class RepositoryController:
         self._retries.fail(repository.uid, await self._read_inputs(repository))
         self._retries.request(repository.uid)
 
-    async def _in_charge(self) -> bool:
+    async def _in_charge(self, *, fresh: bool = False) -> bool:
         """Return whether this controller is in charge: by the mode, or because there is no Velero server."""
         if self._mode is not RepositoryControllerMode.AUTO:
             return self._mode is RepositoryControllerMode.ON
-        return not await has_velero_server(self._tools.client, self._namespace)
+        return not await self._server.finds(fresh=fresh)
 
     async def _patch(
         self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str] | None = None

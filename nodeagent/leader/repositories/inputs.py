@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -37,18 +38,38 @@ class LocationInputs:
         self._namespace = namespace
         self._on_change = on_change
         self._known: dict[str, str] = {}
+        self._read_at_seconds: dict[str, float] = {}
+        self._reading = asyncio.Lock()
         self._seen: dict[str, JsonDict] = {}
 
-    async def of(self, location: str) -> str:
-        """Return the hash of the location's inputs; the Secrets' part of it may be a minute old.
+    async def of(self, location: str, *, within_seconds: float = math.inf) -> str:
+        """Return the hash of the location's inputs.
+
+        Args:
+            location: its name.
+            within_seconds: how old the Secrets' part of it may be; it is never older than a minute.
 
         Raises:
             ContractError: the location cannot be parsed.
             KubeError: the API server rejected a request.
         """
-        if location not in self._known:
-            self._known[location] = await read_inputs(self._client, self._namespace, location)
-        return self._known[location]
+        # Many repositories of one location ask at the same time.
+        async with self._reading:
+            last = self._known.get(location)
+            if last is not None and self._clock.monotonic() - self._read_at_seconds[location] < within_seconds:
+                return last
+            return await self._read(location, last)
+
+    async def _read(self, location: str, last: str | None) -> str:
+        """Read the inputs, and report a change of the last known ones."""
+        at_seconds = self._clock.monotonic()
+        current = await read_inputs(self._client, self._namespace, location)
+        # Otherwise the location has changed meanwhile.
+        if self._known.get(location) == last:
+            self._known[location], self._read_at_seconds[location] = current, at_seconds
+            if last not in {None, current}:
+                self._on_change(location)
+        return current
 
     async def run(self) -> None:
         """Follow the locations until canceled.
@@ -82,15 +103,11 @@ class LocationInputs:
         self._on_change(name)
 
     async def _poll(self) -> None:
-        for name, last in list(self._known.items()):
+        for name in list(self._known):
             try:
-                current = await read_inputs(self._client, self._namespace, name)
+                await self.of(name, within_seconds=0)
             except AgentError as e:
                 _log.debug("could not read what BackupStorageLocation %s depends on, will retry: %s", name, e)
-                continue
-            if current != last and self._known.get(name) == last:
-                self._known[name] = current
-                self._on_change(name)
 
 
 def _trim(raw: JsonDict) -> JsonDict:

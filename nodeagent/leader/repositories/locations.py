@@ -20,7 +20,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.kube.velero_server import has_velero_server
+from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import BackupStorageLocation
@@ -105,6 +105,7 @@ class LocationController:
         self._tools = tools
         self._namespace = namespace
         self._off = mode is RepositoryControllerMode.OFF
+        self._server = VeleroServerCheck(tools.client, tools.clock, namespace)
         self._known: dict[str, _Known] = {}
         self._pod_ages = Timers(tools.clock)
         self._faults = Faults(_log)
@@ -185,7 +186,7 @@ class LocationController:
             return found
         self._tools.probes.end(location.name, found)
         # A server may also have been installed meanwhile.
-        if await self._leave_to_server(location):
+        if await self._leave_to_server(location, fresh=True):
             return self._after_server
         await self._write(location, found)
         # What a pod found is about the spec that it was started for.
@@ -292,9 +293,9 @@ class LocationController:
         """When a location that is left to a server is looked at again."""
         return None if self._off else Requeue(_SERVER_SECONDS)
 
-    async def _leave_to_server(self, location: BackupStorageLocation) -> bool:
+    async def _leave_to_server(self, location: BackupStorageLocation, *, fresh: bool = False) -> bool:
         """If it is not for this process to write the status, remove what it has of the location and return True."""
-        if not self._off and not await has_velero_server(self._tools.client, self._namespace):
+        if not self._off and not await self._server.finds(fresh=fresh):
             return False
         known = self._known.get(location.name)
         if known is not None and known.pod_spec is not None:

@@ -15,8 +15,8 @@ __all__ = ["ensure_repository_password"]
 _log = logging.getLogger(__name__)
 
 
-async def ensure_repository_password(client: KubeClient, namespace: str) -> None:
-    """Ensure that the Secret `velero-repo-credentials` exists.
+async def ensure_repository_password(client: KubeClient, namespace: str) -> bool:
+    """Ensure that the Secret `velero-repo-credentials` exists; return whether it did not.
 
     To use another password, an operator creates the Secret before the first backup.
     Source: Velero v1.18, pkg/repository/keys/keys.go (EnsureCommonRepositoryKey).
@@ -25,7 +25,7 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> None
         KubeError: the API server rejected the request.
     """
     if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
-        return
+        return False
     manifest: JsonDict = {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
@@ -37,6 +37,7 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> None
         await client.create(SECRETS, manifest)
     except AlreadyExistsError:
         # Created concurrently; that password counts.
-        return
+        return True
     log_fields = fields(kind=SECRETS.kind, namespace=namespace, name=REPO_CREDENTIALS_SECRET)
     _log.info("created the repository password Secret with the default password", extra=log_fields)
+    return True

@@ -5,17 +5,17 @@ from typing import Final
 
 from core.clock import Clock
 
-__all__ = ["RepositoryRetries"]
+__all__ = ["CHECK_SECONDS", "RepositoryRetries"]
 
 _RETRY_SECONDS: Final = 300.0
 _REQUESTED_RETRY_SECONDS: Final = 15.0
 """A transfer that needs the repository now causes a retry of failures older than this."""
 
-_CHECK_SECONDS: Final = 5.0
+CHECK_SECONDS: Final = 5.0
 """Between checks of what may have been fixed: location, its Secret, the password."""
 
 _CHECKS_PER_SECOND: Final = 2.0
-"""For all failed repositories together: each check makes half a dozen requests."""
+"""For all failed repositories together: each check reads the repository and its init pod."""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RepositoryRetries:
     def pause_seconds(self) -> float:
         """The pause before the next check of a failed repository."""
         failed = sum(one.failed_at_seconds is not None for one in self._attempts.values())
-        return max(_CHECK_SECONDS, failed / _CHECKS_PER_SECOND)
+        return max(CHECK_SECONDS, failed / _CHECKS_PER_SECOND)
 
     def begin(self, uid: str, inputs: str) -> None:
         """Record the start of an attempt that depends on `inputs` (`nodeagent.leader.repositories.inputs`)."""

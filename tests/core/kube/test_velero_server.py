@@ -1,13 +1,16 @@
 """How a Velero server in the namespace is seen."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from core.clock import SystemClock
 from core.kube.client import KubeClient
+from core.kube.resources import DEPLOYMENTS
 from core.kube.retry import Retry
-from core.kube.velero_server import has_velero_server
+from core.kube.velero_server import VeleroServerCheck, has_velero_server
+from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
 _BY_CHART = {"app.kubernetes.io/name": "velero", "app.kubernetes.io/instance": "backup", "component": "velero"}
@@ -36,3 +39,19 @@ async def test_a_server_is_its_deployment_whatever_its_replicas(found: dict[str,
         }
     )
     assert await has_velero_server(KubeClient(kube, Retry(SystemClock())), "velero") is expected
+
+
+@pytest.mark.looptime
+async def test_an_answer_is_used_for_ten_seconds_unless_a_fresh_one_is_needed() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    check = VeleroServerCheck(KubeClient(kube, Retry(clock)), clock, "velero")
+    assert [await check.finds() for _ in range(3)] == [False] * 3
+    meta = {"name": "velero", "namespace": "velero"}
+    kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta})
+    assert not await check.finds()
+    await asyncio.sleep(10)
+    assert await check.finds()
+    await KubeClient(kube, Retry(clock)).delete(DEPLOYMENTS, "velero", "velero")
+    assert await check.finds()
+    assert not await check.finds(fresh=True)
+    assert len([one for one in kube.requests if one.method == "GET"]) == 3

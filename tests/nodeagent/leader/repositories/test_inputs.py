@@ -152,3 +152,9 @@ async def test_the_repositorys_id_is_kept_and_another_one_is_reported() -> None:
         await _make_ready(scene, "def")
         assert marks() == {"id": "abc", "created": "true"}
         assert scene.reasons()[-2:] == ["Ready", "DifferentRepository"]
+        # In a location that was emptied, or another one.
+        put_secret(scene.kube, "keys", cloud="newest")
+        await scene.until_phase("New", seconds=62)
+        await _make_ready(scene, "ghi", created=True)
+        assert marks() == {"id": "ghi", "created": "true"}
+        assert scene.reasons()[-2:] == ["Ready", "DifferentRepository"]

@@ -1,7 +1,8 @@
-"""What the controller of BackupRepositories does when a transfer that needs one is accepted."""
+"""What the controller of BackupRepositories does when a transfer that needs one is accepted, and what it asks for."""
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -208,3 +209,25 @@ async def test_a_repository_whose_creation_had_no_answer_is_early_too() -> None:
         scene.end_pod(137, "")
         await asyncio.sleep(2)
         assert _of(scene, "other")[0].get("status", {}).get("phase", "") in {"", "New"}
+
+
+async def test_repositories_that_are_not_ready_cost_few_requests_for_what_they_have_in_common() -> None:
+    """A location whose credentials are wrong fails all of its repositories, for hours."""
+    scene = open_scene()
+    for number in range(30):
+        failed = build_backup_repository("velero", RepositoryKey(f"app-{number}", "default"))
+        scene.kube.put(failed | {"status": {"phase": "NotReady", "message": "the bucket does not exist"}})
+    async with scene.running():
+        while any(one.get("status", {}).get("phase") != "NotReady" for one in scene.kube.objects(BACKUP_REPOSITORIES)):
+            for pod in scene.kube.objects(PODS):
+                ended = {"terminated": {"exitCode": 12, "message": "the bucket does not exist"}}
+                status = {"phase": "Failed", "containerStatuses": [{"name": "init", "state": ended}]}
+                scene.kube.put(pod | {"status": status})
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(10)
+        scene.kube.requests.clear()
+        await asyncio.sleep(200)
+    asked = Counter(one.path.split("/")[-1 if "deployments" in one.path else -2] for one in scene.kube.requests)
+    assert asked["deployments"] <= 20
+    # The password and the credentials.
+    assert asked["secrets"] <= 2 * 40
