@@ -102,16 +102,6 @@ def test_pod_mode_imports_stay_light(tmp_path: Path) -> None:
     assert peak_kib < 36 * 1024
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["backup"], ["restore"], ["list"], ["init-repository"], ["maintain-repository"]], ids=" ".join
-)
-def test_help_has_examples(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
-    code, output, _ = _run_here(capsys, *command, "--help")
-    assert code == 0
-    assert "datamover backup --source" in output
-    assert "exit codes:" in output
-
-
 def test_the_exit_codes_of_the_help_are_those_of_the_manual_and_of_the_errors() -> None:
     """`ResultError` is the node agent's: a mover without a result cannot report that."""
     help_text = _run("--help").stdout.partition("exit codes:")[2]

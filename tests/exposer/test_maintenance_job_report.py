@@ -149,4 +149,6 @@ def test_the_job_of_files_reads_only_and_ends_by_itself(limit: int, verb: str, s
     assert job["metadata"]["labels"] == {SNAPSHOT_FILES_LABEL: "default"}
     pod = job["spec"]["template"]["spec"]
     assert (job["spec"]["activeDeadlineSeconds"], pod["activeDeadlineSeconds"]) == (seconds, seconds)
-    assert pod["containers"][0]["args"][0] == verb
+    options = ["--volume-namespace=app", "--snapshot=k1", *([f"--limit={limit}"] if limit else [])]
+    own = [verb, "--backup-storage-location=default", *_arguments(verb)[2:]]
+    assert pod["containers"][0]["args"] == [*own, *options]

@@ -360,10 +360,3 @@ def test_get_describe_and_cancel(shell: _Shell) -> None:
     assert "has ended already: nothing to cancel" in shell.run("restore", "cancel", "back").err
     missing = shell.run("restore", "describe", "bakc")
     assert (missing.code, "(did you mean back?)" in missing.err) == (1, True)
-
-
-@pytest.mark.parametrize("command", [(), ("create",), ("get",), ("describe",), ("cancel",)])
-def test_help_has_examples(shell: _Shell, command: Sequence[str]) -> None:
-    done = shell.run("restore", *command, "--help")
-    assert done.code == 0
-    assert "examples:\n  nodeagent restore" in done.out

@@ -34,12 +34,6 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert captured.err.count("\n") == 1
 
 
-def test_help_lists_the_commands_for_users(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    assert "    repo          show backup repositories, and connect kopia to one\n" in capsys.readouterr().out
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "use",

@@ -1,16 +1,18 @@
 """Runs commands for users against a fake API server, at noon."""
 
 import asyncio
+import re
+import shlex
 from dataclasses import dataclass
 
 import pytest
 
+from core.kube.transport import Transport
 from nodeagent.cli.main import main
 from nodeagent.runtime import connection
 from tests.nodeagent.support.hand_clock import HandClock
-from tests.support.fakekube import FakeKube
 
-__all__ = ["Done", "Shell", "open_shell"]
+__all__ = ["Done", "Shell", "mask", "open_shell"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,18 @@ class Shell:
         captured = self.capsys.readouterr()
         return Done(code, captured.out, captured.err)
 
+    def tell(self, *words: str) -> str:
+        """Run a command; return its line, what it printed and its exit code, as a golden text has them."""
+        done = self.run(*words)
+        return mask(f"$ nodeagent {shlex.join(words)}\n{done.out}{done.err}exit code: {done.code}\n")
+
+
+def mask(text: str) -> str:
+    """Return the text with placeholders for what differs from run to run."""
+    return re.sub(
+        r"\b(?:[0-9a-f]{8}){1,2}\b", "HASH", re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID", text)
+    )
+
 
 class _HastyClock(HandClock):
     """Sleeps no longer than others need to go on: retries are not waited for."""
@@ -41,10 +55,10 @@ class _HastyClock(HandClock):
         await asyncio.sleep(0)
 
 
-def open_shell(kube: FakeKube, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+def open_shell(kube: Transport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     """Return a shell whose commands reach the server, whatever kubeconfig they name."""
 
-    async def load(*_: object) -> tuple[FakeKube, str]:
+    async def load(*_: object) -> tuple[Transport, str]:
         return kube, ""
 
     monkeypatch.setattr(connection, "load_transport", load)
