@@ -3,7 +3,7 @@
 # Variables: PYTHON (python3), NODE_AGENT_CACHE (~/.cache/node-agent: built tools, the virtual environment, images),
 # TESTS (arguments for pytest, such as TESTS="-k queue"), CI (true: a tier that cannot run is a failure), SECONDS and SEED
 # (of soak; fuzz has EXAMPLES and SEED, retention-machine STEPS and SEED), PREVIOUS (the revision that crash-matrix and test-upgrade mix with this one, default: see tools/previous.sh),
-# BENCH (arguments for the measurements, such as BENCH='--record docs/benchmarks.md'), DEBIAN and COMMAND (of setup-from-nothing),
+# BENCH (arguments for the measurements, such as BENCH=--quick), DEBIAN and COMMAND (of setup-from-nothing),
 # and those of images, which are Velero's: BUILD_ARCH, BUILD_OS, BUILD_OUTPUT_TYPE, VERSION, REGISTRY and others (docs/images.md), and
 # TAG (of release-check).
 
