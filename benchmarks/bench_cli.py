@@ -1,7 +1,7 @@
 """`python -m benchmarks.bench_cli`: what `nodeagent status` costs in a large cluster.
 
 A real kube-apiserver with etcd holds the cluster; the command runs as a process of its own, as a person with the
-permissions that SECURITY.md lists. Its requests are counted in the audit log of the API server.
+permissions that docs/permissions.md lists. Its requests are counted in the audit log of the API server.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """`python -m benchmarks.bench_ui`: what `nodeagent ui` costs in a large cluster, and how soon a page is there.
 
 A real kube-apiserver with etcd holds the cluster; the command runs as a process of its own, as a person with the
-permissions that SECURITY.md lists, and Chromium opens its pages. Nothing changes in the cluster, so it is idle.
+permissions that docs/permissions.md lists, and Chromium opens its pages. Nothing changes in the cluster, so it is idle.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`nodeagent status`, `describe` and `support-bundle` before a real API server, with the permissions of SECURITY.md."""
+"""`nodeagent status`, `describe` and `support-bundle` before a real API server, with the documented permissions."""
 
 from __future__ import annotations
 

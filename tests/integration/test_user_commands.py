@@ -1,4 +1,4 @@
-"""Commands for users against a real API server, with the permissions that SECURITY.md lists and no others."""
+"""Commands for users against a real API server, with the permissions that docs/permissions.md lists and no others."""
 
 from __future__ import annotations
 
