@@ -23,6 +23,7 @@ COUNTS = pytest.StashKey[Counter[str]]()
 
 EXPECTED: dict[str, str] = {
     "tests/cluster": "waits for pods, and for tests of other lanes that change the agents",
+    "tests/image": "the image, unpacked, and its programs started",
     "tests/integration": "programs and charts against an API server, beside the cluster tier",
     "tests/crash/test_apiserver_matrix.py": "transfers that are stopped at each write, against an API server",
     "tests/datamover/flows/test_clouds.py": "starts the emulators of the clouds",

@@ -165,11 +165,12 @@ def test_a_sovereign_cloud_has_its_own_addresses(
             "",
             "storageAccountURI: must be https://acc",
         ),
+        ({"storageAccountURI": "https://[acc"}, "", "storageAccountURI: invalid"),
         ({}, "AZURE_CLIENT_CERTIFICATE_PATH=/no/such/file", "cannot read /no/such/file"),
         ({"useAAD": "maybe"}, "AZURE_CLIENT_SECRET=s", "config.useAAD: must be true or false"),
         ({}, "AZURE_CLIENT_SECRET=s\nAZURE_CLIENT_ID=c", "not in the credentials: AZURE_TENANT_ID"),
     ],
-    ids=["key", "cloud", "address", "certificate", "useAAD", "tenant"],
+    ids=["key", "cloud", "address", "no address", "certificate", "useAAD", "tenant"],
 )
 def test_invalid_settings_are_reported(folder: WorkDir, config: dict[str, str], text: str, message: str) -> None:
     with pytest.raises(RepositoryError, match=f"BackupStorageLocation default: .*{message}"):

@@ -14,6 +14,7 @@ from datamover.storage.azure import AzureStorage
 from datamover.storage.azure_keys import AzureContainer, fetch_signature
 from datamover.storage.credentials import AzureIdentity, CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
+from datamover.storage.token_requests import build_client
 from tests.datamover.support.identities import CLIENT, CLIENT_SECRET, TENANT, AzureIdentities
 from tests.datamover.support.internet import Answer, Internet, Request, serve_internet, serve_plain
 from tests.testbed.pki import Authority
@@ -199,6 +200,38 @@ async def test_other_clouds_have_their_own_management(
     assert storage.account_key.management == "https://management.chinacloudapi.cn"
     assert storage.account_key.audience == "https://management.core.chinacloudapi.cn/"
     assert storage.account_key.identity.authority == "https://login.chinacloudapi.cn/"
+
+
+@pytest.mark.parametrize(
+    ("host", "answer", "reason"),
+    [
+        (
+            "login.microsoftonline.com",
+            '{"token_type": "Bearer"}',
+            f"as client {CLIENT}: the answer has no access_token",
+        ),
+        (
+            "management.azure.com",
+            '{"keys": [{"permissions": "Read", "value": "a"}]}',
+            "it has no key with full permissions",
+        ),
+    ],
+    ids=["no token", "no full key"],
+)
+async def test_an_answer_without_what_was_asked_for_is_reported(
+    internet: Internet, tmp_path: Path, host: str, answer: str, reason: str
+) -> None:
+    internet.hosts[host] = lambda _: Answer(answer)
+    with pytest.raises(RepositoryError, match=reason):
+        await _fetch(_storage(internet, _SECRET, {}), tmp_path)
+
+
+async def test_what_the_pod_gives_is_reported_if_it_cannot_be_used(internet: Internet, tmp_path: Path) -> None:
+    environment = {"AZURE_TENANT_ID": TENANT, "AZURE_CLIENT_ID": CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/no/such/file"}
+    with pytest.raises(RepositoryError, match="AZURE_FEDERATED_TOKEN_FILE: cannot read /no/such/file"):
+        await _fetch(_storage(internet, "", environment), tmp_path)
+    with pytest.raises(RepositoryError, match="caCert: not a certificate authority in PEM"):
+        build_client(b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from core.clock import SystemClock
+from core.errors import RepositoryError
 from core.models.base import JsonDict
 from core.redact import Redactor
+from datamover.storage.aws_grants import _encode_grant
 from datamover.storage.token_files import azure_token_file, replace_token_files
 from tests.datamover.support.identities import RoleOfPod
 from tests.datamover.support.internet import serve_plain
@@ -147,3 +149,8 @@ def test_a_federated_token_file_of_azure_is_used_unless_there_is_a_secret(token_
     assert azure_token_file(config) == str(token_file)
     for other in ({"sasToken": "s"}, {"azureFederatedTokenFile": f"{token_file}-missing"}):
         assert azure_token_file(config | other) is None
+
+
+def test_an_answer_without_keys_is_refused() -> None:
+    with pytest.raises(RepositoryError, match="cannot get keys: the answer has no keys"):
+        _encode_grant({"AccessKeyId": "a", "Expiration": "tomorrow"}, "cannot get keys", Redactor())

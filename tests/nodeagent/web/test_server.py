@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from core.clock import SystemClock
 from core.errors import ConfigError
@@ -16,7 +17,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.transfers.queue_order import in_order
-from nodeagent.web.server import WebPages, WebServer
+from nodeagent.web.server import WebPages, WebServer, _Listener
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.hand_clock import HandClock
 
@@ -72,6 +73,11 @@ async def test_status_is_json(url: str) -> None:
     status, content_type, text = await _get(f"{url}/status")
     assert (status, content_type) == (200, "application/json; charset=utf-8")
     assert json.loads(text) == {"node": "node-a"}
+
+
+def test_a_connection_needs_a_server_that_was_started() -> None:
+    with pytest.raises(RuntimeError, match="not set up"):
+        _Listener("--metrics-address", _ANY, web.AppRunner(web.Application()))._connect()
 
 
 async def test_a_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
