@@ -74,6 +74,21 @@ def test_a_file_that_is_cut_while_it_is_read_has_an_end(reader: _Reader) -> None
         assert reader.find(size=0, position=6 * _GIB) is None
 
 
+def test_a_file_that_was_closed_is_forgotten(tmp_path: Path) -> None:
+    reading = [os.getpid()]
+    files = EndlessFiles(lambda: reading)
+    (tmp_path / "read").write_bytes(b"ab")
+    with (tmp_path / "read").open("rb") as file:
+        file.seek(1)
+        files.measure(files.observe(), lambda: False)
+        assert files.find() is None
+        assert files._size_bytes
+    reading.clear()
+    files.observe()
+    assert files.find() is None
+    assert not files._size_bytes
+
+
 def test_only_files_that_are_read_count(tmp_path: Path) -> None:
     files = EndlessFiles(lambda: [os.getpid()])
     with (tmp_path / "written").open("wb") as file:
