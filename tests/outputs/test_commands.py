@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.clock import SystemClock
+from core.kube.resources import PODS
 from nodeagent.runtime import connection
 from tests.nodeagent.support.commands import Shell, mask
 from tests.nodeagent.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.status_scene import StatusScene
-from tests.nodeagent.support.user_scene import UserScene
+from tests.nodeagent.support.user_scene import LEADER_POD, UserScene
 from tests.support.golden import assert_golden_text
 
 if TYPE_CHECKING:
@@ -82,9 +83,10 @@ check-config --from-cluster
 
 def _fill(scene: ScheduleScene) -> None:
     """Store agents with their leader, transfers of all kinds, backups, and a restored volume."""
-    kube = scene.kube
-    UserScene(kube=kube)
-    StatusScene(kube=kube).put_transfers()
+    user = UserScene(kube=scene.kube)
+    StatusScene(kube=scene.kube).put_transfers()
+    user.put_repository()
+    asyncio.run(user.client.delete(PODS, "velero", LEADER_POD))
     scene.old.put_backup("night", 1)
     scene.old.put_backup("old", 9, "data", "gone")
     target: JsonDict = {
@@ -112,11 +114,11 @@ def test_what_commands_print(
     async def load(*_: object) -> tuple[object, str]:
         return kube, "velero"
 
-    async def sleep(_: object, seconds: float) -> None:
+    async def sleep(*_: object) -> None:
         task = asyncio.current_task()
         if task is not None and task.get_name().startswith("renewal"):
             await asyncio.Event().wait()
-        scene.clock.seconds += seconds
+        # It stays noon: retries come after random times.
         await asyncio.sleep(0)
 
     monkeypatch.setattr(connection, "load_transport", load)

@@ -1,6 +1,5 @@
 """`nodeagent repo`: what it prints, its errors and its exit codes."""
 
-import asyncio
 import json
 import re
 from dataclasses import dataclass, field
@@ -8,7 +7,6 @@ from dataclasses import dataclass, field
 import pytest
 import yaml
 
-from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from nodeagent.cli import job_tools, repo
@@ -162,14 +160,6 @@ def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
     done = shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words)
     assert NAME in done.out
     assert shell.asked == [("k", "c")]
-
-
-def test_no_repositories_are_no_error(shell: _Shell) -> None:
-    asyncio.run(shell.scene.client.delete(BACKUP_REPOSITORIES, "velero", NAME))
-    done = shell.run("get")
-    assert (done.code, done.out) == (0, "")
-    assert done.err == "note: there is no BackupRepository in namespace velero\n"
-    assert json.loads(shell.run("get", "-o", "json").out) == {"repositories": [], "notes": []}
 
 
 @pytest.mark.parametrize(

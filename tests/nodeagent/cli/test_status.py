@@ -62,12 +62,6 @@ def _break(scene: StatusScene) -> None:
     scene.put_old_schedule("weekly")
 
 
-def test_a_healthy_cluster(shell: Shell) -> None:
-    done = shell.run("status")
-    assert (done.code, done.err) == (0, "")
-    assert_golden_text("cli/status", done.out)
-
-
 def test_a_cluster_with_faults(scene: StatusScene, shell: Shell) -> None:
     _break(scene)
     done = shell.run("status")

@@ -84,11 +84,6 @@ async def test_a_finished_transfer_has_no_marks_of_the_agent(kind: str) -> None:
     assert OUTCOME_ANNOTATION not in meta.get("annotations", {})
 
 
-async def test_every_change_is_recorded_as_one_event() -> None:
-    world = await run_to_the_end(accepted(data_upload()))
-    assert world.reasons() == ["Prepared", "Started", "Completed"]
-
-
 async def test_progress_is_written_into_the_status() -> None:
     metrics = Metrics(NODE)
     async with open_world(accepted(data_upload())) as world, world.agent(metrics=metrics):

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from core.models.phases import Phase
 from nodeagent.runtime.metrics import Metrics
 from tests.support.golden import assert_golden_text
 
@@ -29,36 +28,6 @@ def test_the_page_of_an_agent_that_has_just_started(metrics: Metrics) -> None:
     assert_golden_text("metrics", "".join(f"{line}\n" for line in lines if not re.match(_NOT_OURS, line)))
 
 
-@pytest.mark.parametrize("name", ["enqueue_count", "dequeue_count"])
-def test_veleros_pod_volume_counters_keep_name_and_type(metrics: Metrics, name: str) -> None:
-    full_name = f"podVolume_pod_volume_backup_{name}"
-    metrics.pod_volume_backup_enqueued()
-    metrics.pod_volume_backup_dequeued()
-    assert _samples(metrics)[f'{full_name}{{node="node-a"}}'] == 1
-    lines = [line for line in metrics.render().decode().splitlines() if full_name in line]
-    assert [line.split()[:4] for line in lines][1] == ["#", "TYPE", full_name, "counter"]
-    assert len(lines) == 3
-
-
-@pytest.mark.parametrize(
-    ("kind", "phase", "counted"),
-    [
-        ("DataUpload", Phase.COMPLETED, "upload_success"),
-        ("DataUpload", Phase.FAILED, "upload_failure"),
-        ("DataDownload", Phase.CANCELED, "download_cancel"),
-    ],
-)
-def test_a_finished_transfer_is_counted_once_by_phase(metrics: Metrics, kind: str, phase: Phase, counted: str) -> None:
-    metrics.transfer_finished(kind, phase)
-    changed = {name: value for name, value in _samples(metrics).items() if "podVolume_data" in name and value}
-    assert changed == {f'podVolume_data_{counted}_total{{node="node-a"}}': 1}
-
-
-def test_kinds_that_velero_does_not_count_are_ignored(metrics: Metrics) -> None:
-    metrics.transfer_finished("PodVolumeBackup", Phase.COMPLETED)
-    assert "podVolume_pod_volume_backup_success_total" not in metrics.render().decode()
-
-
 def test_bytes_are_summed_by_kind_and_never_decrease(metrics: Metrics) -> None:
     for delta in (5, 7, -3):
         metrics.bytes_moved("DataUpload", delta)
@@ -66,14 +35,6 @@ def test_bytes_are_summed_by_kind_and_never_decrease(metrics: Metrics) -> None:
     samples = _samples(metrics)
     assert samples['nodeagent_moved_bytes_total{kind="DataUpload",node="node-a"}'] == 12
     assert samples['nodeagent_sent_bytes_total{kind="DataUpload",node="node-a"}'] == 12
-
-
-def test_every_end_is_counted_by_kind_and_phase_and_begins_with_0(metrics: Metrics) -> None:
-    metrics.transfer_finished("PodVolumeRestore", Phase.FAILED)
-    found = {name: value for name, value in _samples(metrics).items() if name.startswith("nodeagent_transfers_fin")}
-    assert len(found) == 12
-    counted = 'nodeagent_transfers_finished_total{kind="PodVolumeRestore",node="node-a",phase="Failed"}'
-    assert {name for name, value in found.items() if value} == {counted}
 
 
 def test_hashed_deduplicated_and_stored_bytes_are_summed_and_never_decrease(metrics: Metrics) -> None:
@@ -108,16 +69,6 @@ def test_a_repository_without_an_ended_maintenance_has_counters(metrics: Metrics
     samples = _samples(metrics)
     assert samples[f"velero_repo_maintenance_failure_total{labels}"] == 1
     assert samples[f"velero_repo_maintenance_success_total{labels}"] == 0
-
-
-def test_retries_are_counted_by_kind_and_cause(metrics: Metrics) -> None:
-    for kind, cause in (("DataUpload", "Evicted"), ("DataUpload", "Evicted"), ("PodVolumeRestore", "NodeLost")):
-        metrics.retried(kind, cause)
-    changed = {name: value for name, value in _samples(metrics).items() if "retries" in name}
-    assert changed == {
-        'nodeagent_retries_total{cause="Evicted",kind="DataUpload",node="node-a"}': 2,
-        'nodeagent_retries_total{cause="NodeLost",kind="PodVolumeRestore",node="node-a"}': 1,
-    }
 
 
 def test_what_interruptions_cost_is_summed_by_kind_and_never_decreases(metrics: Metrics) -> None:
