@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from contextlib import AbstractAsyncContextManager
 
+    from core.models.base import JsonDict
+
 __all__: list[str] = []
 
 pytestmark = pytest.mark.looptime
@@ -44,7 +46,7 @@ pytestmark = pytest.mark.looptime
 _AGENT_POD = socket.gethostname().lower()
 _MASKS = {
     rf"\b{re.escape(_AGENT_POD)}\b": "AGENT-POD",
-    r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b": "UID",
+    r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}": "UID",
     r"\b\d{4}-\d\d-\d\dT[0-9:.]+Z": "TIME",
     r"\b[0-9a-f]{32}\b": "RANDOM",
     r'"resourceVersion": "\d+"': '"resourceVersion": "VERSION"',
@@ -111,13 +113,17 @@ def _describe(request: Request) -> str:
         line += f" {body['metadata']['name']}"
     elif body:
         line += f" {json.dumps(body, sort_keys=True)}"
+    return _mask(line)
+
+
+def _mask(text: str) -> str:
     for pattern, shown in _MASKS.items():
-        line = re.sub(pattern, shown, line)
-    return line
+        text = re.sub(pattern, shown, text)
+    return text
 
 
 @asynccontextmanager
-async def _run_agent(world: World, recorder: _Recorder) -> AsyncIterator[Agent]:
+async def _run_agent(world: World, recorder: _Recorder, config: JsonDict | None = None) -> AsyncIterator[Agent]:
     spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
     meta = {"name": "default", "namespace": NAMESPACE}
     location = {"apiVersion": BACKUP_STORAGE_LOCATIONS.api_version, "kind": BACKUP_STORAGE_LOCATIONS.kind}
@@ -133,7 +139,9 @@ async def _run_agent(world: World, recorder: _Recorder) -> AsyncIterator[Agent]:
     )
     template = AgentTemplate("mover:1", host_pods="/host_pods")
     agent = build_agent(
-        KubeClient(recorder, Retry(clock)), clock, AgentSpec(settings, NAMESPACE, parse_config("{}"), template)
+        KubeClient(recorder, Retry(clock)),
+        clock,
+        AgentSpec(settings, NAMESPACE, parse_config(json.dumps(config or {})), template),
     )
     task = asyncio.create_task(agent.run(), name="agent")
     try:
@@ -166,3 +174,17 @@ async def test_the_life_of(kind: str, end: str) -> None:
 def _is_over(world: World, kind: str) -> bool:
     """Whether the transfer has its final phase, and nothing is left to clean up."""
     return not world.transfer(kind) or (world.phase(kind) in FINAL_PHASES and world.done(kind))
+
+
+async def test_the_status_page_of_an_agent() -> None:
+    """One transfer moves data, one waits for its slot, and the others are in the queue."""
+    config: JsonDict = {"loadConcurrency": {"globalConfig": 1, "prepareQueueLength": 1}}
+    transfers = [build() for build in TRANSFERS.values()]
+    async with (
+        open_world(*transfers, mover=Mover(seconds=1000)) as world,
+        _run_agent(world, _Recorder(world.kube), config) as agent,
+    ):
+        await world.until(lambda: sorted(map(world.phase, TRANSFERS)) == ["", "", "InProgress", "Prepared"])
+        await asyncio.sleep(10)
+        page = agent.report() | {"confinement": "as the kernel can"}
+    assert_golden_text("status-page", _mask(json.dumps(page, indent=2, sort_keys=True)) + "\n")
