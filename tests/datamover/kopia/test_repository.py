@@ -5,13 +5,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 
 from core.errors import DataPathError, KopiaError, RepositoryError, StorageOutageError
 from core.redact import Redactor
 from datamover.kopia.client_config import CacheLimit, parse_cache_limit
-from datamover.kopia.process import Kopia, kopia_environment
+from datamover.kopia.process import Kopia, KopiaAnswer, kopia_environment
 from datamover.kopia.repository import NotInitializedError, Repository, RepositoryAddress
 from datamover.kopia.snapshots import list_snapshots
 from datamover.kopia.stalls import StallLimits
@@ -41,6 +42,13 @@ async def test_a_new_repository_has_veleros_format_and_is_found_again(tmp_path: 
     for part in ("contentFormat", "objectFormat", "blobRetention"):
         assert written[part] == recorded[part]
     assert written["clientOptions"]["username"] == written["clientOptions"]["hostname"] == "default"
+
+
+async def test_an_answer_of_kopia_without_an_id_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(FileStorage(tmp_path / "r")) as repository:
+        monkeypatch.setattr(repository, "call", AsyncMock(return_value=KopiaAnswer("status", 0, b"{}", [])))
+        with pytest.raises(KopiaError, match="no uniqueIDHex in kopia's output"):
+            await repository.status()
 
 
 async def test_connecting_creates_nothing(tmp_path: Path) -> None:

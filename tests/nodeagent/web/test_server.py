@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -17,7 +18,7 @@ from nodeagent.leader.index import Entry
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.transfers.queue_order import in_order
-from nodeagent.web.server import WebPages, WebServer, _Listener
+from nodeagent.web.server import _MOST_CONNECTIONS, WebPages, WebServer, _Listener
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.hand_clock import HandClock
 
@@ -78,6 +79,16 @@ async def test_status_is_json(url: str) -> None:
 def test_a_connection_needs_a_server_that_was_started() -> None:
     with pytest.raises(RuntimeError, match="not set up"):
         _Listener("--metrics-address", _ANY, web.AppRunner(web.Application()))._connect()
+
+
+def test_the_oldest_connections_end_above_the_limit() -> None:
+    """One without a transport has ended meanwhile."""
+    runner = Mock()
+    oldest = [Mock(transport=None), Mock(), Mock()]
+    runner.server.connections = [*oldest, *[Mock()] * (_MOST_CONNECTIONS - 2)]
+    _Listener("--metrics-address", _ANY, runner)._connect()
+    oldest[1].transport.abort.assert_called_once_with()
+    oldest[2].transport.abort.assert_not_called()
 
 
 async def test_a_port_in_use_is_an_error(url: str, agent: _Agent) -> None:
