@@ -6,18 +6,9 @@ import pytest
 
 from core.models.base import JsonDict
 from nodeagent.operations.install.manifests import build_installation, read_definitions
-from nodeagent.operations.install.options import AgentOptions, InstallOptions, LocationOptions
-
-_EVERYTHING = InstallOptions(
-    agent=AgentOptions(config_map="node-agent-config"),
-    credentials="[default]\n",
-    location=LocationOptions(provider="aws", bucket="backups"),
-    configuration={"loadConcurrency": {"globalConfig": 1}},
-    openshift=True,
-    monitoring_namespace="monitoring",
-    priority_classes=True,
-    volume_secrets=True,
-)
+from nodeagent.operations.install.options import InstallOptions
+from tests.deploy.install_cases import EVERYTHING
+from tests.support.golden import assert_golden
 
 
 def _keys(objects: list[JsonDict]) -> list[tuple[str, str, str]]:
@@ -25,18 +16,22 @@ def _keys(objects: list[JsonDict]) -> list[tuple[str, str, str]]:
 
 
 def test_two_installations_share_no_object() -> None:
-    first, second = (build_installation(replace(_EVERYTHING, namespace=name)) for name in ("velero", "second"))
+    first, second = (build_installation(replace(EVERYTHING, namespace=name)) for name in ("velero", "second"))
     assert set(_keys(first)).isdisjoint(_keys(second))
     assert len(set(_keys(first))) == len(first)
 
 
 def test_everything_is_labeled_and_comes_before_what_needs_it() -> None:
-    objects = build_installation(_EVERYTHING)
+    objects = build_installation(EVERYTHING)
     assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "node-agent" for one in objects)
     kinds = [one["kind"] for one in objects]
     assert kinds[0] == "Namespace"
     assert kinds[-1] == "DaemonSet"
     assert kinds.index("PriorityClass") < kinds.index("DaemonSet")
+
+
+def test_whole_manifests() -> None:
+    assert_golden("install-everything", {"items": build_installation(EVERYTHING)})
 
 
 def test_nothing_is_installed_that_was_not_chosen() -> None:
@@ -52,7 +47,7 @@ def test_nothing_is_installed_that_was_not_chosen() -> None:
 
 
 def test_credentials_are_not_in_the_representation_of_the_options() -> None:
-    assert "hidden" not in repr(replace(_EVERYTHING, credentials="hidden"))
+    assert "hidden" not in repr(replace(EVERYTHING, credentials="hidden"))
 
 
 @pytest.mark.parametrize("definition", read_definitions(), ids=lambda one: one["metadata"]["name"])
