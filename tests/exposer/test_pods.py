@@ -13,7 +13,14 @@ from core.models.storage import BackupRepository
 from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume, Owner
 from exposer.placement import Placement, PlacementRule, PlacementRules
-from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod, init_pod_name
+from exposer.pods import (
+    build_backup_pod,
+    build_init_pod,
+    build_pod_volume_pod,
+    build_restore_pod,
+    build_validation_pod,
+    init_pod_name,
+)
 from exposer.settings import (
     BackupPVCSettings,
     CacheVolume,
@@ -79,6 +86,11 @@ def init_pod(settings: PodSettings | None = None) -> JsonDict:
     repository = BackupRepository.parse(recorded("backuprepository"))
     expose = ExposeSettings(template(), settings or PodSettings())
     return build_init_pod(Owner.of(repository), expose, storage=OWN_CREDENTIALS)
+
+
+def validation_pod() -> JsonDict:
+    location = Owner("velero.io/v1", "BackupStorageLocation", "velero", "default", "uid-of-default")
+    return build_validation_pod(location, ExposeSettings(template(), PodSettings()), storage=OWN_CREDENTIALS)
 
 
 def expression(key: str, *values: str, operator: str = "In") -> JsonDict:
@@ -227,6 +239,7 @@ def test_a_shared_volume_replaces_a_mount_of_the_agent_at_its_path() -> None:
         ("pod-volume-restore-with-cache", pod_volume_pod("podvolumerestore", cached=True)),
         ("pod-init-repository", init_pod()),
         ("pod-init-repository-configured", init_pod(CONFIGURED)),
+        ("pod-validate-location", validation_pod()),
     ],
 )
 def test_a_pod_is_its_golden_manifest(name: str, pod: JsonDict) -> None:
