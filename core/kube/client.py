@@ -123,6 +123,10 @@ class KubeClient:
         """Return a client whose requests bypass the rate limit."""
         return KubeClient(self._transport, self._retry, urgent=True, on_skipped=self._on_skipped)
 
+    def patiently(self) -> "KubeClient":
+        """Return a client that waits for minutes until the API server answers again: for loops that wait anyway."""
+        return KubeClient(self._transport, self._retry.patient, urgent=self._urgent, on_skipped=self._on_skipped)
+
     def skip(self, resource: Resource, error: MalformedObjectError) -> None:
         """Log and count an object that a list or watch skips."""
         _log.warning("object skipped: %s", error)

@@ -4,9 +4,10 @@ Retries throttling, server errors and lost responses; the caller states whether 
 repeated after its response was lost.
 """
 
+import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from tenacity.wait import wait_exponential_jitter
@@ -21,6 +22,9 @@ _T = TypeVar("_T")
 _RETRY_AFTER_LIMIT_SECONDS = 30.0
 """Limit of the server's `Retry-After` for one request; the work queue retries later."""
 
+
+_OUTAGE_SECONDS: Final = 300.0
+"""A control plane that is restarted or updated is back by then."""
 
 _DENIED = (ForbiddenError, UnauthorizedError)
 
@@ -39,6 +43,11 @@ class Retry:
     first_wait_seconds: float = 0.2
     wait_limit_seconds: float = 5.0
     forbidden_seconds: float = 0.0
+
+    @property
+    def patient(self) -> "Retry":
+        """The retries of what waits for hours: an outage of the API server for minutes is no reason to end."""
+        return replace(self, attempts=sys.maxsize, total_seconds=_OUTAGE_SECONDS)
 
     async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_response: bool = True) -> _T:
         """Return what `once` returns, with retries after transient errors.

@@ -294,7 +294,7 @@ async def _wait(
         JobError: it cannot run, or nothing was returned in time.
     """
     deadline = Deadline.after(tools.clock, timeout)
-    client, namespace, name = tools.client, tools.namespace, job["metadata"]["name"]
+    client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
     causes, shown = CauseFinder(client, tools.clock), ""
     while True:
         pod = await read_pod(client, namespace, name)

@@ -102,11 +102,11 @@ async def hold_deletions(jobs: JobTools) -> AsyncIterator[DeletionGuard]:
 
 
 async def _acquire(jobs: JobTools, lease: Lease) -> None:
-    clock, deadline = jobs.clock, Deadline.after(jobs.clock, _LONGEST_WAIT)
+    clock, deadline, client = jobs.clock, Deadline.after(jobs.clock, _LONGEST_WAIT), jobs.client.patiently()
     last_holder, seen, since_seconds = "", "", clock.monotonic()
     while True:
         try:
-            observed = await jobs.client.read(LEASES, jobs.namespace, DELETIONS_LEASE)
+            observed = await client.read(LEASES, jobs.namespace, DELETIONS_LEASE)
             spec = (observed or {}).get("spec") or {}
             holder = spec.get("holderIdentity") or ""
             version = (observed or {}).get("metadata", {}).get("resourceVersion", "")

@@ -22,7 +22,8 @@ async def wait_for_backup(
         NotFoundError: it has no transfer any more.
         KubeError: the transfers cannot be listed.
     """
-    return await wait_for_end(tools.clock, lambda: read_own_backup(tools.client, namespace, name), show)
+    client = tools.client.patiently()
+    return await wait_for_end(tools.clock, lambda: read_own_backup(client, namespace, name), show)
 
 
 async def find_backups(client: KubeClient, namespace: str, names: tuple[str, ...] = ()) -> BackupList:

@@ -186,7 +186,8 @@ async def wait_for_restore(
         NotFoundError: it has no transfer any more.
         KubeError: the transfers cannot be listed.
     """
-    return await wait_for_end(clock, lambda: read_restore(client, *place), show)
+    patient = client.patiently()
+    return await wait_for_end(clock, lambda: read_restore(patient, *place), show)
 
 
 async def read_restore(client: KubeClient, namespace: str, name: str) -> Restore:

@@ -179,9 +179,10 @@ class _Scratch:
 
     async def _wait_restored(self) -> None:
         namespace, name, shown = self.planned.request.namespace, self.planned.name, ""
+        client = self.tools.client.patiently()
         place = f"{DATA_DOWNLOADS.kind} {namespace}/{name}"
         while True:
-            raw = await self.tools.client.read(DATA_DOWNLOADS, namespace, name)
+            raw = await client.read(DATA_DOWNLOADS, namespace, name)
             if raw is None:
                 raise NotRestoredError(f"{place} was deleted before it ended")
             transfer = DataDownload.parse(raw)
@@ -224,7 +225,7 @@ async def _find_volume(tools: JobTools, name: str) -> str:
 
 async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Deadline) -> bool:
     """Delete an object, and return once it is gone; if it stays, say how to delete it, and return False."""
-    client, namespace, cause = tools.client, tools.namespace, ""
+    client, namespace, cause = tools.client.patiently(), tools.namespace, ""
     try:
         while await client.read(resource, namespace, name) is not None:
             if not cause:

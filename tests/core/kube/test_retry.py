@@ -87,6 +87,12 @@ async def test_no_attempt_starts_after_the_timeout(looptime: float) -> None:
     assert len(script.called_at) < 12
 
 
+async def test_what_waits_for_hours_outlasts_an_outage_of_minutes(looptime: float) -> None:
+    script = _many(UnreachableError, 50)
+    assert await Retry(LoopClock(), attempts=1).patient.run(script) == "done"
+    assert 200 < looptime < 300
+
+
 async def test_the_servers_retry_after_is_limited(looptime: float) -> None:
     script = Script(ThrottledError("x", retry_after_seconds=3600.0))
     await Retry(LoopClock()).run(script)

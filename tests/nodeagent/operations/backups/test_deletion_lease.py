@@ -62,6 +62,13 @@ async def test_a_second_command_waits_until_the_first_one_ends() -> None:
     assert scene.shown[0].startswith("waiting for another command that deletes backups: ")
 
 
+async def test_an_outage_of_the_api_server_is_waited_for() -> None:
+    scene, began = _Scene(), list[float]()
+    scene.kube.fail_next("GET", "/leases/", "lost", times=10)
+    await scene.hold(1, began)
+    assert began[0] > 10
+
+
 async def test_a_command_that_was_killed_keeps_the_next_one_waiting_for_a_minute_and_its_job_is_ended() -> None:
     scene, began = _Scene(), list[float]()
     now = "2026-11-21T12:00:00.000000Z"

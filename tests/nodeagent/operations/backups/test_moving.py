@@ -67,6 +67,13 @@ async def test_a_long_wait_asks_less_often_and_never_for_other_transfers() -> No
     assert set(_lists(scene)) == {"nodeagent.io/backup=night"}
 
 
+async def test_an_outage_of_the_api_server_is_waited_for() -> None:
+    scene = await _started("night")
+    scene.kube.fail_next("GET", "/datauploads", "lost", times=10)
+    scene.clock.steps = [*[lambda: None] * 10, partial(scene.move, "data", "Completed")]
+    assert (await wait_for_backup(scene.tools, "velero", "night", lambda _: None)).counted == "1/1"
+
+
 async def test_a_backup_whose_transfers_vanish_while_waiting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = await _started("night")
     (name,) = scene.objects(DATA_UPLOADS)

@@ -60,6 +60,8 @@ async def test_waiting_ends_with_the_last_transfer_and_shows_all_on_the_way() ->
         wait_for_restore(scene.client, scene.clock, ("velero", "back"), shown.append), name="wait"
     )
     await asyncio.sleep(1.5)
+    # An outage of the API server on the way.
+    scene.kube.fail_next("GET", "/datadownloads", "lost", times=10)
     scene.move("data", "Completed")
     scene.move("files", "Failed", message="the bucket is gone")
     found = await waiting

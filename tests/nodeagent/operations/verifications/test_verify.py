@@ -1,6 +1,7 @@
 """A verification by reading back: a Job for each repository, and what is recorded of its results."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -115,6 +116,24 @@ async def test_a_log_that_cannot_be_read_is_no_result_and_the_cause_stays() -> N
     assert [one.outcome for one in found] == [VolumeOutcome.UNVERIFIED] * 2
     assert "did not end within 5m0s" in found[0].message
     assert (scene.outcomes, scene.jobs) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("restore", "path"), [(False, "/pods"), (True, "/datadownloads/"), (True, "/persistentvolumeclaims/")]
+)
+async def test_an_outage_of_the_api_server_is_waited_for(restore: bool, path: str) -> None:
+    scene, calls = VerificationScene(restored=""), itertools.count()
+
+    def go_on() -> None:
+        match next(calls):
+            case 0:
+                scene.base.kube.fail_next("GET", path, "lost", times=10)
+            case 20:
+                scene.restored = "Completed"
+
+    scene.on_job = go_on
+    (found,) = await scene.run(restore=restore, claims=("data",))
+    assert (found.outcome, found.message, scene.jobs, scene.base.notes) == (VolumeOutcome.PASSED, "", [], [])
 
 
 async def test_a_snapshot_that_the_job_could_not_read_is_not_recorded() -> None:
