@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.conftest import bed
+from tests.cluster.conftest import bed, space
 from tests.cluster.gate import open_gate
 from tests.cluster_full.quartet import Seed
 from tests.testbed.demonstration.manifests import build_namespace
@@ -18,18 +18,23 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-__all__ = ["bed", "seed"]
+__all__ = ["bed", "seed", "space", "two_images"]
+
+
+@pytest.fixture(scope="session")
+def two_images() -> None:
+    """Give every node the previous version's image, too."""
+    import_previous_image()
 
 
 @pytest.fixture(scope="module")
-def seed(bed: Bed) -> Iterator[Seed]:
+def seed(bed: Bed, two_images: None) -> Iterator[Seed]:
     """Volumes with data, and what a backup of them by the previous version left in a repository."""
-    import_previous_image()
     previous().install(bed)
-    space = f"test-{secrets.token_hex(4)}"
-    bed.user.apply(build_namespace(space))
+    name = f"test-{secrets.token_hex(4)}"
+    bed.user.apply(build_namespace(name))
     with open_gate() as gate:
-        seed = Seed(bed, gate, space)
+        seed = Seed(bed, gate, name)
         seed.prepare()
         yield seed
-    bed.user.kubectl("delete", "namespace", space, "--wait=false")
+    bed.user.kubectl("delete", "namespace", name, "--wait=false")
