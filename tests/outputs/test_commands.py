@@ -48,7 +48,7 @@ backup ls night
 backup verify night
 backup verify night -o yaml
 backup create new --pvc app/data --pvc app/files --ttl 24h
-backup create new --pvc app/data --dry-run -o yaml
+backup create new --pvc app/data --pvc app/files --ttl 24h
 backup cancel new
 backup cancel new
 restore create back --from-backup night --namespace-mappings app:copy

@@ -37,17 +37,6 @@ def _run_to_the_end(shell: BackupShell, last: str = "Completed", **status: str) 
     ]
 
 
-def test_create_names_each_volume_and_what_a_backup_lacks(backup_shell: BackupShell) -> None:
-    done = backup_shell.run("create", "night", *_BOTH)
-    assert done.code == 0
-    assert_golden_text("cli/backup-create", done.out + done.err)
-    assert len(backup_shell.scene.made) == 3
-    again = backup_shell.run("create", "night", *_BOTH)
-    assert (again.code, again.out) == (0, done.out)
-    assert re.search(r"note: backup night exists since 20[-:0-9TZ]+: nothing was created", again.err)
-    assert "was started" not in again.err
-
-
 def test_a_command_that_is_shown_has_the_flags_of_the_cluster(backup_shell: BackupShell) -> None:
     flags = ("--kubecontext", "blue", "--kubeconfig", "/my config")
     done = backup_shell.run("create", "night", *_BOTH, *flags)
