@@ -59,8 +59,11 @@ _FAILED_CLEANUP: Final = timedelta(seconds=20)
 _CHECKING: Final = "checking the names of files"
 """The operation, for messages about a long wait."""
 
-_DIRECTORY_ERROR: Final = "upload error:"
-"""kopia's error for a directory, without its path. Source: kopia 0.23.1, cli/command_snapshot_create.go."""
+_PLACEHOLDER_ERRORS: Final = ("upload error:", "placeholder")
+"""kopia's errors for a directory, without its path, and for a file, without the end of its name.
+
+Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/upload/upload.go (uploadFileInternal).
+"""
 
 _WaitForNames = Callable[[], Awaitable[NameReport]]
 
@@ -151,7 +154,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
         incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
-        note="; ".join(filter(None, (parent_fault, left_out, report.times_note))) or UNSET,
+        note="; ".join(filter(None, (parent_fault, left_out, report.times_note, report.kinds_note))) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
     )
@@ -249,7 +252,9 @@ def _skip_names(_: ShouldStop) -> NameReport:
 
 async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -> KopiaError:
     """Return the error with the placeholders in the volume if one of them may have caused it: kopia names none."""
-    if _DIRECTORY_ERROR not in str(error) or not (placeholders := (await wait_for_names()).placeholders):
+    if not any(text in str(error) for text in _PLACEHOLDER_ERRORS) or not (
+        placeholders := (await wait_for_names()).placeholders
+    ):
         return error
     head, _, lines = str(error).partition("\n")
     paths = ", ".join(placeholders)
@@ -259,13 +264,13 @@ async def _name_placeholders(error: KopiaError, wait_for_names: _WaitForNames) -
 
 
 async def _check_names(wait_for_names: _WaitForNames, data_path: DataPath) -> None:
-    """Warn about names and times that kopia changed.
+    """Warn about names and times that kopia changed, and what it left out.
 
     Raises:
         DataPathError: it lost some names.
     """
     report = await wait_for_names()
-    for warning in filter(None, (report.warning, report.times_note)):
+    for warning in filter(None, (report.warning, report.times_note, report.kinds_note)):
         await data_path.warn(warning)
     report.check()
 

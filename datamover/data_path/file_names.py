@@ -1,16 +1,18 @@
-"""A check for file names and times that kopia cannot keep unchanged.
+"""A check for what kopia cannot keep unchanged: names, times, and kinds of files.
 
 Knows how kopia changes names that are not UTF-8, when two in one directory become the same (a
 restore then overwrites one file with the other without an error), when one becomes too long to
 be restored, which names are placeholders to kopia: it backs up what their content refers to; and
-which times it keeps.
+which times and kinds it keeps.
 Source: kopia 0.23.1, snapshot/snapshotfs/dir_writer.go (directories are kept as JSON),
-fs/localfs/shallowentry.go, fs/utc_timestamp.go; Go, encoding/json (each byte that is not UTF-8 becomes U+FFFD).
+fs/localfs/shallowentry.go, local_fs_os.go (entryFromDirEntry), fs/utc_timestamp.go; Go, encoding/json
+(each byte that is not UTF-8 becomes U+FFFD).
 """
 
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +41,9 @@ _SHOWN_CHARACTERS: Final = 1000
 
 _TIMES_NS: Final = range(-(2**63), 2**63)
 """The times that kopia keeps, in nanoseconds since 1970; others become one of these, without an error."""
+
+_LINK_ROUNDING_NS: Final = 999
+"""It rounds the time of a link up to a microsecond. Source: golang.org/x/sys, unix/timestruct.go (NsecToTimeval)."""
 
 _PLACEHOLDER: Final = b".kopia-entry"
 _REPLACEMENT: Final = "\ufffd"
@@ -72,10 +77,12 @@ class NameReport:
     collisions: int = 0
     too_long: int = 0
     far_times: int = 0
+    left_out: int = 0
     examples: list[str] = field(default_factory=list)
     colliding: list[str] = field(default_factory=list)
     longest: list[str] = field(default_factory=list)
     far: list[str] = field(default_factory=list)
+    out: list[str] = field(default_factory=list)
     placeholders: list[str] = field(default_factory=list)
 
     @property
@@ -96,6 +103,16 @@ class NameReport:
         return (
             f"{self.far_times} modification times are before 1677-09-21 or after 2262-04-11, which kopia cannot keep: "
             f"a restore sets wrong ones, for example of {', '.join(self.far)}"
+        )
+
+    @property
+    def kinds_note(self) -> str:
+        """What the user should know about entries that kopia leaves out, or an empty string."""
+        if not self.left_out:
+            return ""
+        return (
+            f"left out {self.left_out} pipes, devices, and links whose name ends in {_PLACEHOLDER.decode()}, which "
+            f"kopia cannot keep, for example {', '.join(self.out)}"
         )
 
     def check(self) -> None:
@@ -148,6 +165,12 @@ class NameReport:
         if len(self.far) < _EXAMPLES:
             self.far.append(_show(directory, name))
 
+    def add_left_out(self, directory: bytes, name: bytes) -> None:
+        """Count an entry that kopia leaves out."""
+        self.left_out += 1
+        if len(self.out) < _EXAMPLES:
+            self.out.append(_show(directory, name))
+
     def add_placeholder(self, directory: bytes, name: bytes) -> None:
         """Record a name that is a placeholder to kopia."""
         if len(self.placeholders) < _EXAMPLES:
@@ -155,7 +178,7 @@ class NameReport:
 
 
 def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None) -> NameReport:
-    """Return how kopia keeps the names and times below `root`; `stop` ends the walk early.
+    """Return how kopia keeps what is below `root`; `stop` ends the walk early.
 
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
@@ -170,6 +193,8 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
                 report.entries += 1
                 kept = _is_kept(entry)
                 report.kept += kept
+                if not kept and not _is_socket(entry):
+                    report.add_left_out(directory, name)
                 if kept and not _has_kept_time(entry):
                     report.add_far_time(directory, name)
                 if name.endswith(_PLACEHOLDER):
@@ -229,13 +254,24 @@ def _part_of(entry: "os.DirEntry[str]", parts: int) -> int | None:
 
 
 def _is_kept(entry: "os.DirEntry[str]") -> bool:
-    """Return whether kopia keeps the entry: it skips sockets, pipes and devices."""
-    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink()
+    """Return whether kopia keeps the entry: it skips sockets, pipes and devices, and some links."""
+    if entry.is_symlink():
+        return not entry.name.endswith(_PLACEHOLDER.decode())
+    return entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False)
+
+
+def _is_socket(entry: "os.DirEntry[str]") -> bool:
+    """Return whether the entry is a socket, which is of no use without its process, or was deleted meanwhile."""
+    try:
+        return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+    except OSError:
+        return True
 
 
 def _has_kept_time(entry: "os.DirEntry[str]") -> bool:
     try:
-        return entry.stat(follow_symlinks=False).st_mtime_ns in _TIMES_NS
+        time_ns = entry.stat(follow_symlinks=False).st_mtime_ns
     except OSError:
         # It was deleted meanwhile, or kopia reports it.
         return True
+    return time_ns in _TIMES_NS and time_ns + _LINK_ROUNDING_NS * entry.is_symlink() in _TIMES_NS

@@ -93,18 +93,26 @@ async def test_a_file_that_changes_during_the_backup_is_kept_as_it_was_read(
     assert backup.total_bytes == len(kept)
 
 
-async def test_sockets_pipes_and_devices_are_skipped(local_mover: LocalMover, tmp_path: Path) -> None:
+async def test_sockets_pipes_and_devices_are_left_out_and_only_sockets_are_not_named(
+    local_mover: LocalMover, tmp_path: Path
+) -> None:
     volume = tmp_path / "volume"
     volume.mkdir()
     (volume / "file").write_text("kept")
     os.mkfifo(volume / "pipe")
+    (volume / "link.kopia-entry").symlink_to("file")
+    names = {"pipe", "link.kopia-entry"}
     if os.geteuid() == 0:
         os.mknod(volume / "null", 0o20666, os.makedev(1, 3))
+        names.add("null")
     with socket.socket(socket.AF_UNIX) as here:
         here.bind(str(volume / "socket"))
     backup = await local_mover.back_up(volume, "", None)
     await local_mover.restore(backup.snapshot_id, tmp_path / "out", None)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+    note, _, examples = str(backup.note).partition(", for example ")
+    assert note.startswith(f"left out {len(names)} pipes, devices, and links")
+    assert set(examples.split(", ")) == names
 
 
 async def test_a_new_file_system_is_restored(local_mover: LocalMover, tree: Path, tmp_path: Path) -> None:
