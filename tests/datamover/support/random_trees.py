@@ -1,0 +1,300 @@
+"""Random trees of every kind of entry, name and attribute that a volume may have."""
+
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+__all__ = ["Folder", "create", "folders"]
+
+_ROOT: Final = os.geteuid() == 0
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+
+Owner = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The attributes of an entry; a link has no mode."""
+
+    owner: Owner
+    mtime_ns: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class File:
+    kept: Kept
+    content: bytes
+    hole_bytes: int = 0
+    attribute: tuple[str, bytes] | None = None
+
+
+@dataclass(frozen=True)
+class Link:
+    kept: Kept
+    target: bytes
+
+
+@dataclass(frozen=True)
+class Special:
+    """A pipe, a socket or a device."""
+
+    kept: Kept
+    kind: int
+
+
+@dataclass(frozen=True)
+class Again:
+    """Another name of the file that was created last."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    kept: Kept
+    entries: "Mapping[bytes, Entry]"
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """A folder with many entries that are alike."""
+
+    kept: Kept
+    count: int
+    entry: "Entry"
+
+    @property
+    def folder(self) -> Folder:
+        return Folder(self.kept, {b"%d" % number: self.entry for number in range(self.count)})
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Folders in each other: the path of the innermost one has so many bytes below the outermost one."""
+
+    kept: Kept
+    path_bytes: int
+    entry: "Entry"
+
+    @property
+    def folder(self) -> Folder:
+        above = (self.path_bytes - 1) // 201
+        inner = Folder(self.kept, {b"e" * (self.path_bytes - above * 201): self.entry})
+        for _ in range(above):
+            inner = Folder(self.kept, {b"d" * 200: inner})
+        return inner
+
+
+Entry = File | Link | Special | Again | Folder | Crowd | Chain
+
+# -- attributes -------------------------------------------------------------------------------------------------------
+_SECOND_NS: Final = 10**9
+_FAR: Final = (2**63 - 1000, 2**63 - 1, 2**63, 10_000_000_000 * _SECOND_NS)
+"""The last time that kopia keeps, some that it does not, of a link or at all, and one of the year 2286."""
+
+_EARLY: Final = (-1, -_SECOND_NS, -2_000_000_000 * _SECOND_NS)
+_TIMES: Final = st.integers(0, 4_000_000_000 * _SECOND_NS) | st.sampled_from((0, *_EARLY, *_FAR))
+
+
+def _owners() -> SearchStrategy[Owner]:
+    ids = st.integers(0, 2**32 - 2)
+    return st.tuples(ids, ids) if _ROOT else st.just((os.getuid(), os.getgid()))
+
+
+def _kept(always: int) -> SearchStrategy[Kept]:
+    """Any mode, except that the owner can read it unless that is root."""
+    modes = st.integers(0, 0o7777).map(lambda mode: mode if _ROOT else mode | always)
+    return st.builds(Kept, _owners(), _TIMES, modes)
+
+
+_ACCESS_LIST: Final = bytes.fromhex(
+    "0200000001000600ffffffff020007003930000004000400ffffffff10000700ffffffff20000400ffffffff"
+)
+"""Source: linux/posix_acl_xattr.h: user 12345 has all permissions."""
+
+_ATTRIBUTES: Final = [("user.note", b"x"), ("system.posix_acl_access", _ACCESS_LIST)]
+_OF_ROOT: Final = [
+    ("trusted.overlay.opaque", b"y"),
+    ("security.capability", bytes.fromhex("0000000201000000" + "00" * 12)),
+]
+
+# -- names ------------------------------------------------------------------------------------------------------------
+_RULES: Final = b".kopiaignore"
+_PAIRS: Final = (
+    "Logo.png",
+    "logo.png",
+    "caf\u00e9",
+    "cafe\u0301",
+    "stra\u00dfe",
+    "strasse",
+    "end",
+    "end.",
+    "end ",
+    "\ufffd",
+)
+_ODD: Final = (
+    "-rf",
+    "--help",
+    "12:13",
+    "new\nline",
+    "\x1b[31m",
+    "\x7f\r",
+    "...",
+    "..a",
+    " ",
+    "\\",
+    "*?",
+    "'$(x)\"",
+    "@",
+    "%s",
+)
+_OURS: Final = (
+    ".nodeagent-probe-\u00e4",
+    ".nodeagent-probe-\u00e4-link",
+    ".nodeagent-restore-1",
+    ".velero",
+    "lost+found",
+)
+_KOPIAS: Final = ("kopia.repository", "kopia.repository.f", ".shards", "CACHEDIR.TAG", ".gitignore", "a.tmp.0")
+_LONG: Final = (b"a" * 255, b"b" * 250, b"\xff" * 85, "\u00e4".encode() * 127)
+_CHOSEN: Final = (_RULES, *(name.encode() for name in (*_PAIRS, *_ODD, *_OURS, *_KOPIAS)), *_LONG)
+
+_UNKEPT: Final = (b"\xff", b"\xfe", b"\xff" * 86, b"x.kopia-entry", b".kopia-entry", b"x")
+"""Not all of them can be restored: some become the same, too long, or stand for something else."""
+
+
+def _is_name(name: bytes) -> bool:
+    return name not in {b".", b".."} and not name.endswith(b".kopia-entry")
+
+
+_TEXTS: Final = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
+_BYTES: Final = st.lists(st.integers(1, 255).filter(lambda one: one != ord("/")), min_size=1, max_size=85).map(bytes)
+
+
+def _names(*more: bytes) -> SearchStrategy[bytes]:
+    texts = _TEXTS.map(str.encode).filter(_is_name)
+    return st.one_of(
+        texts, st.sampled_from(_CHOSEN), _BYTES.filter(_is_name), *([st.sampled_from(more)] if more else [])
+    )
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+_CONTENTS: Final = st.sampled_from([b"*", b"*\n!a\n", b"[0-9a-z]*", b"{}"]) | st.binary(max_size=2000)
+_TARGETS: Final = st.one_of(
+    st.sampled_from([b"../a/b", b"/etc/passwd", b".", b"a", b"x" * 4000, b"\xff\xfe", b"loop"]),
+    _TEXTS.map(str.encode),
+)
+_KINDS: Final = (stat.S_IFIFO, stat.S_IFSOCK, *((stat.S_IFCHR, stat.S_IFBLK) if _ROOT else ()))
+
+
+def _leaves() -> SearchStrategy[Entry]:
+    files: SearchStrategy[Entry] = st.builds(
+        File,
+        _kept(0o600),
+        _CONTENTS,
+        st.sampled_from([0, 0, 0, 4096, 100_000, 3_000_000]),
+        st.none() | st.sampled_from([*_ATTRIBUTES, *(_OF_ROOT if _ROOT else ())]),
+    )
+    return st.one_of(
+        files,
+        files,
+        st.builds(Link, _kept(0), _TARGETS),
+        st.builds(Special, _kept(0), st.sampled_from(_KINDS)),
+        st.builds(Again),
+    )
+
+
+def folders(*, unkept: bool = False) -> SearchStrategy[Folder]:
+    """Return any trees; with `unkept`, kopia cannot keep each name."""
+    names, leaves, kept = _names(*(_UNKEPT if unkept else ())), _leaves(), _kept(0o700)
+    crowds = st.builds(Crowd, kept, st.integers(50, 150), leaves)
+    chains = st.builds(Chain, kept, st.integers(3800, 4090 if unkept else 4000), leaves)
+
+    def inside(entries: SearchStrategy[Entry]) -> SearchStrategy[Entry]:
+        return st.builds(Folder, kept, st.dictionaries(names, entries, max_size=6))
+
+    entries = st.recursive(leaves, inside, max_leaves=15)
+    rare: SearchStrategy[Entry] = st.one_of(*[entries] * 8, crowds, chains)
+    return st.builds(Folder, kept, st.dictionaries(names, rare, min_size=3, max_size=8))
+
+
+# -- creation ---------------------------------------------------------------------------------------------------------
+def create(path: Path, tree: Folder) -> None:
+    """Create the tree; its root must not exist."""
+    path.mkdir()
+    fd = os.open(path, _FOLDER)
+    try:
+        _Creator().fill(fd, tree)
+    finally:
+        os.close(fd)
+
+
+class _Creator:
+    """Creates entries by descriptors: paths may be longer than the system takes at once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, bytes] | None = None
+
+    def fill(self, fd: int, folder: Folder) -> None:
+        for name, entry in folder.entries.items():
+            self._create(fd, name, entry)
+        # Of another folder, its descriptor is closed.
+        self._last = None
+        _keep(fd, b".", folder.kept)
+
+    def _create(self, fd: int, name: bytes, entry: Entry) -> None:
+        match entry:
+            case File():
+                self._last = (fd, name)
+                _create_file(fd, name, entry)
+            case Link(kept, target):
+                os.symlink(target, name, dir_fd=fd)
+                _keep(fd, name, kept)
+            case Special(kept, kind):
+                _create_special(fd, name, kind)
+                _keep(fd, name, kept)
+            case Again():
+                if self._last and self._last[0] == fd:
+                    os.link(self._last[1], name, src_dir_fd=fd, dst_dir_fd=fd)
+            case Crowd() | Chain():
+                self._create(fd, name, entry.folder)
+            case Folder():
+                os.mkdir(name, dir_fd=fd)
+                below = os.open(name, _FOLDER, dir_fd=fd)
+                try:
+                    _Creator().fill(below, entry)
+                finally:
+                    os.close(below)
+
+
+def _create_file(fd: int, name: bytes, entry: File) -> None:
+    with os.fdopen(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=fd), "wb") as file:
+        file.write(entry.content)
+        file.truncate(len(entry.content) + entry.hole_bytes)
+        _keep(fd, name, entry.kept)
+        if entry.attribute:
+            os.setxattr(file.fileno(), *entry.attribute)
+            os.utime(file.fileno(), ns=(entry.kept.mtime_ns, entry.kept.mtime_ns))
+
+
+def _create_special(fd: int, name: bytes, kind: int) -> None:
+    if kind != stat.S_IFSOCK:
+        os.mknod(name, kind | 0o600, os.makedev(1, 3) if kind in {stat.S_IFCHR, stat.S_IFBLK} else 0, dir_fd=fd)
+        return
+    with socket.socket(socket.AF_UNIX) as bound:
+        # Its own address is limited to 108 bytes.
+        bound.bind(f"/proc/self/fd/{fd}/.s")
+    os.rename(".s", name, src_dir_fd=fd, dst_dir_fd=fd)
+
+
+def _keep(fd: int, name: bytes, kept: Kept) -> None:
+    os.chown(name, *kept.owner, dir_fd=fd, follow_symlinks=False)
+    if not stat.S_ISLNK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode):
+        os.chmod(name, kept.mode, dir_fd=fd)
+    os.utime(name, ns=(kept.mtime_ns, kept.mtime_ns), dir_fd=fd, follow_symlinks=False)
