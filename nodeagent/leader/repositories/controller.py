@@ -342,10 +342,14 @@ class RepositoryController:
             return Requeue(_WORKING_SECONDS)
         if report.state is InitState.WORKING and pending is not None:
             await self._report_pending(repository, pending)
-        if report.state in {InitState.WORKING, InitState.TERMINATING}:
+        outdated = report.state in {InitState.WORKING, InitState.FAILED} and await self._is_outdated(repository)
+        if report.state in {InitState.WORKING, InitState.TERMINATING} and not outdated:
             # The watch reports changes; this is for what depends on time.
             return Requeue(_WORKING_SECONDS)
-        if report.state is InitState.SUCCEEDED:
+        if outdated:
+            # It may wait for long for a storage that the location does not name any more.
+            _log.info("init pod is replaced: location, credentials or password have changed since it was started")
+        elif report.state is InitState.SUCCEEDED:
             await self._succeed(repository, parse_result(InitResult, report.message))
         elif self._is_early(repository) and not report.by_mover:
             await self._fail_early(repository, report.message)
@@ -356,6 +360,11 @@ class RepositoryController:
         if owned and not meta.get("deletionTimestamp"):
             await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
         return Requeue(self._retries.pause_seconds)
+
+    async def _is_outdated(self, repository: BackupRepository) -> bool:
+        """Whether location, credentials or password have changed since its init pod was started."""
+        started = repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION)
+        return bool(started) and started != await self._inputs.of(repository.spec.backup_storage_location)
 
     async def _explain(self, pod: JsonDict) -> Pending | None:
         """Return why an init pod is pending; None if it is not, or never will run."""

@@ -67,6 +67,24 @@ async def test_a_change_of_what_a_ready_repository_depends_on_is_checked_at_once
         assert scene.message == ""
 
 
+@pytest.mark.parametrize("ended", [False, True])
+async def test_an_init_pod_of_what_the_location_was_is_replaced_and_its_failure_does_not_count(ended: bool) -> None:
+    scene = open_scene()
+    location = _location(scene)
+    async with scene.running():
+        await scene.until_pod()
+        first = scene.pod
+        if ended:
+            scene.end_pod(12, "the endpoint cannot be reached")
+        scene.kube.put(location | {"spec": location["spec"] | {"config": {"s3Url": "https://right.test"}}})
+        await asyncio.sleep(20)
+        assert first is not None
+        assert scene.pod is not None
+        assert scene.pod["metadata"]["uid"] != first["metadata"]["uid"]
+        assert (scene.phase != "NotReady", scene.reasons()) == (True, [])
+        await _make_ready(scene)
+
+
 async def test_the_repositories_of_a_deleted_location_are_not_ready_until_it_is_back() -> None:
     scene = open_scene()
     location = _location(scene)
