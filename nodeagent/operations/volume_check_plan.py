@@ -81,7 +81,7 @@ async def _check_user(client: KubeClient, namespace: str, space: str) -> None:
         found = (await missing_permissions(client, space, there)).values()
         missing += [text.replace("in its namespace", f"in namespace {space}") for text in found]
     if missing:
-        raise ConfigError(f"permissions missing: {'; '.join(missing)}: SECURITY.md has the list")
+        raise ConfigError(f"permissions missing: {'; '.join(missing)}: docs/permissions.md has the list")
 
 
 def _is_of_space(permission: Permission) -> bool:

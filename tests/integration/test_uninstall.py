@@ -252,7 +252,7 @@ def test_all_that_is_read_is_permitted_or_named_in_one_line(installer: Installer
     assert (done.code, done.out) == (2, "")
     missing = f"nothing was removed: permissions missing in namespace {installer.namespace}: list datauploads in its "
     assert done.err.startswith(f"error: {missing}")
-    assert re.search(r" and \d+ more: SECURITY.md lists what uninstall needs", done.err), done.err
+    assert re.search(r" and \d+ more: docs/permissions.md lists what uninstall needs", done.err), done.err
     assert done.err.count("\n") == 1
 
 

@@ -117,7 +117,7 @@ async def _require(client: KubeClient, namespace: str, permissions: Iterable[Per
     if missing := list((await missing_permissions(client, namespace, needed)).values()):
         raise ConfigError(
             f"nothing was removed: permissions missing in namespace {namespace}: {_shorten(missing, '; ')}: "
-            "SECURITY.md lists what uninstall needs"
+            "docs/permissions.md lists what uninstall needs"
         )
 
 
