@@ -25,10 +25,12 @@ from tests.soak.deck import Deck
 from tests.soak.faults import FAULTS, WRONG_LOCATION
 from tests.soak.ground import Ground
 from tests.soak.journal import Journal
+from tests.soak.keeper import KINDS, Keeper
 from tests.soak.memory import Memory
 from tests.soak.retrying import RetryingApi
 from tests.soak.worker import NO_FAULT, Worker
 from tests.testbed.api import ApiError
+from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import install_agent
 from tests.testbed.processes import BedError
@@ -37,6 +39,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _WORKERS = 8
+_METHODS = ("csi-snapshot", "fs-backup")
+"""One keeper backs up by each of them."""
+
+_LEAST_OF_KEEPERS = 3
+"""How often each of their actions succeeds."""
+
 _TRANSFERS_AT_A_TIME = 16
 _LEAST_TRANSFERS = 200
 _LEAST_FAULTS = 100
@@ -60,6 +68,7 @@ class Soak:
     seconds: float
     seed: int
     journal: Journal = field(default_factory=Journal)
+    keepers: list[Keeper] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     _over: threading.Event = field(default_factory=threading.Event)
     _errors: int = 0
@@ -70,25 +79,42 @@ class Soak:
         kinds = Deck(list(RESOURCES), random.Random(chance.random()))
         faults = Deck([*FAULTS, *[NO_FAULT] * _WITHOUT_FAULT], random.Random(chance.random()))
         install_agent(self.bed.user, self.bed.env)
+        self._maintain()
         # It is not restored: the kubelet may start an agent that was killed often only five minutes later.
         own = {"retry": {"initialBackoff": _BACKOFF}}
         change(self.bed, loadConcurrency={"globalConfig": _TRANSFERS_AT_A_TIME}, **{"nodeagent.io": own})
         with ExitStack() as stack:
             wrong = Place(self.bed, WRONG_LOCATION).build(secret_key="notthesecretofanybody")
             self.bed.user.apply(*wrong)
-            grounds = [
-                Ground(self.bed, stack.enter_context(open_gate()), f"soak-{number}") for number in range(_WORKERS)
+            names = [f"soak-{number}" for number in range(_WORKERS)] + [f"soak-keeper-{each}" for each in _METHODS]
+            grounds = [Ground(self.bed, stack.enter_context(open_gate()), name) for name in names]
+            self.keepers = [
+                Keeper(ground, self.journal, method, grounds, random.Random(chance.random()), self._over)
+                for ground, method in zip(grounds[_WORKERS:], _METHODS, strict=True)
             ]
-            _all_at_once([ground.prepare for ground in grounds])
+            _all_at_once([*(each.prepare for each in grounds[:_WORKERS]), *(each.prepare for each in self.keepers)])
             self.journal.began = time.monotonic()
             workers = [
                 Worker(ground, self.journal, kinds, faults, random.Random(chance.random()), self._over.is_set)
-                for ground in grounds
+                for ground in grounds[:_WORKERS]
             ]
             chaos = random.Random(chance.random())
-            _all_at_once([lambda: self._chaos(chaos), self._watch_memory, *(worker.run for worker in workers)])
+            kept = [work for keeper in self.keepers for work in (keeper.back_up, keeper.tend, keeper.move)]
+            works = [lambda: self._chaos(chaos), self._watch_memory, *(worker.run for worker in workers), *kept]
+            _all_at_once(works)
+            lost = [each for ground in grounds for each in ground.lost()]
+            lost += [each for keeper in self.keepers for each in keeper.lost()]
             left = wait_leaked(self.bed)
-        return self._figures(left)
+            proven = sum(len(ground.copies) for ground in grounds) + len(self.keepers) - len(lost)
+        return self._figures(left, lost) | {"volumes_proven": proven}
+
+    def _maintain(self) -> None:
+        """Have the agents maintain repositories at once, not only after an hour without a Velero server."""
+        path = "/spec/template/spec/containers/0/args/-"
+        patch = json.dumps([{"op": "add", "path": path, "value": "--repo-maintenance=on"}])
+        own = ("daemonset/node-agent", "-n", NAMESPACE)
+        self.bed.user.kubectl("patch", *own, "--type=json", f"--patch={patch}")
+        self.bed.user.kubectl("rollout", "status", *own, "--timeout=240s")
 
     def _chaos(self, chance: random.Random) -> None:
         """Inject the faults that affect all workers, until the soak is over and each kind was injected often enough."""
@@ -112,29 +138,33 @@ class Soak:
         journal = self.journal
         names = [*(fault.name for fault in FAULTS), *build_chaos(self.bed)]
         often = all(journal.faults[name] >= _LEAST_OF_EACH for name in names)
-        return often and len(journal.entries) >= _LEAST_TRANSFERS and journal.faults.total() >= _LEAST_FAULTS
+        often = often and all(journal.count(kind, completed=True) >= _LEAST_OF_KEEPERS for kind in KINDS)
+        return often and journal.count(*RESOURCES) >= _LEAST_TRANSFERS and journal.faults.total() >= _LEAST_FAULTS
 
     def _watch_memory(self) -> None:
         while not self._over.wait(_SAMPLE_SECONDS):
             self.memory.sample()
 
-    def _figures(self, left: list[str]) -> dict[str, object]:
+    def _figures(self, left: list[str], lost: list[str]) -> dict[str, object]:
         journal = self.journal
+        done = {kind: journal.count(kind, completed=True) for kind in KINDS}
         for name, count in sorted(journal.faults.items()):
             journal.say(f"{count:4d} x {name}")
-        for kind in RESOURCES:
-            ends = [entry for entry in journal.entries if entry.kind == kind]
-            journal.say(f"{len(ends):4d} x {kind}")
+        for kind in (*RESOURCES, *done):
+            journal.say(f"{journal.count(kind):4d} x {kind}")
         for entry in [*journal.not_final, *journal.unexplained]:
             journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}: {entry.message}")
-        for each in left:
-            journal.say(f"leaked: {each}")
+        for each in (*(f"leaked: {each}" for each in left), *(f"not restorable: {each}" for each in lost)):
+            journal.say(each)
         return {
-            "crs": len(journal.entries),
+            "crs": journal.count(*RESOURCES),
             "faults": journal.faults.total(),
             "not_final": len(journal.not_final),
             "unexplained": len(journal.unexplained),
             "leaked": len(left),
+            "not_restorable": len(lost),
+            **{f"{kind.replace(' ', '_')}s": count for kind, count in done.items()},
+            "expired": sum(keeper.expired for keeper in self.keepers),
             "agent_growth_mib": self.memory.growth_mib,
             "agent_peak_mib": self.memory.peak_mib,
             "least_of_a_fault": min(journal.faults.values(), default=0),
@@ -162,7 +192,7 @@ def main() -> int:
     bed = Bed(dict(os.environ), User(RetryingApi(Path(os.environ["KUBECONFIG"]))))
     figures = Soak(bed, arguments.seconds, seed).run()
     growth = figures["agent_growth_mib"]
-    well = not any(figures[key] for key in ("not_final", "unexplained", "leaked", "soak_errors"))
+    well = not any(figures[key] for key in ("not_final", "unexplained", "leaked", "not_restorable", "soak_errors"))
     well = well and isinstance(growth, float) and growth <= _MOST_GROWTH_MIB
     print(json.dumps(figures), flush=True)
     return 0 if well else 1

@@ -6,13 +6,16 @@ nothing of it is in the repository yet and a shut gate holds it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from tests.cluster.gate import HELD_BYTES
+from tests.cluster.handkopia import open_kopia
 from tests.cluster.scenes import Place, Volume, is_final
 from tests.cluster.workloads import RESTORE_UID
 from tests.cluster_full.quartet import RESOURCES
@@ -30,12 +33,12 @@ if TYPE_CHECKING:
     from tests.cluster.gate import Gate
     from tests.testbed.api import Json
 
-__all__ = ["Ground"]
+__all__ = ["LOCATIONS", "SECRETS", "Ground", "digest_of", "wait_for"]
 
 _NAMESPACES = Resource("/api/v1", "namespaces", namespaced=False)
-_SECRETS = Resource("/api/v1", "secrets")
-_LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
-_BY_KIND = {"Secret": _SECRETS, "BackupStorageLocation": _LOCATIONS}
+SECRETS = Resource("/api/v1", "secrets")
+LOCATIONS = Resource("/apis/velero.io/v1", "backupstoragelocations")
+_BY_KIND = {"Secret": SECRETS, "BackupStorageLocation": LOCATIONS}
 _POD_VOLUMES = "/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/data"
 _NODE = "bed-1"
 _SECONDS = 300
@@ -50,12 +53,14 @@ class Ground:
         bed: Where it is.
         gate: Behind which its storage location is.
         name: Its namespace, its location and the beginning of its transfers' names.
+        copies: Snapshot and digest of the last Completed backup, by its kind.
     """
 
     bed: Bed
     gate: Gate
     name: str
-    _kept: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _filled: dict[str, str] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Make it, and back a volume and a pod's volume up once."""
@@ -73,7 +78,32 @@ class Ground:
                 raise BedError(
                     f"{kind} {transfer['metadata']['name']} ended before anything was broken: {ended['status']}"
                 )
-            self._kept[kind] = ended["status"]["snapshotID"]
+            self.keep(ended)
+
+    def keep(self, ended: Json) -> None:
+        """Remember a Completed transfer, if it is a backup."""
+        if digest := self._filled.get(ended["metadata"]["name"]):
+            self.copies[ended["kind"]] = (ended["status"]["snapshotID"], digest)
+
+    def lost(self) -> list[str]:
+        """Restore the copies with kopia; returns those whose content is not as it was."""
+        lost = []
+        for kind, (snapshot, digest) in self.copies.items():
+            with open_kopia(self.bed, self.name, prefix=self.name) as kopia, TemporaryDirectory() as folder:
+                try:
+                    kopia.connect()
+                    kopia.run("restore", snapshot, folder)
+                    if digest_of(Path(folder)) == digest:
+                        continue
+                    error: object = "it has other content"
+                except (BedError, OSError) as e:
+                    error = e
+            lost.append(f"the last {kind} of {self.name}, snapshot {snapshot}: {error}")
+        return lost
+
+    def fill(self, size_bytes: int = HELD_BYTES) -> str:
+        """Replace what is in the claim; returns the digest."""
+        return _fill(Volume(self.bed, self.name).path(), size_bytes)
 
     def make(self, kind: str, name: str) -> Json:
         """Make what a transfer of a kind is about; returns the transfer, which is not made yet."""
@@ -83,15 +113,15 @@ class Ground:
             case "DataDownload":
                 volume = Volume(self.bed, self.name)
                 self.bed.api.create(CLAIMS, volume.target(name))
-                return volume.download(name, snapshot_id=self._kept["DataUpload"], location=self.name)
+                return volume.download(name, snapshot_id=self.copies["DataUpload"][0], location=self.name)
             case "PodVolumeBackup":
                 writer = self._wait_pod("writer", lambda pod: pod.get("status", {}).get("phase") == "Running")
-                _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])))
+                self._filled[name] = _fill(Path(_POD_VOLUMES.format(uid=writer["metadata"]["uid"])), HELD_BYTES)
                 return self._pod_transfer(kind, name, writer, {"node": _NODE})
         self.bed.api.create(PODS, self._pod(name, waits=True))
         reader = self._wait_pod(name, _waits)
         return self._pod_transfer(
-            kind, name, reader, {"snapshotID": self._kept["PodVolumeBackup"], "sourceNamespace": self.name}
+            kind, name, reader, {"snapshotID": self.copies["PodVolumeBackup"][0], "sourceNamespace": self.name}
         )
 
     def wait(self, transfer: Json, until: Callable[[Json], bool], *, seconds: float = _SECONDS) -> Json:
@@ -100,15 +130,10 @@ class Ground:
         Raises:
             BedError: It did not come true in time.
         """
-        resource, name = RESOURCES[transfer["kind"]], transfer["metadata"]["name"]
-        deadline = time.monotonic() + seconds
-        while found := self.bed.api.get(resource, NAMESPACE, name):
-            if until(found):
-                return found
-            if time.monotonic() > deadline:
-                raise BedError(f"{transfer['kind']} {name} after {seconds:.0f} s: {found.get('status')}")
-            time.sleep(_LOOK_SECONDS)
-        return {}
+        where = (NAMESPACE, transfer["metadata"]["name"])
+        return wait_for(
+            self.bed, RESOURCES[transfer["kind"]], where, lambda found: not found or until(found), seconds=seconds
+        )
 
     def mover(self, transfer: Json) -> Json:
         """The mover pod of a transfer, empty where there is none."""
@@ -123,19 +148,9 @@ class Ground:
             api.delete(resource, self.name, name)
 
     def _upload(self, name: str) -> Json:
-        claim = self.bed.api.get(CLAIMS, self.name, "data") or {}
-        deadline = time.monotonic() + _SECONDS
-        while not (volume := claim["spec"].get("volumeName")):
-            if time.monotonic() > deadline:
-                raise BedError(f"claim {self.name}/data has no volume")
-            time.sleep(_LOOK_SECONDS)
-            claim = self.bed.api.get(CLAIMS, self.name, "data") or {}
-        _fill(self.bed.folder / "volumes" / volume)
+        self._filled[name] = self.fill()
         self.bed.api.create(SNAPSHOTS, build_snapshot(self.name, name, claim="data"))
-        while not ((self.bed.api.get(SNAPSHOTS, self.name, name) or {}).get("status") or {}).get("readyToUse"):
-            if time.monotonic() > deadline:
-                raise BedError(f"VolumeSnapshot {self.name}/{name} does not get ready")
-            time.sleep(_LOOK_SECONDS)
+        wait_for(self.bed, SNAPSHOTS, (self.name, name), lambda found: (found.get("status") or {}).get("readyToUse"))
         return Volume(self.bed, self.name).upload(name, snapshot=name, location=self.name)
 
     def _pod_transfer(self, kind: str, name: str, pod: Json, spec: Json) -> Json:
@@ -155,12 +170,7 @@ class Ground:
         return {"apiVersion": "velero.io/v1", "kind": kind, "metadata": metadata, "spec": {**common, **spec}}
 
     def _wait_pod(self, name: str, until: Callable[[Json], bool]) -> Json:
-        deadline = time.monotonic() + _SECONDS
-        while not until(pod := self.bed.api.get(PODS, self.name, name) or {}):
-            if time.monotonic() > deadline:
-                raise BedError(f"pod {self.name}/{name} is {pod.get('status')}")
-            time.sleep(_LOOK_SECONDS)
-        return pod
+        return wait_for(self.bed, PODS, (self.name, name), until)
 
     def _pod(self, name: str, *, waits: bool) -> Json:
         """A pod with an emptyDir: it waits for its data, or has some."""
@@ -184,12 +194,35 @@ class Ground:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": self.name, "name": name}, "spec": spec}
 
 
+def wait_for(
+    bed: Bed, resource: Resource, where: tuple[str, str], until: Callable[[Json], object], *, seconds: float = _SECONDS
+) -> Json:
+    """Wait until something is true of an object, which is empty where there is none; returns it.
+
+    Raises:
+        BedError: It did not come true in time.
+    """
+    deadline = time.monotonic() + seconds
+    while not until(found := bed.api.get(resource, *where) or {}):
+        if time.monotonic() > deadline:
+            raise BedError(f"{resource.plural} {'/'.join(where)} after {seconds:.0f} s: {found.get('status')}")
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
 def _waits(pod: Json) -> bool:
     states = pod.get("status", {}).get("initContainerStatuses") or [{}]
     return "running" in states[0].get("state", {})
 
 
-def _fill(folder: Path) -> None:
+def _fill(folder: Path, size_bytes: int) -> str:
     part = folder / "file.part"
-    part.write_bytes(os.urandom(HELD_BYTES))
+    part.write_bytes(os.urandom(size_bytes))
     part.rename(folder / "file")
+    return digest_of(folder)
+
+
+def digest_of(folder: Path) -> str:
+    """The digest of what was filled in."""
+    with (folder / "file").open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -41,7 +41,6 @@ class Entry:
     ending: Ending
     phase: str = ""
     message: str = ""
-    seconds: float = 0.0
 
     @property
     def final(self) -> bool:
@@ -73,6 +72,17 @@ class Journal:
         with self._lock:
             self.faults[fault] += 1
         self.say(f"fault: {fault}")
+
+    def report(self, entry: Entry) -> None:
+        """Print how one of them ended."""
+        remark = "" if entry.explained else " NOT EXPLAINED"
+        cause = f": {entry.message}" if entry.phase in {"", "Failed"} else ""
+        self.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}{remark}{cause}")
+
+    def count(self, *kinds: str, completed: bool = False) -> int:
+        """How many there are of some kinds, or are Completed."""
+        found = [entry for entry in self.entries if entry.kind in kinds]
+        return sum(entry.phase == "Completed" for entry in found) if completed else len(found)
 
     def say(self, text: str) -> None:
         """Print a line with the time."""

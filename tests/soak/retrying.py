@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RetryingApi"]
 
-_RETRY_SECONDS = 120
+_RETRY_SECONDS = 300
 _PAUSE_SECONDS = 0.5
 
 

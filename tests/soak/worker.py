@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -61,23 +60,17 @@ class Worker:
             entry = Entry(kind, name, fault.name, fault.ending)
             self._run_part(entry, partial(self._play, entry, fault))
             if not fault.patient:
-                self._report(entry)
+                self.journal.report(entry)
         for entry, transfer in self._patient:
             self._run_part(entry, partial(self._end, entry, transfer))
-            self._report(entry)
+            self.journal.report(entry)
 
     def _run_part(self, entry: Entry, play: Callable[[], None]) -> None:
-        began = time.monotonic()
         try:
             play()
         except (BedError, ApiError, OSError) as error:
             entry.message = entry.message or f"{error}"
             self.journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {error}")
-        entry.seconds += time.monotonic() - began
-
-    def _report(self, entry: Entry) -> None:
-        remark = "" if entry.explained else f" NOT EXPLAINED: {entry.message}"
-        self.journal.say(f"{entry.kind} {entry.name} ({entry.fault}): {entry.phase or 'not final'}{remark}")
 
     def _play(self, entry: Entry, fault: Fault) -> None:
         """Make a transfer, let its fault happen, see how it ends, remove it."""
@@ -114,4 +107,6 @@ class Worker:
         with suppress(BedError):
             found = self.ground.wait(transfer, is_final, seconds=_END_SECONDS)
         entry.phase = found["status"]["phase"] if found else "deleted"
+        if entry.phase == "Completed":
+            self.ground.keep(found)
         entry.message = found.get("status", {}).get("message", "")
