@@ -22,6 +22,7 @@ __all__ = ["Attribute", "Attributes"]
 
 _LINK: Final = "s"
 _SECOND_NS: Final = 10**9
+_NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
 class Attribute(StrEnum):
@@ -46,7 +47,7 @@ class Attributes:
         time = "" if root else (entry.get("summ") or {}).get("maxTime", "")
         time_ns = None
         with suppress(ContractError):
-            time_ns = parse_time_ns(str(time or entry.get("mtime", "")))
+            time_ns = parse_time_ns(str(time or entry.get("mtime", _NO_TIME)))
         mode = None if entry.get("type") == _LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
 

@@ -68,7 +68,7 @@ def test_a_link_is_not_followed_and_has_no_mode(tmp_path: Path) -> None:
         ({"type": "d", "mtime": "1970-01-01T00:00:01Z", "summ": {"maxTime": "1970-01-01T00:00:02Z"}}, True, 10**9),
         ({"type": "f", "mtime": "1969-12-31T23:59:59.5Z"}, False, -500_000_000),
         ({"type": "f", "mtime": "30828-01-01T00:00:00Z"}, False, None),
-        ({"type": "f"}, False, None),
+        ({"type": "f"}, False, 0),
     ],
     ids=["directory", "root", "before 1970", "invalid", "absent"],
 )
