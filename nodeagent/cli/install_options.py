@@ -13,7 +13,6 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.units import parse_quantity
 from nodeagent.cli.given_flags import GivenFlags
-from nodeagent.cli.serve import parse_serve
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in
@@ -31,6 +30,7 @@ from nodeagent.operations.install.options import (
     LocationOptions,
     ProxyOptions,
 )
+from nodeagent.runtime.serve_flags import parse_serve
 
 __all__ = ["build_options", "describe_defaults"]
 

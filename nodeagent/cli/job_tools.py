@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from core.clock import SystemClock
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.runtime.connection import Connection
 
@@ -24,7 +23,6 @@ def build_job_tools(
         client=cluster.client,
         clock=SystemClock(),
         namespace=cluster.namespace,
-        parse_serve=parse_serve,
         on_progress=on_progress,
         on_note=on_note,
     )

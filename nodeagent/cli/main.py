@@ -10,9 +10,9 @@ from core.errors import AgentError, ConfigError
 from core.spelling import hinted
 from core.version import VERSION
 from nodeagent.cli.check_config import set_up_check_config
-from nodeagent.cli.flags import CommandParser
 from nodeagent.cli.serve import set_up_serve
 from nodeagent.cli.text import one_line
+from nodeagent.runtime.command_line import CommandParser
 
 __all__ = ["complete", "main"]
 

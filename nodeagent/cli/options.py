@@ -14,8 +14,8 @@ from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.models.units import parse_duration
-from nodeagent.cli.flags import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.cli.output import OutputFormat
+from nodeagent.runtime.command_line import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 

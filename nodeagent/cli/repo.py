@@ -13,7 +13,6 @@ from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.options import DurationType, UserGroup, cluster_options, complete_names, list_names, output_option
 from nodeagent.cli.output import OutputFormat, Printer
 from nodeagent.cli.repo_pages import print_details, print_list, print_report
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_age
 from nodeagent.operations.connect_command import build_connect_lines
 from nodeagent.operations.mover_jobs import read_location
@@ -140,7 +139,7 @@ async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) ->
 
 
 def _reader(cluster: Connection, clock: SystemClock) -> RepositoryReader:
-    return RepositoryReader(cluster.client, cluster.namespace, parse_serve=parse_serve, now=clock.now)
+    return RepositoryReader(cluster.client, cluster.namespace, now=clock.now)
 
 
 @repo.command("connect-command", epilog=_CONNECT_EXAMPLES)

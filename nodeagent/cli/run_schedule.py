@@ -14,7 +14,6 @@ from core.models.names import SCHEDULE_COMMAND
 from core.models.retention import RetentionReport
 from core.models.units import parse_duration
 from nodeagent.cli.claim_flags import parse_claims, parse_pairs
-from nodeagent.cli.flags import CommandParser, add_kubeconfig
 from nodeagent.cli.job_tools import build_job_tools
 from nodeagent.cli.text import format_age, format_bytes, one_line
 from nodeagent.operations.backups.delete import DeletionTools
@@ -23,6 +22,7 @@ from nodeagent.operations.backups.progress import VolumeProgress
 from nodeagent.operations.schedules.objects import JOB_VARIABLE
 from nodeagent.operations.schedules.request import ScheduleRequest
 from nodeagent.operations.schedules.run import ScheduleTools, run_schedule
+from nodeagent.runtime.command_line import CommandParser, add_kubeconfig
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 

@@ -14,7 +14,6 @@ from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
 from nodeagent.cli.options import DurationType, UserCommand, cluster_options, output_option
 from nodeagent.cli.output import OutputFormat, Printer
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.status_pages import print_status, summarize
 from nodeagent.cli.text import format_age
 from nodeagent.operations.status.follow import ProgressRates, StatusFollower
@@ -105,7 +104,7 @@ def status(
 async def _run(access: ClusterAccess, options: _Options) -> None:
     printer, clock = Printer(), SystemClock()
     async with connect(access) as cluster:
-        reader = StatusReader(cluster.client, cluster.namespace, parse_serve=parse_serve, now=cluster.time.now)
+        reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
         if options.watch or options.wait_idle:
             view = await _follow(cluster, reader, printer, options, clock)
         else:

@@ -13,7 +13,6 @@ import click
 from core.errors import ConfigError
 from nodeagent.cli.options import UserCommand, cluster_options
 from nodeagent.cli.output import OutputFormat, Printer
-from nodeagent.cli.serve import parse_serve
 from nodeagent.cli.text import format_bytes
 from nodeagent.operations.support_bundle import Bundle, BundleReader, pack
 from nodeagent.runtime.connection import ClusterAccess, connect
@@ -77,9 +76,7 @@ async def _run(access: ClusterAccess, form: OutputFormat, path: Path | None, *, 
     printer = Printer()
     async with connect(access) as cluster:
         with printer.progress("reading the cluster") as show:
-            reader = BundleReader(
-                cluster.client, cluster.namespace, parse_serve=parse_serve, now=cluster.time.now, on_progress=show
-            )
+            reader = BundleReader(cluster.client, cluster.namespace, now=cluster.time.now, on_progress=show)
             bundle = await reader.read()
         at = cluster.time.now()
     target = path or Path(f"node-agent-support-{cluster.namespace}-{at:%Y%m%d-%H%M%S}.tar.gz")

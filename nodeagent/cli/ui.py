@@ -11,7 +11,6 @@ from core.clock import SystemClock
 from core.errors import ConfigError
 from nodeagent.cli.options import UserCommand, cluster_options
 from nodeagent.cli.output import Printer
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.status.read import StatusReader
 from nodeagent.runtime.connection import ClusterAccess, connect
 from nodeagent.ui.details import Details
@@ -49,11 +48,11 @@ def ui(access: ClusterAccess, *, port: int, no_browser: bool) -> None:
 async def _run(access: ClusterAccess, port: int, *, browser: bool) -> None:
     printer, clock = Printer(), SystemClock()
     async with connect(access) as cluster:
-        reader = StatusReader(cluster.client, cluster.namespace, parse_serve=parse_serve, now=cluster.time.now)
+        reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
         # A cluster that does not answer is an error now; later, the page says so.
         await reader.read_rules(())
         live = Live(cluster.client, cluster.namespace, reader, clock)
-        details = Details(cluster.client, cluster.namespace, parse_serve=parse_serve, now=cluster.time.now, clock=clock)
+        details = Details(cluster.client, cluster.namespace, now=cluster.time.now, clock=clock)
         try:
             async with serve(Pages(live, details), port) as url:
                 printer.line(url)

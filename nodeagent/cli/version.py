@@ -8,7 +8,6 @@ import click
 from core.version import VERSION
 from nodeagent.cli.options import UserCommand, cluster_options, output_option
 from nodeagent.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.versions import AgentVersion, read_versions
 from nodeagent.runtime.connection import ClusterAccess, connect
 
@@ -49,7 +48,7 @@ async def _run(access: ClusterAccess, form: OutputFormat, *, client_only: bool) 
             printer.document({"client": VERSION}, form)
         return
     async with connect(access) as cluster:
-        found = await read_versions(cluster.client, cluster.namespace, parse_serve)
+        found = await read_versions(cluster.client, cluster.namespace)
     if form.for_programs:
         printer.document({"client": VERSION, **found.to_wire()}, form)
         return

@@ -1,6 +1,5 @@
 """The installed agent's settings, from the command line in its DaemonSet."""
 
-from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from core.errors import ConfigError
@@ -9,6 +8,7 @@ from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET
+from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import Settings
 
 __all__ = ["InstalledAgents", "read_agents", "read_settings", "serve_words"]
@@ -17,15 +17,13 @@ _STARTS: Final = (["serve"], ["node-agent", "server"])
 """The commands that run an agent; the second one is that of Velero's DaemonSet."""
 
 
-async def read_settings(client: KubeClient, namespace: str, parse: Callable[[Sequence[str]], Settings]) -> Settings:
+async def read_settings(client: KubeClient, namespace: str) -> Settings:
     """Return the settings that the agents of the namespace were started with.
-
-    `parse` reads the arguments of the command `serve`, and raises ConfigError if they are invalid.
 
     Raises:
         ConfigError: there is no agent, its DaemonSet cannot be read, or its arguments are not those of this version.
     """
-    return (await read_agents(client, namespace, parse)).settings
+    return (await read_agents(client, namespace)).settings
 
 
 class InstalledAgents(NamedTuple):
@@ -36,9 +34,7 @@ class InstalledAgents(NamedTuple):
     ready: int
 
 
-async def read_agents(
-    client: KubeClient, namespace: str, parse: Callable[[Sequence[str]], Settings]
-) -> InstalledAgents:
+async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
     """Return the same with what its controller says of the pods; see `read_settings`."""
     place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
     try:
@@ -49,7 +45,7 @@ async def read_agents(
         raise ConfigError(f"{place} does not exist: use --namespace, or install the agent")
     status = daemonset.get("status") or {}
     try:
-        settings = parse(serve_words(daemonset))
+        settings = parse_serve(serve_words(daemonset))
     except ConfigError as e:
         raise ConfigError(f"{place}: {e}") from e
     return InstalledAgents(settings, status.get("desiredNumberScheduled") or 0, status.get("numberReady") or 0)

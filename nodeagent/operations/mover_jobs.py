@@ -37,7 +37,6 @@ from nodeagent.leader.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.leader.maintenance.record import MaintenanceRecord
 from nodeagent.leader.maintenance.rules import decide_memory
 from nodeagent.operations.installation import read_settings
-from nodeagent.runtime.settings import Settings
 from nodeagent.startup import AgentSpec, read_template
 
 __all__ = [
@@ -82,15 +81,13 @@ class JobTimeoutError(JobError):
 class JobTools:
     """What a Job is run with.
 
-    `parse_serve` reads the arguments of an agent's command `serve`. `on_progress` is called with what the Job is doing
-    whenever that changes, `on_note` with what the user should know beside the answer, and `on_created` with each Job
-    right after the answer to its creation.
+    `on_progress` is called with what the Job is doing whenever that changes, `on_note` with what the user should know
+    beside the answer, and `on_created` with each Job right after the answer to its creation.
     """
 
     client: KubeClient
     clock: Clock
     namespace: str
-    parse_serve: Callable[[Sequence[str]], Settings]
     on_progress: Callable[[str], None]
     on_note: Callable[[str], None]
     on_created: Callable[[JsonDict], None] = lambda _: None
@@ -149,7 +146,7 @@ async def plan_job(
         KubeError: the API server rejected a request.
     """
     client, namespace = tools.client, tools.namespace
-    settings = await read_settings(client, namespace, tools.parse_serve)
+    settings = await read_settings(client, namespace)
     config = await read_config(client, namespace, settings.config_map_name)
     agent = AgentSpec(settings, namespace, config, await read_template(client, namespace))
     expose = build_expose_settings(agent.expose_defaults, config.config, priority_class="", cache_limit_mib=0)

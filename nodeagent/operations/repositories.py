@@ -96,13 +96,11 @@ class RepositoryReader:
         client: KubeClient,
         namespace: str,
         *,
-        parse_serve: Callable[[Sequence[str]], Settings],
         now: Callable[[], datetime],
     ) -> None:
-        """Read through `client`; `parse_serve` reads the arguments of an agent's command `serve`."""
+        """Read through `client`."""
         self._client = client
         self._namespace = namespace
-        self._parse_serve = parse_serve
         self._now = now
         self._notes: list[str] = []
         self._around: _Surroundings | None = None
@@ -187,7 +185,7 @@ class RepositoryReader:
     async def _read_settings(self) -> Settings:
         """Return the settings of the agents; the defaults, if they cannot be read."""
         try:
-            return await read_settings(self._client, self._namespace, self._parse_serve)
+            return await read_settings(self._client, self._namespace)
         except ConfigError as e:
             self._notes.append(f"the flags of the agents are not known, defaults are assumed: {e}")
             return Settings(node_name="")

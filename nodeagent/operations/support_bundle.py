@@ -24,7 +24,6 @@ from exposer.pod_status import is_ready
 from nodeagent.operations.bundle_fields import COLLECTED, CONFIG_MAP_FIELDS, Collected, select_fields
 from nodeagent.operations.installation import read_settings
 from nodeagent.operations.leader_page import check_reachable, status_address
-from nodeagent.operations.status.read import ParseServe
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
 
@@ -66,14 +65,12 @@ class BundleReader:
         client: KubeClient,
         namespace: str,
         *,
-        parse_serve: ParseServe,
         now: Callable[[], datetime],
         on_progress: Callable[[str], None],
     ) -> None:
         """Read through `client`; `on_progress` is called with what is read next."""
         self._client = client
         self._namespace = namespace
-        self._parse_serve = parse_serve
         self._now = now
         self._on_progress = on_progress
         self._bundle = Bundle()
@@ -92,7 +89,7 @@ class BundleReader:
                 await self._add_objects(one)
         settings: Settings | None = None
         async with _Missing(bundle, "configuration and pages: the flags of the agents"):
-            settings = await read_settings(self._client, self._namespace, self._parse_serve)
+            settings = await read_settings(self._client, self._namespace)
         await self._add_named(settings)
         async with _Missing(bundle, "logs and pages: the pods"):
             await self._add_pods(settings)

@@ -1,7 +1,7 @@
 """The versions of the installed agents: each one's status page has it, and its image."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from core.errors import AgentError
@@ -11,7 +11,6 @@ from core.models.base import JsonDict, WireModel
 from exposer.pod_status import is_ready
 from nodeagent.operations.installation import read_settings
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
-from nodeagent.runtime.settings import Settings
 
 __all__ = ["AgentVersion", "VersionList", "read_versions"]
 
@@ -36,9 +35,7 @@ class VersionList(WireModel):
     notes: list[str]
 
 
-async def read_versions(
-    client: KubeClient, namespace: str, parse_serve: Callable[[Sequence[str]], Settings]
-) -> VersionList:
+async def read_versions(client: KubeClient, namespace: str) -> VersionList:
     """Return the agents of the namespace; an agent whose page cannot be read has no version, and a note.
 
     Raises:
@@ -48,7 +45,7 @@ async def read_versions(
     if not pods:
         return VersionList(agents=[], notes=[f"there are no agents in namespace {namespace}"])
     try:
-        settings = await read_settings(client, namespace, parse_serve)
+        settings = await read_settings(client, namespace)
     except AgentError as e:
         return VersionList(
             agents=[_agent(pod, "") for pod in _sorted(pods)], notes=[f"the agents are not of this version: {e}"]

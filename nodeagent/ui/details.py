@@ -1,6 +1,6 @@
 """What the pages show of single objects, read when a page needs it, and not more often than it changes."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -15,7 +15,6 @@ from nodeagent.operations.repository_view import RepositoryDetails
 from nodeagent.operations.status.describe import TransferDetails, TransferReader
 from nodeagent.operations.status.kinds import Target
 from nodeagent.operations.status.records import RepositoryRecord, TransferRecord
-from nodeagent.runtime.settings import Settings
 
 __all__ = ["Details", "Observed"]
 
@@ -62,14 +61,12 @@ class Details:
         client: KubeClient,
         namespace: str,
         *,
-        parse_serve: Callable[[Sequence[str]], Settings],
         now: Callable[[], datetime],
         clock: Clock,
     ) -> None:
-        """Read through `client`; `parse_serve` reads the arguments of an agent's command `serve`."""
+        """Read through `client`."""
         self._client = client
         self._namespace = namespace
-        self._parse_serve = parse_serve
         self._now = now
         self._clock = clock
         self._kept: dict[object, _Kept] = {}
@@ -99,7 +96,7 @@ class Details:
         """
 
         def read() -> Awaitable[RepositoryDetails]:
-            reader = RepositoryReader(self._client, self._namespace, parse_serve=self._parse_serve, now=self._now)
+            reader = RepositoryReader(self._client, self._namespace, now=self._now)
             return reader.describe(name)
 
         reading = (read, partial(_watched_repository, self._namespace))

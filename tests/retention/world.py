@@ -24,7 +24,6 @@ from core.kube.transport import Request
 from core.models.base import JsonDict, format_time, parse_time
 from core.models.verification import Verification, VerificationOutcome
 from core.snapshot_contract import TransferToDelete
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.delete import (
     DeletionError,
     DeletionTools,
@@ -224,7 +223,7 @@ class World:
     def _build_tools(self, command: Command) -> DeletionTools:
         time = ServerTime(command, command)  # type: ignore[arg-type] # no command streams
         client = KubeClient(time, Retry(command, attempts=1))
-        jobs = JobTools(client, command, "velero", parse_serve, lambda _: None, lambda _: None)
+        jobs = JobTools(client, command, "velero", lambda _: None, lambda _: None)
         return DeletionTools(jobs, lambda: time.date)
 
     async def _run_command(self, command: Command) -> None:

@@ -52,12 +52,9 @@ from nodeagent.operations.status.records import (
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["ParseServe", "StatusReader"]
+__all__ = ["StatusReader"]
 
 _T = TypeVar("_T")
-
-ParseServe = Callable[[Sequence[str]], Settings]
-"""Reads the arguments of an agent's command `serve`; raises ConfigError if they are invalid."""
 
 _NO_CONFIG = (ConfigRecord(), LoadConcurrency())
 
@@ -65,13 +62,10 @@ _NO_CONFIG = (ConfigRecord(), LoadConcurrency())
 class StatusReader:
     """Reads the cluster for one command."""
 
-    def __init__(
-        self, client: KubeClient, namespace: str, *, parse_serve: ParseServe, now: Callable[[], datetime]
-    ) -> None:
+    def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime]) -> None:
         """Read through `client`; `now` returns the API server's time."""
         self._client = client
         self._namespace = namespace
-        self._parse_serve = parse_serve
         self.now = now
         self._unread: list[Unread] = []
 
@@ -210,7 +204,7 @@ class StatusReader:
             ConfigError: there is none, or its arguments are not those of this version.
         """
         try:
-            return await read_agents(self._client, self._namespace, self._parse_serve)
+            return await read_agents(self._client, self._namespace)
         except ConfigError as e:
             if isinstance(e.__cause__, KubeError):
                 raise e.__cause__ from e

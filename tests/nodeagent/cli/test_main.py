@@ -14,7 +14,7 @@ import pytest
 from core.errors import ConfigError
 from core.version import VERSION
 from nodeagent.cli.main import _parser
-from nodeagent.cli.serve import parse_settings
+from nodeagent.runtime.serve_flags import parse_settings
 from nodeagent.runtime.settings import (
     ListenAddress,
     MaintenanceSwitch,

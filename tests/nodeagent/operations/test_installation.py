@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from core.errors import ConfigError
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.installation import read_settings, serve_words
+from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.user_scene import UserScene
 
@@ -42,7 +42,7 @@ def test_a_daemonset_that_starts_something_else_is_an_error(spec: dict[str, Any]
 
 async def test_the_settings_are_those_that_serve_would_have() -> None:
     scene = UserScene(serve=["serve", "--repo-maintenance=on", "--repo-maintenance-job-configmap", "m"])
-    settings = await read_settings(scene.client, "velero", parse_serve)
+    settings = await read_settings(scene.client, "velero")
     assert (settings.maintenance, settings.maintenance_config_map) == (MaintenanceSwitch.ON, "m")
 
 
@@ -60,4 +60,4 @@ async def test_settings_that_cannot_be_read_are_an_error(serve: list[str], statu
     if status is not None:
         scene.kube.fail_next("GET", "/daemonsets", status)
     with pytest.raises(ConfigError, match=message):
-        await read_settings(scene.client, "velero", parse_serve)
+        await read_settings(scene.client, "velero")

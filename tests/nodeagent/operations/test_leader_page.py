@@ -6,8 +6,8 @@ import pytest
 
 from core.errors import AgentError
 from core.kube.errors import ForbiddenError, NotFoundError
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.leader_page import LeaderDecision, LeaderUnavailableError, read_leader_decisions
+from nodeagent.runtime.serve_flags import parse_serve
 from tests.nodeagent.support.user_scene import LEADER_POD, NAME, UserScene
 
 

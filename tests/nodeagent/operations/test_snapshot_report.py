@@ -15,7 +15,6 @@ from core.kube.resources import JOBS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.mover_jobs import JobError, JobTools
 from nodeagent.operations.snapshot_report import SnapshotList, report_snapshots
 from tests.nodeagent.support.user_scene import NAME, UserScene
@@ -46,7 +45,7 @@ class _Report:
     async def run(self, name: str = NAME) -> SnapshotList:
         clock = LoopClock()
         client = KubeClient(self.scene.kube, Retry(clock, attempts=1))
-        tools = JobTools(client, clock, "velero", parse_serve, self.shown.append, self.notes.append)
+        tools = JobTools(client, clock, "velero", self.shown.append, self.notes.append)
         return await report_snapshots(tools, name, timeout=_TIMEOUT)
 
     @property

@@ -11,7 +11,6 @@ from core.kube.errors import UnreachableError
 from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.redact import redact
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.bundle_fields import COLLECTED
 from nodeagent.operations.support_bundle import Bundle, BundleReader, pack
 from tests.core.test_redact import SECRETS as CORPUS
@@ -41,7 +40,7 @@ def scene() -> Iterator[StatusScene]:
 
 
 async def _read(scene: StatusScene) -> Bundle:
-    reader = BundleReader(scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, on_progress=lambda _: None)
+    reader = BundleReader(scene.client, "velero", now=lambda: NOON, on_progress=lambda _: None)
     return await reader.read()
 
 

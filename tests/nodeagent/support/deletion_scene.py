@@ -23,7 +23,6 @@ from core.snapshot_contract import (
     TransferToDelete,
 )
 from datamover.arguments import DeletionOptions, VerifyOptions, parse_arguments
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.delete import (
     DeletionPlan,
     DeletionTools,
@@ -236,7 +235,7 @@ class DeletionScene:
 
     @property
     def tools(self) -> DeletionTools:
-        jobs = JobTools(self.client, self.clock, "velero", parse_serve, lambda _: None, self.notes.append)
+        jobs = JobTools(self.client, self.clock, "velero", lambda _: None, self.notes.append)
         return DeletionTools(jobs, lambda: self.time.date)
 
     async def check(self, name: str | None = None) -> DeletionPlan:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import aiohttp
 
 from core.clock import Clock, SystemClock
-from nodeagent.cli.serve import parse_serve
 from nodeagent.ui.details import Details
 from nodeagent.ui.live import Live
 from nodeagent.ui.server import Pages, serve
@@ -59,7 +58,7 @@ async def running_site(scene: StatusScene, clock: Clock | None = None) -> AsyncI
     """Serve the pages, whose address was not used yet; without a clock time flies."""
     clock = clock or _QuickClock()
     live = Live(scene.client, "velero", scene.reader, clock)
-    details = Details(scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, clock=clock)
+    details = Details(scene.client, "velero", now=lambda: NOON, clock=clock)
     jar = aiohttp.CookieJar(unsafe=True)
     async with (
         serve(Pages(live, details), 0) as url,

@@ -15,7 +15,6 @@ from core.models.names import (
     SCHEDULE_LABEL,
 )
 from core.models.retention import REPORT_KEY, RetentionReport
-from nodeagent.cli.serve import parse_serve
 from nodeagent.config.parse import parse_config
 from nodeagent.operations.status.read import StatusReader
 from tests.nodeagent.support.hand_clock import NOON, HandClock
@@ -134,4 +133,4 @@ class StatusScene:
 
     @property
     def reader(self) -> StatusReader:
-        return StatusReader(self.client, "velero", parse_serve=parse_serve, now=lambda: NOON)
+        return StatusReader(self.client, "velero", now=lambda: NOON)

@@ -9,7 +9,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.repositories import RepositoryReader
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object
@@ -89,4 +88,4 @@ class UserScene:
 
     @property
     def reader(self) -> RepositoryReader:
-        return RepositoryReader(self.client, "velero", parse_serve=parse_serve, now=lambda: NOON)
+        return RepositoryReader(self.client, "velero", now=lambda: NOON)

@@ -14,7 +14,6 @@ from core.models.verification import (
     VerifiedSnapshot,
     read_verification,
 )
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.view import Backup, read_backups
 from nodeagent.operations.mover_jobs import JobTools
 from nodeagent.operations.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
@@ -86,7 +85,7 @@ class VerificationScene:
     ) -> list[VerifiedVolume]:
         """Verify the volumes of these PVCs, while Jobs and restores end."""
         clock = LoopClock()
-        jobs = JobTools(self.base.client, clock, "velero", parse_serve, self.progress.append, self.base.notes.append)
+        jobs = JobTools(self.base.client, clock, "velero", self.progress.append, self.base.notes.append)
         volumes = [one for one in (await self.backup()).volumes if one.claim in claims]
         kubelet = asyncio.create_task(self._end_all(), name="kubelet")
         try:

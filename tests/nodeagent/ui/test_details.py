@@ -6,7 +6,6 @@ from msgspec.structs import replace
 from core.kube.errors import ForbiddenError, NotFoundError, UnreachableError
 from core.kube.resources import DATA_UPLOADS
 from core.models.phases import Phase
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.status.kinds import TRANSFER_KINDS, Target
 from nodeagent.operations.status.records import RepositoryRecord, TransferRecord
 from nodeagent.ui.details import Details, Observed
@@ -26,7 +25,7 @@ class _Reads:
     def __init__(self) -> None:
         self.scene, self.clock = StatusScene(), HandClock()
         self.scene.put_transfers()
-        self.details = Details(self.scene.client, "velero", parse_serve=parse_serve, now=lambda: NOON, clock=self.clock)
+        self.details = Details(self.scene.client, "velero", now=lambda: NOON, clock=self.clock)
 
     def count(self, text: str) -> int:
         return sum(text in str(request.path) for request in self.scene.kube.requests)

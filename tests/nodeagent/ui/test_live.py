@@ -7,7 +7,6 @@ from datetime import timedelta
 
 import pytest
 
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.status.health import Health
 from nodeagent.operations.status.read import StatusReader
 from nodeagent.ui.live import Live, State
@@ -20,7 +19,7 @@ pytestmark = pytest.mark.looptime
 @asynccontextmanager
 async def _following(scene: StatusScene) -> AsyncIterator[Live]:
     clock = LoopClock()
-    reader = StatusReader(scene.client, "velero", parse_serve=parse_serve, now=clock.now)
+    reader = StatusReader(scene.client, "velero", now=clock.now)
     live = Live(scene.client, "velero", reader, clock)
     task = asyncio.get_running_loop().create_task(live.run())
     try:

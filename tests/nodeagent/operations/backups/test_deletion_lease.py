@@ -10,7 +10,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import JOBS, LEASES, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.backups.deletion_lease import hold_deletions
 from nodeagent.operations.backups.retention import DeletionError
 from nodeagent.operations.mover_jobs import JobTools
@@ -31,7 +30,7 @@ class _Scene:
     def tools(self) -> JobTools:
         clock = LoopClock()
         client = KubeClient(self.kube, Retry(clock, attempts=1))
-        return JobTools(client, clock, "velero", parse_serve, self.shown.append, self.shown.append)
+        return JobTools(client, clock, "velero", self.shown.append, self.shown.append)
 
     @property
     def holder(self) -> str:

@@ -11,7 +11,6 @@ from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS
 from core.models.base import JsonDict
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredTotal, UnreadRepository
-from nodeagent.cli.serve import parse_serve
 from nodeagent.operations.mover_jobs import JobError, JobTools
 from nodeagent.operations.restores.stored import StoredList, list_stored
 from tests.nodeagent.support.restore_scene import DATA, FILES, RestoreScene, stored
@@ -27,7 +26,7 @@ class _Listing:
 
     async def run(self, location: str = "default", *namespaces: str) -> StoredList:
         scene = self.scene
-        tools = JobTools(scene.client, scene.clock, "velero", parse_serve, lambda _: None, scene.notes.append)
+        tools = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
         return await list_stored(tools, location, volume_namespaces=namespaces, timeout=timedelta(minutes=5))
 
     @property

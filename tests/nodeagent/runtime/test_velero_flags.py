@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from nodeagent.cli.main import _parser
-from nodeagent.cli.serve import parse_settings
-from nodeagent.cli.velero_flags import IGNORED_FLAGS
+from nodeagent.runtime.serve_flags import parse_settings
 from nodeagent.runtime.settings import ListenAddress, Settings
+from nodeagent.runtime.velero_flags import IGNORED_FLAGS
 
 _ROOT = Path(__file__).parents[3]
 _RECORDED = sorted((_ROOT / "tests" / "data" / "velero-1.18.2").glob("daemonset-*.yaml"))
