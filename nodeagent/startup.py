@@ -6,25 +6,22 @@ DaemonSet (`exposer.template`), nor how an agent is built (`nodeagent.app`).
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from core.clock import Clock, SystemClock
-from core.errors import ConfigError, ContractError
+from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
-from core.kube.resources import DAEMON_SETS, NAMESPACES
-from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from core.models.units import parse_duration
 from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings, MoverOptions, PodSettings
+from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.live import LiveConfig
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
+from nodeagent.config.template import build_defaults, read_cluster, read_template
 from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod
@@ -34,7 +31,7 @@ from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Kind
 
-__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_cluster", "read_spec", "read_template"]
+__all__ = ["AgentParts", "AgentSpec", "build_clock", "read_spec"]
 
 
 _log = logging.getLogger(__name__)
@@ -60,14 +57,7 @@ class AgentSpec:
     @property
     def expose_defaults(self) -> ExposeSettings:
         """The expose settings that no configuration changes."""
-        options = MoverOptions(
-            resource_timeout=self.settings.resource_timeout,
-            log_level=self.settings.log_level,
-            log_format=self.settings.log_format,
-            cluster=self.cluster,
-        )
-        pod = PodSettings(service_account=self.settings.mover_service_account)
-        return ExposeSettings(self.template, pod, options)
+        return build_defaults(self.settings, self.template, self.cluster)
 
 
 @dataclass(frozen=True)
@@ -128,47 +118,3 @@ async def read_spec(client: KubeClient, settings: Settings, namespace: str) -> A
     await MaintenanceConfig(client, namespace, settings.maintenance_config_map).check()
     template = await read_template(client, namespace)
     return AgentSpec(settings, namespace, parsed, template, await read_cluster(client))
-
-
-async def read_cluster(client: KubeClient) -> str:
-    """Return what identifies the cluster: the UID of its namespace `kube-system`; empty where it cannot be read.
-
-    Raises:
-        ConfigError: the API server does not answer.
-    """
-    try:
-        namespace = await client.read(NAMESPACES, "", CLUSTER_NAMESPACE)
-    except (ForbiddenError, MalformedObjectError):
-        # The check of the permissions has logged what is missing.
-        return ""
-    except UnreachableError as e:
-        raise ConfigError(f"Namespace {CLUSTER_NAMESPACE} cannot be read: {e}") from e
-    except KubeError as e:
-        _log.warning("Namespace %s cannot be read, snapshots do not name the cluster: %s", CLUSTER_NAMESPACE, e)
-        return ""
-    return "" if namespace is None else str(namespace["metadata"].get("uid", ""))
-
-
-async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
-    """Return what mover pods inherit, and whether Velero has a DaemonSet for Windows nodes.
-
-    Raises:
-        ConfigError: there is no DaemonSet to inherit from; the message is one line.
-    """
-    found = await _read_daemonset(client, namespace, AGENT_DAEMONSET)
-    if found is None:
-        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
-        raise ConfigError(f"{place} does not exist: data movers take their image and volumes from it; see deploy/")
-    windows = await _read_daemonset(client, namespace, AGENT_DAEMONSET_WINDOWS)
-    try:
-        # One of an earlier version of ours moves nothing.
-        return replace(AgentTemplate.parse(found), windows=windows is not None and not is_ours(windows))
-    except ContractError as e:
-        raise ConfigError(str(e)) from e
-
-
-async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> JsonDict | None:
-    try:
-        return await client.read(DAEMON_SETS, namespace, name)
-    except KubeError as e:
-        raise ConfigError(f"DaemonSet {namespace}/{name} cannot be read: {e}") from e

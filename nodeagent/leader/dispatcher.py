@@ -16,6 +16,7 @@ from core.errors import AgentError
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.queue_order import in_order
 from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
 from nodeagent.leader.admission.examiner import Examiner
@@ -34,7 +35,6 @@ from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.runtime.tasks import describe_causes
-from nodeagent.transfers.queue_order import in_order
 
 __all__ = ["Dispatcher"]
 

@@ -32,12 +32,12 @@ from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.config.source import read_config
+from nodeagent.config.template import build_defaults, read_template
 from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.jobs import MaintenanceJob, read_pod
 from nodeagent.leader.maintenance.record import MaintenanceRecord
 from nodeagent.leader.maintenance.rules import decide_memory
 from nodeagent.operations.installation import read_settings
-from nodeagent.startup import AgentSpec, read_template
 
 __all__ = [
     "JobAnswer",
@@ -148,8 +148,8 @@ async def plan_job(
     client, namespace = tools.client, tools.namespace
     settings = await read_settings(client, namespace)
     config = await read_config(client, namespace, settings.config_map_name)
-    agent = AgentSpec(settings, namespace, config, await read_template(client, namespace))
-    expose = build_expose_settings(agent.expose_defaults, config.config, priority_class="", cache_limit_mib=0)
+    defaults = build_defaults(settings, await read_template(client, namespace))
+    expose = build_expose_settings(defaults, config.config, priority_class="", cache_limit_mib=0)
     configured = await MaintenanceConfig(client, namespace, settings.maintenance_config_map).settings_for(subject.key)
     job = configured.job
     if job.resources is None:

@@ -112,7 +112,8 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/runtime/permissions.py": "tests/deploy/test_rbac.py",
     "nodeagent/runtime/settings.py": "tests/nodeagent/cli/test_main.py",
     "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
-    "nodeagent/transfers/queue_order.py": "tests/nodeagent/leader/admission/test_queue.py",
+    "core/models/queue_order.py": "tests/nodeagent/leader/admission/test_queue.py",
+    "nodeagent/config/template.py": "tests/nodeagent/test_startup.py",
     "nodeagent/transfers/kinds/data_download.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
     "nodeagent/transfers/kinds/location.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
 }

@@ -13,9 +13,10 @@ from core.kube.resources import NAMESPACES
 from core.kube.retry import Retry
 from exposer.template import AgentTemplate
 from nodeagent.config.parse import parse_config
+from nodeagent.config.template import read_cluster
 from nodeagent.runtime.permissions import Permission, copy_permissions
 from nodeagent.runtime.settings import Settings
-from nodeagent.startup import AgentSpec, build_clock, read_cluster, read_spec
+from nodeagent.startup import AgentSpec, build_clock, read_spec
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 

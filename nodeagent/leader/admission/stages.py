@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Final
 
 from core.models.phases import Phase
+from core.models.queue_order import in_order
 from exposer.model import Pending
 from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.examiner import Checked, Examiner
@@ -24,7 +25,6 @@ from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import count_idle
 from nodeagent.runtime.tasks import attempt
-from nodeagent.transfers.queue_order import in_order
 
 __all__ = ["AdmissionPass", "Pass", "is_queued", "settle_entries"]
 

@@ -16,6 +16,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLU
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict, parse_time
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
+from nodeagent.config.template import read_cluster
 from nodeagent.operations.backups.copies import Copy
 from nodeagent.operations.backups.deletion_jobs import LocationJobs
 from nodeagent.operations.backups.deletion_lease import DeletionGuard
@@ -35,7 +36,6 @@ from nodeagent.operations.backups.retention import (
     limit_deletions,
 )
 from nodeagent.operations.mover_jobs import JobTools
-from nodeagent.startup import read_cluster
 
 __all__ = [
     "DeletionError",

@@ -11,6 +11,7 @@ from typing import Final
 from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
 from core.models.phases import HOLDING_PHASES, Phase
+from core.models.queue_order import in_order
 from core.models.reasons import PendingReason
 from core.models.retention import RetentionReport
 from nodeagent.operations.leader_page import node_of_holder
@@ -25,7 +26,6 @@ from nodeagent.operations.status.records import (
     TransferRecord,
     UnreadPart,
 )
-from nodeagent.transfers.queue_order import in_order
 
 __all__ = ["ActiveRow", "LeaderRow", "NodeRow", "PendingRow", "RateOf", "StatusView", "average_rate", "build_view"]
 

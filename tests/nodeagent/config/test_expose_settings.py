@@ -25,7 +25,7 @@ from exposer.settings import (
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
-from nodeagent.startup import read_template
+from nodeagent.config.template import read_template
 from tests.exposer.support.inputs import daemonset
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
