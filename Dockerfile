@@ -85,6 +85,7 @@ RUN printf '#!/bin/sh\nexec /opt/venv/bin/python -ISuOO /opt/node-agent/datamove
 COPY core/ /opt/node-agent/core/
 COPY exposer/ /opt/node-agent/exposer/
 COPY nodeagent/ /opt/node-agent/nodeagent/
+COPY client/ /opt/node-agent/client/
 COPY datamover/ /opt/node-agent/datamover/
 RUN python3 -OO -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/node-agent
 

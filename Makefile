@@ -305,7 +305,7 @@ manifests: venv ## write deploy/ from the builders of the installer
 lock: ## pin the newest versions that pyproject.toml allows
 	@tools/lock.sh --upgrade
 
-vendor: venv ## copy the newest locked scripts and styles of the pages into nodeagent/ui/static/vendor
+vendor: venv ## copy the newest locked scripts and styles of the pages into client/ui/static/vendor
 	@$(venv)/python -m tools.vendor "$$(tools/npm.sh pages)"
 
 lock-images: ## pin the base images of the Dockerfiles to the digests that their tags have now

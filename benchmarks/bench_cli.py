@@ -21,9 +21,9 @@ from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from benchmarks.scale.stage import open_client
+from client.permissions import STATUS_PERMISSIONS
 from core.models.base import JsonDict
 from core.models.names import SERVICE_ACCOUNT
-from nodeagent.operations.permissions import STATUS_PERMISSIONS
 from tests.support.apiserver import ApiServer, run_apiserver
 
 __all__ = ["main"]

@@ -20,10 +20,10 @@ from benchmarks.cli.scene import Size, fill, own_address, serve_page
 from benchmarks.figures import describe_machine
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.stage import open_client
+from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
 from core.models.base import JsonDict
 from core.models.names import SERVICE_ACCOUNT
-from nodeagent.operations.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS
-from tests.nodeagent.support.browser import visit
+from tests.client.support.browser import visit
 from tests.support.apiserver import run_apiserver
 from tests.support.ui_command import running_ui
 

@@ -1,10 +1,179 @@
-"""`python -m nodeagent`."""
+"""`python -m nodeagent` and `nodeagent`: the commands, and errors as one line with an exit code.
 
+The agent's own commands are in `nodeagent.cli`. Those for users are in `client`, which this module alone imports, and
+only when one of them runs.
+"""
+
+import argparse
+import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
-from nodeagent.cli.main import main
+from core.errors import AgentError, ConfigError
+from core.spelling import hinted
+from core.text import one_line
+from core.version import VERSION
+from nodeagent.cli.check_config import set_up_check_config
+from nodeagent.cli.serve import set_up_serve
+from nodeagent.runtime.command_line import CommandParser
 
-__all__ = ["main"]
+__all__ = ["complete", "main"]
+
+_INTERRUPTED: Final = 130
+"""Exit code that shells report for a process that SIGINT ended."""
+
+_ABOUT: Final = """\
+Backs up and restores the data of persistent volumes on one node of a Kubernetes cluster. Handles
+Velero's DataUpload, DataDownload, PodVolumeBackup and PodVolumeRestore resources, as a drop-in
+replacement for Velero's node-agent."""
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent serve --help
+        all flags, with their defaults
+  nodeagent check-config node-agent-config.json
+        check a configuration before you apply it
+  nodeagent backup create before-upgrade --pvc app/data --wait
+        back up a volume
+  nodeagent repo get
+        backup repositories, and when their next maintenance is due
+  nodeagent install --help
+        install the agents into a cluster
+"""
+
+
+_USER_COMMANDS: Final = {
+    "backup": "back up volumes, show, verify and cancel backups",
+    "describe": "show everything about one transfer, and what to do next",
+    "install": "install the agents, or update them",
+    "preflight": "check the installed agents by a small volume",
+    "repo": "show backup repositories, and connect kopia to one",
+    "restore": "restore volumes into new PVCs, show and cancel restores",
+    "schedule": "back up volumes regularly, and delete expired backups",
+    "status": "show the health of the agents, the queue and the transfers",
+    "support-bundle": "collect what helps to find a fault, without secrets",
+    "ui": "show what is going on, in a browser",
+    "uninstall": "remove the agents; backups stay",
+    "version": "show the versions of this command and of the agents",
+}
+"""Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
+
+_RUN_SCHEDULE: Final = "run-schedule"
+"""The command of the pods of a schedule; they have the agents' image, without the extra `cli`."""
+
+_USER_PACKAGES: Final = frozenset({"click", "jinja2", "rich"})
+
+_COMPLETION: Final = "_NODEAGENT_COMPLETE"
+"""Set by a shell that asks for completions. Source: click 8.5, docs/shell-completion."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` and return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if _COMPLETION in os.environ or (words and words[0] in _USER_COMMANDS):
+            return _run_user_command(words)
+        if words[:1] == [_RUN_SCHEDULE]:
+            return _run_schedule(words[1:])
+        _check_command(words[:1])
+        arguments = _parser().parse_args(words)
+        code: int = arguments.run(arguments)
+    except AgentError as e:
+        sys.stderr.write(f"error: {one_line(str(e))}\n")
+        return e.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return code
+
+
+def complete() -> int:
+    """Print what the words of `kubectl nodeagent` may become: kubectl runs it as `kubectl_complete-nodeagent`."""
+    try:
+        from client.cli.user_commands import complete_for_kubectl  # noqa: PLC0415 - see _USER_COMMANDS
+    except ModuleNotFoundError:
+        # A message would be in the line that the user types.
+        return 1
+    sys.stdout.write(complete_for_kubectl(sys.argv[1:]))
+    return 0
+
+
+def _run_schedule(words: list[str]) -> int:
+    """Run a schedule in its pod: an agent never loads what it needs."""
+    from client.cli.run_schedule import run_words  # noqa: PLC0415 - see above
+
+    return run_words(words)
+
+
+def _run_user_command(words: list[str]) -> int:
+    try:
+        from client.cli.user_commands import run_user_command  # noqa: PLC0415 - see _USER_COMMANDS
+    except ModuleNotFoundError as e:
+        package = (e.name or "").partition(".")[0]
+        if package not in _USER_PACKAGES:
+            raise
+        command = words[0] if words else "completion"
+        raise ConfigError(
+            f"{command} needs the Python package {package}: install node-agent with its extra cli, such as "
+            "pipx install '.[cli]' in its sources"
+        ) from e
+    return run_user_command(words)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="nodeagent",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"node-agent {VERSION}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, text in _USER_COMMANDS.items():
+        commands.add_parser(name, help=text)
+    for name, (text, set_up) in _AGENT_COMMANDS.items():
+        _add_command(commands, name, text, set_up)
+    commands.add_parser(_RUN_SCHEDULE, help="run a schedule once, in its pod")
+    return parser
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Check that the first word, if there is one, is a flag or a command.
+
+    Raises:
+        ConfigError: it is neither; the message has the command that may be meant.
+    """
+    known = (*_USER_COMMANDS, *_AGENT_COMMANDS, _RUN_SCHEDULE)
+    for name in words:
+        if not name.startswith("-") and name not in known:
+            text = f'no such command "{name}"'
+            raise ConfigError(f"{hinted(text, name, known)} (see nodeagent --help)")
+
+
+def _set_up_velero(parser: argparse.ArgumentParser) -> None:
+    """Add the command `server`, with which Velero's DaemonSet starts its agent."""
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_command(commands, "server", "the same as serve", set_up_serve)
+
+
+_AGENT_COMMANDS: Final[Mapping[str, tuple[str, Callable[[argparse.ArgumentParser], None]]]] = {
+    "serve": ("run the agent of one node", set_up_serve),
+    "check-config": ("check a configuration", set_up_check_config),
+    "node-agent": ("start the agent as Velero's DaemonSet does (server)", _set_up_velero),
+}
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[Any]",
+    name: str,
+    text: str,
+    set_up: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    set_up(
+        commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    )
+
 
 if __name__ == "__main__":
     sys.exit(main())

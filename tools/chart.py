@@ -11,11 +11,9 @@ from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from importlib.resources import files
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from core.models.base import JsonDict
-from core.version import VERSION
-from nodeagent.operations.install.accounts import build_agent_roles, build_mover_roles, build_volume_secrets_roles
-from nodeagent.operations.install.daemonset import build_daemonset
-from nodeagent.operations.install.options import (
+from client.install.accounts import build_agent_roles, build_mover_roles, build_volume_secrets_roles
+from client.install.daemonset import build_daemonset
+from client.install.options import (
     FLAGS_OF_INSTALL,
     OWN_LOCATION_KEYS,
     TRUTH_KEYS,
@@ -26,11 +24,13 @@ from nodeagent.operations.install.options import (
     InstallOptions,
     ProxyOptions,
 )
-from nodeagent.operations.install.surroundings import (
+from client.install.surroundings import (
     build_network_policy,
     build_priority_classes,
     build_security_constraints,
 )
+from core.models.base import JsonDict
+from core.version import VERSION
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.documents import GENERATED, build_file, dump
 from tools.monitoring import generate_chart_monitoring
@@ -121,7 +121,7 @@ def generate_chart() -> dict[str, str]:
         "templates/network-policy.yaml": _if("monitoringNamespace", build_file([build_network_policy(_OPTIONS)])),
     }
     texts |= {f"files/monitoring/{name}": text for name, text in generate_chart_monitoring().items()}
-    definitions = files("nodeagent.operations.install") / "crds"
+    definitions = files("client.install") / "crds"
     return texts | {f"files/crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
 
 

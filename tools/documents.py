@@ -10,7 +10,7 @@ from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = ["GENERATED", "build_file", "dump"]
 
-GENERATED: Final = "# Generated from nodeagent/operations/install by `make manifests`: do not edit.\n"
+GENERATED: Final = "# Generated from client/install by `make manifests`: do not edit.\n"
 
 _EXPRESSION: Final = ("{{ ", " }}")
 

@@ -36,7 +36,7 @@ choose_driver() {
 
 # Copies all that goes into the image, but for what the cache holds: what is hashed is then what is built.
 copy_sources() {
-    (cd "$project_dir" && find Dockerfile .dockerignore requirements.txt tools/{kopia,wheel-tags.sh} core exposer nodeagent datamover \
+    (cd "$project_dir" && find Dockerfile .dockerignore requirements.txt tools/{kopia,wheel-tags.sh} core exposer nodeagent client datamover \
         -name __pycache__ -prune -o -type f -print | tar --create --files-from -) | tar --extract --directory "$context"
 }
 

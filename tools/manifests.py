@@ -12,22 +12,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from core.models.base import JsonDict
-from nodeagent.operations.install.accounts import (
+from client.install.accounts import (
     build_agent_roles,
     build_mover_roles,
     build_service_accounts,
     build_volume_secrets_roles,
 )
-from nodeagent.operations.install.daemonset import build_daemonset
-from nodeagent.operations.install.options import InstallOptions
-from nodeagent.operations.install.surroundings import (
+from client.install.daemonset import build_daemonset
+from client.install.options import InstallOptions
+from client.install.surroundings import (
     build_config_map,
     build_namespace,
     build_network_policy,
     build_priority_classes,
     build_security_constraints,
 )
+from core.models.base import JsonDict
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tools.chart import generate_chart
 from tools.documents import build_file
@@ -101,7 +101,7 @@ def generate(options: InstallOptions = DEFAULTS) -> dict[str, str]:
             build_security_constraints(options), about=_OPENSHIFT
         ),
     }
-    definitions = files("nodeagent.operations.install") / "crds"
+    definitions = files("client.install") / "crds"
     texts |= {f"crds/{entry.name}": entry.read_text(encoding="utf-8") for entry in definitions.iterdir()}
     texts |= {f"monitoring/{name}": text for name, text in generate_monitoring().items()}
     return texts | {f"chart/{name}": text for name, text in generate_chart().items()}

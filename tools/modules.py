@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["list_modules", "read_responsibility"]
 
 _ROOT: Final = Path(__file__).parents[1]
-_PACKAGES: Final = ("core", "exposer", "nodeagent", "datamover")
+_PACKAGES: Final = ("core", "exposer", "nodeagent", "client", "datamover")
 
 
 def list_modules() -> Iterator[Path]:

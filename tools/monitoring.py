@@ -5,9 +5,9 @@ from typing import Final
 
 import yaml
 
+from client.install.objects import build_object
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from nodeagent.operations.install.objects import build_object
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 from tools.dashboard import build_dashboard
 from tools.documents import GENERATED, build_file, dump

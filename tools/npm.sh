@@ -2,7 +2,7 @@
 # Installs the packages of tools/NAME/package-lock.json, and the Node.js that runs them, unless the cache has both, and
 # prints their directory: `node`, and `node_modules`.
 #
-#   tools/npm.sh NAME      azurite: the emulator of Azure's storage; pages: what nodeagent/ui/static/vendor is made from
+#   tools/npm.sh NAME      azurite: the emulator of Azure's storage; pages: what client/ui/static/vendor is made from
 #
 # requirements-node.txt pins Node.js, as a Python package; the lock pins the packages. They run no scripts while they are
 # installed.

@@ -13,7 +13,7 @@ from typing import Final
 
 __all__ = ["MANIFEST", "VENDOR", "main"]
 
-VENDOR: Final = Path(__file__).parents[1] / "nodeagent" / "ui" / "static" / "vendor"
+VENDOR: Final = Path(__file__).parents[1] / "client" / "ui" / "static" / "vendor"
 MANIFEST: Final = VENDOR / "manifest.json"
 
 _PACKAGES: Final = {

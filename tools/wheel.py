@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReleaseError", "check_installed", "check_licenses", "check_wheel", "run"]
 
-_PACKAGES: Final = ("core", "exposer", "nodeagent", "datamover")
+_PACKAGES: Final = ("core", "exposer", "nodeagent", "client", "datamover")
 _LICENSE: Final = "Apache-2.0"
 
 _ALLOWED: Final = re.compile(
@@ -39,7 +39,7 @@ print(json.dumps(found))
 """
 
 _READ_DATA: Final = """
-from nodeagent.operations.install.manifests import read_definitions
+from client.install.manifests import read_definitions
 print(len(read_definitions()))
 """
 

@@ -12,8 +12,8 @@ from benchmarks.repository.bucket import Bucket
 from core.contract import MaintenanceMode, MaintenanceResult
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome
 from nodeagent.config.maintenance import MaintenanceSettings
-from nodeagent.leader.maintenance.record import MaintenanceRecord, after_success
-from nodeagent.leader.maintenance.rules import MaintenanceView, decide_maintenance, decide_memory, merge_history
+from nodeagent.maintenance.record import MaintenanceRecord, after_success
+from nodeagent.maintenance.rules import MaintenanceView, decide_maintenance, decide_memory, merge_history
 
 __all__ = ["Care"]
 

@@ -24,9 +24,9 @@ from core.models.storage import BackupRepository, RepositoryKey
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
-from nodeagent.leader.maintenance.jobs import MaintenanceJob
-from nodeagent.leader.maintenance.rules import Hold
 from nodeagent.leader.maintenance.steps import MaintenanceSteps
+from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.rules import Hold
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.nodeagent.support.maintenance_scene import MaintenanceScene, build_tools, repository_object
 from tests.support.fakekube import FakeKube

@@ -21,7 +21,7 @@ _BACKLOG: Final = 10
 """From so many waiting copies on, a person is to know: a steady schedule never has one."""
 
 HeldRule = str
-"""Why an expired backup was kept: a value of `nodeagent.operations.backups.retention.Rule`."""
+"""Why an expired backup was kept: a value of `client.backups.retention.Rule`."""
 
 
 class HeldBackup(WireModel, omit_defaults=True):

@@ -1,1 +1,1 @@
-"""The agent's command line, one module per command."""
+"""The commands of the agent itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nodeagent.operations.install.options import InstallOptions, LocationOptions, ProxyOptions
+from client.install.options import InstallOptions, LocationOptions, ProxyOptions
 from tests.cluster.scenes import UPLOADS, Volume, wait_released
 from tests.cluster.workloads import wait_until
 from tests.support.helm import values_of

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.operations.backups.deletion_view import BackupDeletion
-from nodeagent.operations.backups.files import FileList
-from nodeagent.operations.backups.view import Backup, BackupList
-from nodeagent.operations.repository_view import RepositoryList
-from nodeagent.operations.restores.stored import StoredList
-from nodeagent.operations.restores.view import Restore, RestoreList
-from nodeagent.operations.schedules.store import ScheduleList
-from nodeagent.operations.status.view import StatusView
-from nodeagent.operations.verifications.view import VerificationReport
+from client.backups.deletion_view import BackupDeletion
+from client.backups.files import FileList
+from client.backups.view import Backup, BackupList
+from client.repository_view import RepositoryList
+from client.restores.stored import StoredList
+from client.restores.view import Restore, RestoreList
+from client.schedules.store import ScheduleList
+from client.status.view import StatusView
+from client.verifications.view import VerificationReport
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.golden import assert_golden_text

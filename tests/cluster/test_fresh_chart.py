@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.operations.install.manifests import read_definitions
+from client.install.manifests import read_definitions
 from tests.cluster.charts import build_values, complete, create_upload, fill_volume
 from tests.support.helm import CHART, Helm
 

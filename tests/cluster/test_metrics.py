@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.client.support.browser import visit
 from tests.cluster.apart import CALM_NODE, installed_apart
 from tests.cluster.gate import open_gate
 from tests.cluster.monitored import Monitored
 from tests.cluster.upkeep import Upkeep
-from tests.nodeagent.support.browser import visit
 from tests.support.monitoring import dashboard_queries, metrics_in, rule_queries
 from tests.support.ui_command import running_ui
 

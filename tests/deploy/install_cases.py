@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, Final
 
-from nodeagent.operations.install.options import (
+from client.install.options import (
     AgentOptions,
     ContainerResources,
     InstallOptions,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from nodeagent.operations.install.manifests import build_installation, read_definitions
-from nodeagent.operations.install.options import DEFAULT_IMAGE, AgentOptions, InstallOptions
+from client.install.manifests import build_installation, read_definitions
+from client.install.options import DEFAULT_IMAGE, AgentOptions, InstallOptions
 from tests.deploy.install_cases import CASES, COMBINED, EVERYTHING
 from tests.support.helm import CHART, Helm, values_of
 from tests.support.schemas import validate

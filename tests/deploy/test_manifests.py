@@ -7,7 +7,7 @@ import yaml
 
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from exposer.template import AgentTemplate
-from nodeagent.cli.main import _parser
+from nodeagent.__main__ import _parser
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_of
 from nodeagent.runtime.serve_flags import parse_settings

@@ -3,9 +3,9 @@
 import asyncio
 from pathlib import Path
 
-from tests.nodeagent.support.browser import visit
-from tests.nodeagent.support.busy_scene import busy_scene
-from tests.nodeagent.support.site import open_site
+from tests.client.support.browser import visit
+from tests.client.support.busy_scene import busy_scene
+from tests.client.support.site import open_site
 
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _PICTURES = {

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import (
+from client.install.manifests import build_everything, read_definitions
+from client.permissions import (
     BACKUP_PERMISSIONS,
     DESCRIBE_PERMISSIONS,
     FILES_PERMISSIONS,
@@ -20,7 +20,7 @@ from nodeagent.operations.permissions import (
     VOLUME_CHECK_PERMISSIONS,
     installer_permissions,
 )
-from nodeagent.operations.schedules.permissions import (
+from client.schedules.permissions import (
     DELETION_PERMISSIONS,
     EXPIRY_PERMISSIONS,
     SCHEDULE_PERMISSIONS,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nodeagent.operations.install.accounts import build_rule, in_scope
-from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import installer_permissions
+from client.install.accounts import build_rule, in_scope
+from client.install.manifests import build_everything, read_definitions
+from client.permissions import installer_permissions
 from nodeagent.runtime.permissions import Scope
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "install.md").read_text(encoding="utf-8")

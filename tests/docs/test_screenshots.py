@@ -10,10 +10,10 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.text import Text
 
-from nodeagent.cli.output import Printer
-from nodeagent.cli.status_pages import print_status
-from nodeagent.operations.status.view import build_view
-from tests.nodeagent.support.status_scene import StatusScene
+from client.cli.output import Printer
+from client.cli.status_pages import print_status
+from client.status.view import build_view
+from tests.client.support.status_scene import StatusScene
 
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _COLUMNS = 132

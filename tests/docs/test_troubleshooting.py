@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "troubleshooting.md"
-_PRODUCT = ("core", "exposer", "nodeagent", "datamover")
+_PRODUCT = ("core", "exposer", "nodeagent", "client", "datamover")
 _SECTION = re.compile(r"(?m)^### (?P<cause>.+)\n(?P<body>(?:- .*\n)*)")
 _FIELD = re.compile(r"(?m)^- \*\*(\w+):\*\* (.+)$")
 _FIELDS = ("Message", "Event", "Meaning", "Pending", "Action")

@@ -35,7 +35,8 @@ def allocated() -> int:
     """Return the bytes that the product's modules have allocated."""
     gc.collect()
     filters = [
-        tracemalloc.Filter(True, f"{_ROOT}/{package}/*") for package in ("core", "exposer", "nodeagent", "datamover")
+        tracemalloc.Filter(True, f"{_ROOT}/{package}/*")
+        for package in ("core", "exposer", "nodeagent", "client", "datamover")
     ]
     return sum(one.size for one in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))
 

@@ -6,9 +6,9 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from client.install.objects import resource_of
 from core.kube.resources import NAMESPACES
-from nodeagent.cli.main import main
-from nodeagent.operations.install.objects import resource_of
+from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.support.rbac import grant
 

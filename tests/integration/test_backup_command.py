@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from client.permissions import BACKUP_PERMISSIONS
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     DAEMON_SETS,
@@ -22,8 +23,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH
-from nodeagent.cli.main import main
-from nodeagent.operations.permissions import BACKUP_PERMISSIONS
+from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.support.interrupts import run_interruptible
 from tests.support.rbac import grant

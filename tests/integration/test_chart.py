@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeagent.operations.install.manifests import build_installation, read_definitions
+from client.install.manifests import build_installation, read_definitions
 from tests.cluster.listing import kinds
 from tests.deploy.install_cases import EVERYTHING
 from tests.support.apiserver import apply_crds, run_apiserver
@@ -22,7 +22,7 @@ from tests.testbed.api import Resource
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nodeagent.operations.install.options import InstallOptions
+    from client.install.options import InstallOptions
     from tests.support.apiserver import ApiServer
     from tests.testbed.api import Json
 

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from client.install.manifests import build_everything, build_installation, read_definitions
+from client.install.options import InstallOptions
+from client.permissions import grant_permissions, install_permissions, installer_permissions
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     CONFIG_MAPS,
@@ -20,9 +23,6 @@ from core.kube.resources import (
     SECRETS,
     SERVICE_ACCOUNTS,
 )
-from nodeagent.operations.install.manifests import build_everything, build_installation, read_definitions
-from nodeagent.operations.install.options import InstallOptions
-from nodeagent.operations.permissions import grant_permissions, install_permissions, installer_permissions
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
 from tests.support.tools import tool

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client.install.definitions import find_lacking
+from client.install.manifests import read_definitions
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, DAEMON_SETS
-from nodeagent.operations.install.definitions import find_lacking
-from nodeagent.operations.install.manifests import read_definitions
 from tests.integration.installer import ALONE, Installer
 from tests.support.apiserver import run_apiserver
 

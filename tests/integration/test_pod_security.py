@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from client.install.daemonset import build_daemonset
+from client.install.options import AgentOptions, InstallOptions
+from client.install.surroundings import build_namespace
 from core.contract import VolumeMode
 from core.kube.resources import PODS
 from exposer.claims import build_backup_claim
@@ -17,9 +20,6 @@ from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
-from nodeagent.operations.install.daemonset import build_daemonset
-from nodeagent.operations.install.options import AgentOptions, InstallOptions
-from nodeagent.operations.install.surroundings import build_namespace
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.testbed.api import ApiError
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from client.permissions import VOLUME_CHECK_PERMISSIONS
+from client.volume_check_objects import CheckPlan
 from core.kube.resources import (
     DAEMON_SETS,
     EVENTS,
@@ -27,8 +29,6 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH
-from nodeagent.operations.permissions import VOLUME_CHECK_PERMISSIONS
-from nodeagent.operations.volume_check_objects import CheckPlan
 from nodeagent.runtime.permissions import Scope
 from tests.integration.installer import Installer
 from tests.support.interrupts import run_interruptible

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from client.permissions import RESTORE_PERMISSIONS
 from core.kube.resources import (
     DATA_DOWNLOADS,
     DATA_UPLOADS,
@@ -17,8 +18,7 @@ from core.kube.resources import (
 )
 from core.kube.transport import MERGE_PATCH
 from core.models.saved_claim import SavedClaim
-from nodeagent.cli.main import main
-from nodeagent.operations.permissions import RESTORE_PERMISSIONS
+from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
 from tests.support.rbac import grant
 

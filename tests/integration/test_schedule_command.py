@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from client.backups.plan import ClaimName
+from client.schedules.objects import schedule_permissions
+from client.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
+from client.schedules.request import ScheduleRequest
 from core.kube.resources import (
     CRON_JOBS,
     DATA_UPLOADS,
@@ -19,11 +23,7 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH
-from nodeagent.cli.main import main
-from nodeagent.operations.backups.plan import ClaimName
-from nodeagent.operations.schedules.objects import schedule_permissions
-from nodeagent.operations.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
-from nodeagent.operations.schedules.request import ScheduleRequest
+from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.integration.test_backup_command import _Cluster
 from tests.support.rbac import allows

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from client.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
+from client.status.describe import TransferDetails
+from client.status.view import StatusView
 from core.kube.resources import DATA_UPLOADS, LEASES, PODS, Resource
 from core.kube.transport import MERGE_PATCH
-from nodeagent.cli.main import main
-from nodeagent.operations.permissions import DESCRIBE_PERMISSIONS, STATUS_PERMISSIONS, SUPPORT_BUNDLE_PERMISSIONS
-from nodeagent.operations.status.describe import TransferDetails
-from nodeagent.operations.status.view import StatusView
+from nodeagent.__main__ import main
 from nodeagent.runtime.permissions import Permission
-from tests.nodeagent.support.status_scene import transfer
+from tests.client.support.status_scene import transfer
 from tests.support.golden import assert_golden_text
 from tests.support.rbac import grant
 from tests.support.terminal import open_terminal

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from client.install.manifests import build_everything, read_definitions
+from client.permissions import (
+    UNINSTALL_PERMISSIONS,
+    VERSION_PERMISSIONS,
+    delete_permissions,
+    installer_permissions,
+)
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
     CLUSTER_ROLES,
@@ -26,13 +33,6 @@ from core.kube.resources import (
 )
 from core.kube.transport import MERGE_PATCH
 from core.version import VERSION
-from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import (
-    UNINSTALL_PERMISSIONS,
-    VERSION_PERMISSIONS,
-    delete_permissions,
-    installer_permissions,
-)
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from client.permissions import REPO_PERMISSIONS
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, JOBS, LEASES, PODS, Resource
 from core.kube.transport import MERGE_PATCH
-from nodeagent.cli.main import main
-from nodeagent.operations.permissions import REPO_PERMISSIONS
+from nodeagent.__main__ import main
 from tests.support.interrupts import run_interruptible
 from tests.support.rbac import grant
 

@@ -12,10 +12,10 @@ import pytest
 from core.clock import SystemClock
 from core.kube.resources import PODS
 from nodeagent.runtime import connection
-from tests.nodeagent.support.commands import Shell, mask
-from tests.nodeagent.support.schedule_scene import ScheduleScene
-from tests.nodeagent.support.status_scene import StatusScene
-from tests.nodeagent.support.user_scene import LEADER_POD, UserScene
+from tests.client.support.commands import Shell, mask
+from tests.client.support.schedule_scene import ScheduleScene
+from tests.client.support.status_scene import StatusScene
+from tests.client.support.user_scene import LEADER_POD, UserScene
 from tests.support.golden import assert_golden_text
 
 if TYPE_CHECKING:

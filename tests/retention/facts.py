@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from core.kube.resources import PODS
 from core.models.base import JsonDict
-from tests.nodeagent.support.deletion_scene import JobKube
+from tests.client.support.deletion_scene import JobKube
 from tests.nodeagent.support.hand_clock import HandClock
 
 __all__ = ["Fact", "WorldKube"]

@@ -10,6 +10,17 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
+from client.backups.delete import (
+    DeletionError,
+    DeletionTools,
+    check_plan,
+    execute_plan,
+    plan_expired,
+    plan_named,
+)
+from client.backups.deletion_lease import hold_deletions
+from client.mover_jobs import JobTools
+from client.schedules import run as schedules
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
@@ -24,19 +35,8 @@ from core.kube.transport import Request
 from core.models.base import JsonDict, format_time, parse_time
 from core.models.verification import Verification, VerificationOutcome
 from core.snapshot_contract import TransferToDelete
-from nodeagent.operations.backups.delete import (
-    DeletionError,
-    DeletionTools,
-    check_plan,
-    execute_plan,
-    plan_expired,
-    plan_named,
-)
-from nodeagent.operations.backups.deletion_lease import hold_deletions
-from nodeagent.operations.mover_jobs import JobTools
-from nodeagent.operations.schedules import run as schedules
 from nodeagent.runtime.connection import ServerTime
-from tests.nodeagent.support.deletion_scene import DeletionScene
+from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.retention.commands import Command, Fault, WorldClock, run_time
 from tests.retention.facts import Fact, WorldKube

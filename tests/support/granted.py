@@ -11,11 +11,8 @@ from types import FrameType
 
 import pytest
 
-from core.clock import Clock
-from core.kube.transport import Request
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET_WINDOWS, DELETIONS_LEASE, DISPATCHER_LEASE
-from nodeagent.operations.install.manifests import build_everything, read_definitions
-from nodeagent.operations.permissions import (
+from client.install.manifests import build_everything, read_definitions
+from client.permissions import (
     BACKUP_PERMISSIONS,
     DESCRIBE_PERMISSIONS,
     FILES_PERMISSIONS,
@@ -30,7 +27,10 @@ from nodeagent.operations.permissions import (
     delete_permissions,
     installer_permissions,
 )
-from nodeagent.operations.schedules.permissions import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
+from client.schedules.permissions import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
+from core.clock import Clock
+from core.kube.transport import Request
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET_WINDOWS, DELETIONS_LEASE, DISPATCHER_LEASE
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
@@ -39,7 +39,7 @@ __all__ = ["only_granted_requests"]
 
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
-_USER = "nodeagent.operations"
+_USER = "client"
 _DISCOVERY = re.compile(r"/apis(/[^/]+/[^/]+)?")
 _EVERYTHING = build_everything(_NAMESPACE)
 _SHARED = (

@@ -16,7 +16,7 @@ from tests.testbed.processes import BedError
 from tools.chart import value_name
 
 if TYPE_CHECKING:
-    from nodeagent.operations.install.options import InstallOptions
+    from client.install.options import InstallOptions
     from tests.testbed.api import Json
 
 __all__ = ["CHART", "Helm", "values_of"]

@@ -3,9 +3,9 @@
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+from client.install.accounts import build_rule, in_scope
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Resource
 from core.models.base import JsonDict
-from nodeagent.operations.install.accounts import build_rule, in_scope
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.testbed.api import Api
 

@@ -31,7 +31,7 @@ EXPECTED: dict[str, str] = {
     "tests/datamover/flows/test_opening.py": "one of each kind of a real time-out",
     "tests/datamover/flows/test_resume.py": "volumes large enough to be interrupted, which are read again",
     "tests/nodeagent/leader/maintenance/test_writes.py": "a history for each write that fails",
-    "tests/nodeagent/ui/test_browser.py": "a browser of its own for each test",
+    "tests/client/ui/test_browser.py": "a browser of its own for each test",
 }
 """Files and folders that may take longer, and why."""
 

@@ -21,10 +21,10 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
-from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
-from nodeagent.leader.maintenance.record import RunningJob
+from nodeagent.maintenance.facts import record_of
+from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.record import RunningJob
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue

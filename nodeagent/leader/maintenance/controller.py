@@ -1,6 +1,6 @@
 """The controller of maintenance, for namespaces without a Velero server: one Job at a time for each repository.
 
-It runs no kopia: a Job does. When one is due is in `nodeagent.leader.maintenance.rules`, and each step in
+It runs no kopia: a Job does. When one is due is in `nodeagent.maintenance.rules`, and each step in
 `nodeagent.leader.maintenance.steps`. A server that appears finds Jobs and a history like its own.
 """
 
@@ -18,11 +18,11 @@ from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.attendant import MaintenanceTools
-from nodeagent.leader.maintenance.facts import record_of
 from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
-from nodeagent.leader.maintenance.jobs import MaintenanceJob
-from nodeagent.leader.maintenance.rules import Decision, Hold, is_full_incomplete
 from nodeagent.leader.maintenance.steps import MaintenanceSteps
+from nodeagent.maintenance.facts import record_of
+from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.tasks import Faults, run_restarting

@@ -18,10 +18,10 @@ from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
-from nodeagent.leader.maintenance.facts import record_of
-from nodeagent.leader.maintenance.jobs import JobEnd, MaintenanceJob
-from nodeagent.leader.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
-from nodeagent.leader.maintenance.rules import merge_history
+from nodeagent.maintenance.facts import record_of
+from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob
+from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
+from nodeagent.maintenance.rules import merge_history
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 

@@ -26,9 +26,9 @@ from exposer.ownership import NO_PRIORITY_CLASS
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.maintenance import MaintenanceSettings
-from nodeagent.leader.maintenance.facts import full_interval_of
-from nodeagent.leader.maintenance.jobs import MaintenanceJob
-from nodeagent.leader.maintenance.rules import Memory
+from nodeagent.maintenance.facts import full_interval_of
+from nodeagent.maintenance.jobs import MaintenanceJob
+from nodeagent.maintenance.rules import Memory
 
 __all__ = ["JobRequest", "PodRejectedError", "create_job"]
 

@@ -21,12 +21,12 @@ from core.redact import redact
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, STEP_SECONDS, JobAttendant, MaintenanceTools
-from nodeagent.leader.maintenance.facts import frequency_of, record_of, view_of
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
-from nodeagent.leader.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
 from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
-from nodeagent.leader.maintenance.record import RunningJob
-from nodeagent.leader.maintenance.rules import (
+from nodeagent.maintenance.facts import frequency_of, record_of, view_of
+from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.record import RunningJob
+from nodeagent.maintenance.rules import (
     Decision,
     Hold,
     MaintenanceView,

@@ -12,7 +12,7 @@ from core.models.base import CustomResource, WireModel
 __all__: list[str] = []
 
 _ROOT = Path(__file__).parents[3]
-_PACKAGES = ("core", "exposer", "nodeagent", "datamover")
+_PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
 
 
 def _read_attributes() -> set[str]:

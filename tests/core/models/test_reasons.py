@@ -10,7 +10,7 @@ from core.models.reasons import PendingReason, parse_reason
 from core.models.transfers import DataUpload
 from tests.nodeagent.support.transfers import data_upload
 
-PRODUCT = [Path(__file__).parents[3] / package for package in ("core", "exposer", "nodeagent")]
+PRODUCT = [Path(__file__).parents[3] / package for package in ("core", "exposer", "nodeagent", "client")]
 ABOUT_TEXT = re.compile(
     r"message\.(startswith|endswith|removeprefix|removesuffix|find|index)\b|\bin \w+\.status\.message"
 )

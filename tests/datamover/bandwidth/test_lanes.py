@@ -4,7 +4,7 @@ import pytest
 
 from core.models.bandwidth import BandwidthLimits
 from datamover.bandwidth.lanes import Lane, Lanes
-from tests.nodeagent.support.backup_scene import SteppingClock
+from tests.client.support.backup_scene import SteppingClock
 
 
 class _Clock(SteppingClock):

@@ -9,9 +9,9 @@ from typing import Final
 
 import pytest
 
+from client.connect_command import build_connect_lines
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository, BackupStorageLocation
-from nodeagent.operations.connect_command import build_connect_lines
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.s3server import S3Server
 

@@ -13,7 +13,7 @@ import pytest
 from core.errors import ConfigError
 from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response
-from nodeagent.cli.main import main
+from nodeagent.__main__ import main
 from nodeagent.config.check import _flag_value, check_names
 from nodeagent.config.keys import Finding
 from nodeagent.config.parse import parse_config

@@ -10,7 +10,7 @@ import pytest
 
 from core.kube.resources import CONFIG_MAPS, DAEMON_SETS, NODES, PRIORITY_CLASSES
 from core.kube.transport import Request, Response
-from nodeagent.cli.main import main
+from nodeagent.__main__ import main
 from nodeagent.config.check import CheckRequest, check_config, check_maintenance_names
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.runtime import connection

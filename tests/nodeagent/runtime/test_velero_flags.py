@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nodeagent.cli.main import _parser
+from nodeagent.__main__ import _parser
 from nodeagent.runtime.serve_flags import parse_settings
 from nodeagent.runtime.settings import ListenAddress, Settings
 from nodeagent.runtime.velero_flags import IGNORED_FLAGS

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
-from nodeagent.leader.maintenance.record import FailureCause, MaintenanceRecord, after_failure
-from nodeagent.leader.maintenance.rules import (
+from nodeagent.maintenance.record import FailureCause, MaintenanceRecord, after_failure
+from nodeagent.maintenance.rules import (
     Memory,
     count_failures,
     decide_memory,

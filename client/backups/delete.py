@@ -1,0 +1,462 @@
+"""Deletes backups of `nodeagent backup create`: their transfers first, then the snapshots of these, by a Job.
+
+Each step may be repeated: what is to be deleted is recorded before the first transfer goes, and the next command that
+deletes anything finishes what an interruption left. The rules are in `client.backups.retention`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from client.backups.copies import Copy
+from client.backups.deletion_jobs import LocationJobs
+from client.backups.deletion_lease import DeletionGuard
+from client.backups.deletion_reads import read_copies, read_locations, read_restoring
+from client.backups.deletion_record import DeletionRecord, Located, locate
+from client.backups.follow import find_own_backup
+from client.backups.retention import (
+    Check,
+    DeletionError,
+    Judgment,
+    Place,
+    Rule,
+    Situation,
+    decide_now,
+    find_witnesses,
+    judge_backups,
+    limit_deletions,
+)
+from client.mover_jobs import JobTools
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ConfigError
+from core.kube.answers import Deletion
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.velero_server import has_velero_server
+from core.models.base import JsonDict, parse_time
+from core.snapshot_contract import CopyToCheck, DeletedSnapshot
+from nodeagent.config.template import read_cluster
+
+__all__ = [
+    "DeletionError",
+    "DeletionPlan",
+    "DeletionTools",
+    "DeletionWish",
+    "check_plan",
+    "execute_plan",
+    "plan_expired",
+    "plan_named",
+]
+
+_MOST_RECORDED: Final = 2000
+"""Transfers in the record: some 250 KiB of a ConfigMap's 1 MiB; what went within a day needs 50 bytes a copy."""
+
+_NOT_DELETED: Final = "snapshots were not deleted, repeat the command to delete them"
+
+_GONE_WITHIN: Final = timedelta(minutes=1)
+_POLL_SECONDS: Final = 1.0
+
+_DATE: Final = "the Date of the API server's answer"
+_POD: Final = "the clock of this pod"
+_JOB_POD: Final = "the clock of the check Job's pod"
+
+_BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
+
+_REFUSED: Final = frozenset({Rule.FOREIGN, Rule.IN_PROGRESS, Rule.RESTORING})
+"""What holds also a backup that a person names."""
+
+_CHANGES: Final = _REFUSED | {Rule.NEWEST_COPY}
+"""What speaks against the deletion of a named backup if it came up after the question."""
+
+
+@dataclass(frozen=True)
+class DeletionTools:
+    """What a deletion works with.
+
+    `date` returns the Date of the API server's last answer, None: it has none. `in_pod`: this process runs in a pod of
+    the cluster, so that its clock is one of those by which ages are counted; else the check Job's is.
+    """
+
+    jobs: JobTools
+    date: Callable[[], datetime | None]
+    in_pod: bool = False
+
+
+@dataclass(frozen=True)
+class DeletionWish:
+    """What is to be deleted: the backup of that `name`, or all that are expired; of these `most`, None: see the limit.
+
+    `begun` is when the Job was created whose run it is.
+    """
+
+    name: str | None = None
+    most: int | None = None
+    begun: datetime | None = None
+
+
+@dataclass(frozen=True)
+class RunTime:
+    """The time by the witnesses of a run, and when that was, on the monotonic clock."""
+
+    start: datetime
+    at_seconds: float
+
+    def now(self, clock: Clock) -> datetime:
+        """Return the time now."""
+        return self.start + timedelta(seconds=clock.monotonic() - self.at_seconds)
+
+
+@dataclass(frozen=True)
+class DeletionPlan:
+    """What is to be deleted: backups, and snapshots of earlier deletions that were interrupted (`unfinished`).
+
+    `judgments` are about all backups. `stale` entries of the record are of transfers that still exist. `cluster` is
+    what identifies the cluster in the tags of its snapshots. `held` are transfers that are still being deleted: their
+    snapshots stay until they are gone. Those in `absent` locations, which do not exist, stay recorded. `check` is
+    what the check Jobs found, `time` when; None: they did not run. `now` is when it was made; None: ages do not matter.
+    """
+
+    wish: DeletionWish
+    cluster: str
+    record: DeletionRecord
+    judgments: tuple[Judgment, ...]
+    deleted: tuple[Judgment, ...] = ()
+    unfinished: frozenset[Located] = frozenset()
+    stale: frozenset[Located] = frozenset()
+    held: frozenset[Located] = frozenset()
+    absent: frozenset[str] = frozenset()
+    check: Check | None = None
+    time: RunTime | None = None
+    now: datetime | None = None
+
+    @property
+    def kept(self) -> list[Judgment]:
+        """The backups that are expired, and held by another rule."""
+        return [one for one in self.judgments if self.wish.name is None and one.expired and one.holds]
+
+    @property
+    def copies(self) -> list[Copy]:
+        """The volumes of the backups that are to be deleted."""
+        return [copy for one in self.deleted for copy in one.copies]
+
+    @property
+    def transfers(self) -> frozenset[Located]:
+        """All transfers whose snapshots are to be deleted."""
+        found = (self.unfinished | {locate(copy) for copy in self.copies}) - self.held
+        return frozenset(one for one in found if one[0] not in self.absent)
+
+    @property
+    def locations(self) -> list[str]:
+        """The locations with snapshots to be deleted."""
+        return sorted({location for location, _ in self.transfers})
+
+
+async def plan_expired(tools: DeletionTools, *, most: int | None = None, begun: datetime | None = None) -> DeletionPlan:
+    """Return the plan to delete every backup that is expired and that no rule holds, as far as is known before a check.
+
+    Args:
+        tools: what it works with.
+        most: how many backups go at most, whatever the limit of their volumes; None: that limit counts.
+        begun: when the Job was created whose run it is.
+
+    Raises:
+        DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
+        KubeError: the API server rejected a request.
+    """
+    return await _judge(tools, DeletionWish(most=most, begun=begun))
+
+
+async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
+    """Return the plan to delete one backup, also before it expires, and if it has the last copy of a volume.
+
+    Raises:
+        NotFoundError: there is no such backup; the message has the name that may be meant.
+        DeletionError: it may not be deleted; the message names the rule.
+        KubeError: the API server rejected a request.
+    """
+    plan = await _judge(tools, DeletionWish(name))
+    if not plan.deleted:
+        if plan.unfinished:
+            return plan
+        await find_own_backup(tools.jobs.client, tools.jobs.namespace, name)
+        raise DeletionError(f"backup {name} cannot be deleted: it was just created")
+    if holds := plan.deleted[0].held_by(_REFUSED):
+        raise DeletionError(f"backup {name} cannot be deleted: {holds[0].text}")
+    return plan
+
+
+async def _judge(
+    tools: DeletionTools, wish: DeletionWish, check: Check | None = None, time: RunTime | None = None
+) -> DeletionPlan:
+    """Read everything, and return the plan by it."""
+    client, namespace = tools.jobs.client, tools.jobs.namespace
+    if await has_velero_server(client, namespace):
+        raise DeletionError(f"a Velero server is in namespace {namespace}: nothing is deleted beside it")
+    # Before the transfers: what is recorded after that is not taken for stale.
+    record = DeletionRecord(client, namespace)
+    await record.read()
+    recorded = record.recorded
+    begun = {one.uid for _, one in recorded}
+    copies = [replace(copy, recorded=copy.uid in begun) async for copy in read_copies(client, namespace)]
+    restoring = {snapshot: restore async for snapshot, restore in read_restoring(client, namespace)}
+    closed = await read_locations(client, namespace)
+    absent = {copy.location for copy in copies} | {location for location, _ in recorded}
+    absent -= closed.keys()
+    closed |= {name: f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist" for name in absent}
+    cluster = await read_cluster(client)
+    if not cluster:
+        raise DeletionError("Namespace kube-system cannot be read: its UID says which snapshots are of this cluster")
+    existing = {copy.uid for copy in copies}
+    unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
+    stale = recorded - unfinished
+    plan = DeletionPlan(wish, cluster, record, (), stale=stale, absent=frozenset(absent), check=check, time=time)
+    situation = Situation(restoring, closed, _now(tools, plan), check)
+    judgments = judge_backups(copies, situation)
+    if wish.name is not None:
+        return replace(
+            plan,
+            judgments=tuple(judgments),
+            deleted=tuple(one for one in judgments if one.backup == wish.name),
+            unfinished=_of_backup(unfinished, wish.name),
+            stale=_of_backup(plan.stale, wish.name),
+        )
+    if situation.now is None:
+        raise DeletionError("the API server's answers have no Date: how old backups are is not known")
+    if check is not None:
+        # What was not looked at, such as what has expired since, is for the next run.
+        looked = [one for one in judgments if one.holds or check.wanted.issuperset(copy.uid for copy in one.copies)]
+        gone = record.find_gone(existing, situation.now)
+        judgments = limit_deletions(looked, gone, situation.now, most=wish.most)
+    return replace(
+        plan,
+        now=situation.now,
+        judgments=tuple(judgments),
+        deleted=tuple(one for one in judgments if not one.holds),
+        # What is left in a location that is closed waits until it is open again.
+        unfinished=frozenset(one for one in unfinished if not (closed.get(one[0]) or _refusal(check, one))),
+    )
+
+
+def _refusal(check: Check | None, where: Located) -> str | None:
+    location, one = where
+    return check.refusal(location, one.volume_namespace) if check is not None else None
+
+
+def _now(tools: DeletionTools, plan: DeletionPlan) -> datetime | None:
+    """Return the time by which ages count: once checked, by the witnesses; None: not known, or not needed."""
+    if plan.wish.name is not None:
+        return None
+    if plan.time is not None:
+        return plan.time.now(tools.jobs.clock)
+    if not tools.in_pod:
+        return tools.date()
+    # With a Date that is behind nothing would be expired, and no Job would show that it is wrong.
+    return decide_now({_DATE: tools.date(), _POD: tools.jobs.clock.now()}, plan.wish.begun)
+
+
+def _of_backup(located: frozenset[Located], name: str) -> frozenset[Located]:
+    return frozenset((location, one) for location, one in located if one.backup == name)
+
+
+async def check_plan(tools: DeletionTools, plan: DeletionPlan) -> tuple[DeletionPlan, list[DeletedSnapshot]]:
+    """Return the plan by what Jobs find in the bucket, and the snapshots that would be deleted; nothing is changed.
+
+    Raises:
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        DeletionError: the clocks do not agree, so that no age is known.
+        KubeError: the API server rejected a request.
+    """
+    run = _CheckRun(tools, _find_needed(plan))
+    for location in plan.locations:
+        await run.look(plan, location)
+    check = Check(
+        wanted=frozenset(one.uid for _, one in plan.transfers),
+        found=frozenset(one.transfer_uid for one in run.found),
+        faults=run.faults,
+        refused=run.refused,
+    )
+    time = run.decide_time(plan.wish.begun) if plan.wish.name is None else None
+    settled = await _judge(tools, plan.wish, check, time)
+    left = {one.uid for _, one in settled.transfers}
+    return settled, [one for one in run.found if one.transfer_uid in left]
+
+
+def _find_needed(plan: DeletionPlan) -> dict[str, Copy]:
+    """Return the copies that have to be restorable, by the UIDs of the transfers that may go because they are."""
+    witnesses = find_witnesses(copy for one in plan.judgments for copy in one.copies)
+    wanted = [copy for copy in plan.copies if copy.has_data and copy.series in witnesses]
+    return {copy.uid: witnesses[copy.series] for copy in wanted if witnesses[copy.series].backup != copy.backup}
+
+
+@dataclass
+class _CheckRun:
+    """The check Jobs of a run, and what they found; times are those at the creation of the last one."""
+
+    tools: DeletionTools
+    needed: dict[str, Copy]
+    found: list[DeletedSnapshot] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    refused: dict[Place, str] = field(default_factory=dict)
+    said: dict[str, datetime | None] = field(default_factory=dict)
+    at_seconds: float = 0.0
+
+    async def look(self, plan: DeletionPlan, location: str) -> None:
+        """Run the Jobs of one location."""
+        run = LocationJobs(replace(self.tools.jobs, on_created=self._note_times), location, plan.cluster)
+        checks = {uid: CopyToCheck(one.volume_namespace, one.snapshot_id) for uid, one in self.needed.items()}
+        before = self.said, self.at_seconds
+        try:
+            await run.run(plan.transfers, checks)
+        except ConfigError:
+            raise
+        except AgentError as e:
+            self.refused[location, ""] = str(e)
+            self.said, self.at_seconds = before
+            return
+        if not self.tools.in_pod and run.ended is not None:
+            taken = timedelta(seconds=self.tools.jobs.clock.monotonic() - self.at_seconds)
+            self.said[_JOB_POD] = run.ended - taken
+        self.found += run.found
+        self.refused |= {(location, namespace): text for namespace, text in run.unread.items()}
+        for uid, one in checks.items():
+            if one in run.faults:
+                self.faults[self.needed[uid].uid] = run.faults[one]
+
+    def _note_times(self, job: JsonDict) -> None:
+        self.at_seconds = self.tools.jobs.clock.monotonic()
+        created = parse_time(job["metadata"]["creationTimestamp"])
+        self.said = {_DATE: self.tools.date(), f"the creation of Job {job['metadata']['name']}": created}
+        self.said |= {_POD: self.tools.jobs.clock.now()} if self.tools.in_pod else {_JOB_POD: None}
+
+    def decide_time(self, begun: datetime | None) -> RunTime | None:
+        """Return the time of the run; None: there was no Job.
+
+        Raises:
+            DeletionError: the clocks do not agree.
+        """
+        return RunTime(decide_now(self.said, begun), self.at_seconds) if self.said else None
+
+
+async def execute_plan(tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard) -> list[DeletedSnapshot]:
+    """Delete the transfers and the snapshots, and return the snapshots, also those that are kept.
+
+    Each part is judged again before: a question, or Jobs that check the snapshots, may have taken hours.
+
+    Raises:
+        DeletionError: not all is deleted; the next deletion continues.
+        KubeError: the API server rejected a request.
+    """
+    found: list[DeletedSnapshot] = []
+    changed: list[str] = []
+    for planned in _divide(plan):
+        await guard.confirm()
+        part, why = await _judge_again(tools, planned)
+        if plan.wish.name is not None:
+            changed += why
+        else:
+            # Such as a backup that was completed meanwhile: the next run looks again.
+            for text in why:
+                tools.jobs.on_note(text)
+        await part.record.drop({one for _, one in part.stale})
+        deleted, failed = await _execute(tools, part, guard)
+        found += deleted
+        if failed:
+            raise DeletionError(failed[0])
+        if plan.wish.name is not None and part.deleted:
+            await part.record.forget(plan.wish.name)
+    if changed:
+        raise DeletionError(changed[0])
+    return found
+
+
+def _divide(plan: DeletionPlan) -> Iterator[DeletionPlan]:
+    """Yield parts of the plan that the record can have at a time, at least one; first what is unfinished."""
+    part = replace(plan, deleted=())
+    for judgment in plan.deleted:
+        if part.transfers and len(part.transfers) + len(judgment.copies) > _MOST_RECORDED:
+            yield part
+            part = replace(plan, deleted=(), unfinished=frozenset())
+        part = replace(part, deleted=(*part.deleted, judgment))
+    yield part
+
+
+async def _judge_again(tools: DeletionTools, part: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
+    """Return the part without the backups of which another rule speaks now, and why each of them is kept."""
+    # Without a check, nothing was looked at, so nothing that is only expired goes.
+    fresh = await _judge(tools, part.wish, part.check or Check(), part.time)
+    now = {one.backup: one for one in fresh.judgments}
+    allowed = {one.backup for one in fresh.deleted}
+    left, changed = [], []
+    for one in part.deleted:
+        if why := _find_change(one, now.get(one.backup), named=part.wish.name is not None):
+            changed.append(f"backup {one.backup} is not deleted, it has changed since the plan was made: {why}")
+        elif one.backup in allowed:
+            left.append(now[one.backup])
+    return replace(fresh, deleted=tuple(left), unfinished=part.unfinished & fresh.unfinished), changed
+
+
+def _find_change(planned: Judgment, later: Judgment | None, *, named: bool) -> str | None:
+    """Return what of a later judgment of the backup speaks against its deletion; None: nothing.
+
+    A hold that was known when it was planned, such as a last copy that was named, does not.
+    """
+    if later is None or {one.uid for one in later.copies} != {one.uid for one in planned.copies}:
+        return "its transfers are others"
+    holds = later.held_by(_CHANGES) if named else later.holds
+    return next((hold.text for hold in holds if hold not in planned.holds), None)
+
+
+async def _execute(
+    tools: DeletionTools, plan: DeletionPlan, guard: DeletionGuard
+) -> tuple[list[DeletedSnapshot], list[str]]:
+    """Delete the transfers and the snapshots, and return the snapshots, and why some are left."""
+    record = plan.record
+    if plan.deleted:
+        await record.add(plan.copies)
+    held = await _delete_transfers(tools.jobs, plan.copies, guard)
+    plan = replace(plan, held=frozenset(locate(copy) for copy in held))
+    found: list[DeletedSnapshot] = []
+    failed = list(held.values())
+    for location in plan.locations:
+        await guard.confirm()
+        run = LocationJobs(tools.jobs, location, plan.cluster)
+        try:
+            await run.run(plan.transfers, None)
+        except AgentError as e:
+            failed.append(f"{_NOT_DELETED}: {e}")
+            continue
+        found += run.found
+        kept = {one.transfer_uid for one in run.found if one.kept}
+        failed += [f"{_NOT_DELETED}: {text}" for text in run.unread.values()]
+        done = {one for where, one in plan.transfers if where == location and one.uid not in kept}
+        dropped = {one for one in done if not {"", one.volume_namespace} & run.unread.keys()}
+        if plan.time is not None:
+            await record.drop(dropped, plan.time.now(tools.jobs.clock), proved=True)
+        else:
+            # One of these may be wrong: the later one counts for longer.
+            await record.drop(dropped, max(filter(None, (tools.date(), tools.jobs.clock.now()))), proved=False)
+    return found, failed
+
+
+async def _delete_transfers(jobs: JobTools, copies: Sequence[Copy], guard: DeletionGuard) -> dict[Copy, str]:
+    """Delete the transfers, and return those that are still being deleted after a while, and why."""
+    deadline = Deadline.after(jobs.clock, _GONE_WITHIN)
+    left = []
+    for copy in copies:
+        guard.check()
+        answer = await jobs.client.delete(_BACKUPS[copy.kind], jobs.namespace, copy.transfer, uid=copy.uid)
+        # A conflict may be about this object, which is still there then.
+        if answer in {Deletion.STARTED, Deletion.CONFLICT}:
+            left.append(copy)
+    held = {}
+    for copy in left:
+        while True:
+            raw = await jobs.client.read(_BACKUPS[copy.kind], jobs.namespace, copy.transfer)
+            if raw is None or raw["metadata"]["uid"] != copy.uid:
+                break
+            if deadline.expired:
+                by = ", ".join(raw["metadata"].get("finalizers") or ["no finalizer"])
+                held[copy] = f"{copy.kind} {copy.transfer} is still being deleted ({by}): repeat the command"
+                break
+            await jobs.clock.sleep(_POLL_SECONDS)
+    return held

@@ -1,0 +1,456 @@
+"""The rules of retention: which backups of `nodeagent backup create` may go, by what time, and how many at once. Pure.
+
+docs/retention.md has them in the same words. A backup is kept or deleted as a whole. Does not know how anything is read
+or deleted (`client.backups.delete`): what the bucket holds is what the check Jobs of the run found.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import StrEnum
+from itertools import pairwise
+from math import ceil
+from typing import Final, NamedTuple
+
+from client.backups.copies import Copy, Series
+from core.errors import AgentError
+from core.models.base import format_time
+from core.models.phases import Phase
+from core.models.units import format_duration
+
+__all__ = [
+    "WINDOW",
+    "Backlog",
+    "Check",
+    "DeletionError",
+    "GoneCopy",
+    "Hold",
+    "Judgment",
+    "Place",
+    "Rule",
+    "Situation",
+    "decide_now",
+    "explain_backlog",
+    "find_witnesses",
+    "judge_backups",
+    "limit_deletions",
+]
+
+_KEPT_OF_FAILING: Final = 3
+"""The complete copies that a volume keeps in a location while its newest transfer is not completed."""
+
+_EXTRA_DELETIONS: Final = 2
+"""Copies of a volume that may go within WINDOW besides as many as were completed in it: what lets a backlog shrink."""
+
+WINDOW: Final = timedelta(hours=24)
+"""In which deletions of a volume are limited."""
+
+_MISSED_RUNS: Final = 3
+"""Times the usual pause between two backups: a longer one means that runs were missed."""
+
+_CLOCK_TOLERANCE: Final = timedelta(minutes=5)
+"""How far the witnesses of the time may be apart: less than any time to live that matters, more than clocks drift."""
+
+Place = tuple[str, str]
+"""The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
+
+
+class DeletionError(AgentError):
+    """A backup may not be deleted, or was not deleted completely."""
+
+
+class Rule(StrEnum):
+    """Why a backup is kept."""
+
+    FOREIGN = "foreign"
+    """Something else than `nodeagent backup create` made or owns one of its transfers."""
+    IN_PROGRESS = "in-progress"
+    """One of its transfers has not ended."""
+    RESTORING = "restoring"
+    """A restore that has not ended names one of its snapshots."""
+    NOT_EXPIRED = "not-expired"
+    NEWEST_COPY = "newest-copy"
+    """It has the newest complete copy of a volume in its location, or the newest whose verification did not fail."""
+    FAILING_VOLUME = "failing-volume"
+    """It has one of the newest three complete copies of a volume whose newest transfer failed, or was canceled."""
+    UNDECIDED = "undecided"
+    """The same, while that transfer has not ended."""
+    LOCATION = "location"
+    """Its location is gone, not Available, or not readable in this run."""
+    UNCONFIRMED = "unconfirmed"
+    """The copy that would justify its deletion is not known to be restorable."""
+    NOT_FOUND = "not-found"
+    """One of its own snapshots is not in its repository: the location may be another one than it was."""
+    LIMIT = "limit"
+    """Too many copies of a volume went, or would go, within a day."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """One reason to keep a backup, as text, too; `uid` is that of the transfer that it is about, if it is one."""
+
+    rule: Rule
+    text: str
+    uid: str | None = None
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """A backup, and why it is kept; without holds it may be deleted."""
+
+    backup: str
+    copies: tuple[Copy, ...]
+    holds: tuple[Hold, ...]
+
+    def held_by(self, rules: Iterable[Rule]) -> tuple[Hold, ...]:
+        """Return the holds of these rules."""
+        wanted = frozenset(rules)
+        return tuple(hold for hold in self.holds if hold.rule in wanted)
+
+    @property
+    def expired(self) -> bool:
+        """Whether its time to live is over."""
+        return not self.held_by((Rule.NOT_EXPIRED,))
+
+    @property
+    def bytes(self) -> int:
+        """The size of what its copies have."""
+        return sum(one.bytes for one in self.copies)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the check Jobs of a run found.
+
+    `wanted` are the UIDs of the transfers whose snapshots were looked for, `found` of those that have one. `faults`
+    has, by the UIDs of copies that justify deletions, why they are not known to be restorable; empty: their snapshot is
+    listed, and its root directory was read. `refused` has why nothing can be deleted in some places.
+    """
+
+    wanted: frozenset[str] = frozenset()
+    found: frozenset[str] = frozenset()
+    faults: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[Place, str] = field(default_factory=dict)
+
+    def refusal(self, location: str, volume_namespace: str) -> str | None:
+        """Return why nothing can be deleted in the repository; None: it can."""
+        return self.refused.get((location, "")) or self.refused.get((location, volume_namespace))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What backups are judged by, besides all copies.
+
+    `restoring` are the restores that have not ended, by the ID of the snapshot that they name. `closed` has why nothing
+    may be deleted in a location, by its name; a location without an entry is open. A `now` of None: ages do not matter.
+    A `check` of None: nothing is known of the bucket yet, and what has to be is assumed.
+    """
+
+    restoring: Mapping[str, str] = field(default_factory=dict)
+    closed: Mapping[str, str] = field(default_factory=dict)
+    now: datetime | None = None
+    check: Check | None = None
+
+
+def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Judgment]:
+    """Return a judgment about each backup, the oldest first; `copies` are those of all backups in the namespace."""
+    everything = list(copies)
+    by_backup: dict[str, list[Copy]] = {}
+    for copy in everything:
+        by_backup.setdefault(copy.backup, []).append(copy)
+    kept = _find_kept(everything)
+    proofs = _Proofs(situation, everything)
+    judgments = [
+        Judgment(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs)))
+        for name, found in by_backup.items()
+    ]
+    return sorted(judgments, key=lambda one: (_age_key(one.copies), one.backup))
+
+
+def find_witnesses(copies: Iterable[Copy]) -> dict[Series, Copy]:
+    """Return the copy of each volume and location that justifies the deletion of older ones: the newest sound one."""
+    return {
+        series: _latest(found) for series, found in _group(one for one in copies if one.complete and not one.damaged)
+    }
+
+
+def _group(copies: Iterable[Copy]) -> Iterable[tuple[Series, list[Copy]]]:
+    found: dict[Series, list[Copy]] = {}
+    for one in copies:
+        found.setdefault(one.series, []).append(one)
+    return found.items()
+
+
+def _age(one: Copy) -> tuple[float, str, str]:
+    # Of copies of the same second, none is known to be the newest: the name decides, always alike.
+    return _created(one), one.backup, one.uid
+
+
+def _latest(copies: Iterable[Copy]) -> Copy:
+    return max(copies, key=_age)
+
+
+def _find_kept(copies: Sequence[Copy]) -> dict[str, Hold]:
+    """Return why copies are to be kept whatever their age, by their UIDs."""
+    kept: dict[str, Hold] = {}
+    failing = _find_failing(copies)
+    for (volume, location), found in _group(one for one in copies if one.has_data and not one.deleting):
+        shown = f"{'/'.join(volume)} in {location}"
+        whole = [one for one in found if one.complete]
+        if newest := failing.get(volume):
+            rule = Rule.FAILING_VOLUME if newest.phase.final else Rule.UNDECIDED
+            why = f"{newest.kind} {newest.transfer}, the newest of {newest.shown_volume}, is {newest.phase}"
+            # It goes last: without it, nothing would say that the volume fails.
+            kept[newest.uid] = Hold(rule, f"{why}: while it is, older copies stay", newest.uid)
+            for one in sorted(whole, key=_age, reverse=True)[:_KEPT_OF_FAILING]:
+                text = f"{why}: the newest {_KEPT_OF_FAILING} complete copies of {shown} stay"
+                kept[one.uid] = Hold(rule, text, one.uid)
+        sound = [one for one in whole if not one.damaged]
+        if sound and _latest(whole).damaged:
+            best = _latest(sound)
+            text = f"it has the newest copy of {shown} whose verification did not fail"
+            kept[best.uid] = Hold(Rule.NEWEST_COPY, text, best.uid)
+        # Also one that a command has begun to delete: it may have been interrupted before it deleted anything.
+        for one in {_latest(found), *([_latest(whole)] if whole else [])}:
+            text = f"it has the {'only' if len(found) == 1 else 'newest'} copy of {shown}"
+            kept[one.uid] = Hold(Rule.NEWEST_COPY, text, one.uid)
+    return kept
+
+
+def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
+    """Return the newest transfers of volumes, in whatever location, that are not completed."""
+    newest: dict[tuple[str, str], Copy] = {}
+    for one in sorted(copies, key=_age):
+        if not (one.deleting or one.recorded):
+            newest[one.volume] = one
+    return {volume: one for volume, one in newest.items() if not (one.phase is Phase.COMPLETED and one.snapshot_id)}
+
+
+def _find_holds(
+    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, Hold], proofs: "_Proofs"
+) -> Iterator[Hold]:
+    for one in copies:
+        place = f"{one.kind} {one.transfer}"
+        if one.foreign:
+            yield Hold(Rule.FOREIGN, f"{place} {one.foreign}", one.uid)
+        if not one.phase.final:
+            text = f"{place} of {one.shown_volume} is {one.phase}: cancel the backup first"
+            yield Hold(Rule.IN_PROGRESS, text, one.uid)
+        if one.snapshot_id and (restore := situation.restoring.get(one.snapshot_id)):
+            yield Hold(Rule.RESTORING, f"{restore} restores {one.shown_volume} from it", one.uid)
+        if hold := kept.get(one.uid):
+            yield hold
+        if hold := proofs.find_closed(one) or (proofs.find_missing(one) if one.uid not in kept else None):
+            yield hold
+    if situation.now is not None and (hold := _not_expired(copies, situation.now)):
+        yield hold
+
+
+class _Proofs:
+    """What proves that nothing is lost with a copy."""
+
+    def __init__(self, situation: Situation, copies: Sequence[Copy]) -> None:
+        self._closed = situation.closed
+        self._check = check = situation.check
+        self._newest = find_witnesses(copies)
+        # Another backup may have been completed since the check: what was seen then still proves.
+        self._seen = (
+            self._newest
+            if check is None
+            else find_witnesses(one for one in copies if not check.faults.get(one.uid, "not seen"))
+        )
+
+    def find_closed(self, one: Copy) -> Hold | None:
+        """Return why nothing may be deleted in the location of the copy; None: it may."""
+        if one.foreign:
+            return None
+        if closed := self._closed.get(one.location):
+            return Hold(Rule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
+        if self._check is not None and (refusal := self._check.refusal(one.location, one.volume_namespace)):
+            text = f"nothing can be deleted in BackupStorageLocation {one.location}: {refusal}"
+            return Hold(Rule.LOCATION, text, one.uid)
+        return None
+
+    def find_missing(self, one: Copy) -> Hold | None:
+        """Return what is missing of the proof; None: nothing, or the copy was not looked at."""
+        if not one.has_data or (self._check is not None and one.uid not in self._check.wanted):
+            return None
+        place = f"{one.shown_volume} in {one.location}"
+        seen, newest = self._seen.get(one.series), self._newest.get(one.series)
+        if newest is None:
+            text = f"there is no other copy of {place} whose verification did not fail"
+            return Hold(Rule.UNCONFIRMED, text, one.uid)
+        if seen is None or _age(seen) <= _age(one):
+            fault = self._check and self._check.faults.get(newest.uid)
+            text = (
+                f"{newest.kind} {newest.transfer}, the newest copy of {place}: {fault or 'not looked at in this run'}"
+            )
+            return Hold(Rule.UNCONFIRMED, f"{text} (nodeagent backup verify {newest.backup})", one.uid)
+        if self._check is not None and one.uid not in self._check.found:
+            text = f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in "
+            return Hold(Rule.NOT_FOUND, text + one.location, one.uid)
+        return None
+
+
+def _not_expired(copies: Sequence[Copy], now: datetime) -> Hold | None:
+    """Return why the backup is not expired; None: it is, which is so once its youngest transfer is."""
+    if any(one.ttl is None or one.created is None for one in copies):
+        return Hold(Rule.NOT_EXPIRED, "it has no time to live")
+    for one in copies:
+        if one.ttl is not None and one.created is not None and now - one.created <= one.ttl:
+            return Hold(Rule.NOT_EXPIRED, f"it expires after {format_time(_expiry(one.created, one.ttl))}")
+    return None
+
+
+def _expiry(created: datetime, ttl: timedelta) -> datetime:
+    try:
+        return created + ttl
+    except OverflowError:
+        return datetime.max.replace(tzinfo=created.tzinfo)
+
+
+def _created(one: Copy) -> float:
+    return one.created.timestamp() if one.created is not None else 0.0
+
+
+def _age_key(copies: Sequence[Copy]) -> float:
+    return min(map(_created, copies))
+
+
+class GoneCopy(NamedTuple):
+    """A copy whose deletion has begun: when, and when it was completed."""
+
+    volume: tuple[str, str]
+    location: str
+    at: datetime
+    completed: datetime
+
+
+def limit_deletions(
+    judgments: Sequence[Judgment], gone: Iterable[GoneCopy], now: datetime, *, most: int | None = None
+) -> list[Judgment]:
+    """Return the judgments, with a hold for each backup that may be deleted, but not yet.
+
+    Of a volume in a location, as many copies may go in WINDOW as were completed in it, and _EXTRA_DELETIONS more. Those
+    of whole backups are counted before the first one goes, the oldest first.
+
+    Args:
+        judgments: of all backups, the oldest first.
+        gone: what went before, at least in WINDOW.
+        now: when.
+        most: how many backups may go, whatever the limit of their volumes; None: it counts.
+    """
+    allowed = _count_allowed(judgments, gone, now)
+    left = dict(allowed)
+    found, deleted = [], 0
+    for judgment in judgments:
+        if judgment.holds:
+            found.append(judgment)
+            continue
+        wanted = Counter(copy.series for copy in judgment.copies if copy.has_data)
+        if most is not None:
+            over = f"no more than {most} backups are to be deleted at once" if deleted >= most else None
+        else:
+            over = next((_over(one, allowed[one]) for one, count in wanted.items() if count > left[one]), None)
+        if over is None:
+            deleted += 1
+            left |= {series: left[series] - count for series, count in wanted.items()}
+            found.append(judgment)
+        else:
+            # Nothing younger goes before it.
+            left |= dict.fromkeys(wanted, 0)
+            found.append(replace(judgment, holds=(Hold(Rule.LIMIT, over),)))
+    return found
+
+
+def _over(series: Series, allowed: int) -> str:
+    volume, location = series
+    copies = f"{max(allowed, 0)} cop{'y' if allowed == 1 else 'ies'}"
+    return f"{'/'.join(volume)} may lose {copies} in {location} now: it waits for a later run"
+
+
+def _count_allowed(judgments: Iterable[Judgment], gone: Iterable[GoneCopy], now: datetime) -> Counter[Series]:
+    """Return how many copies of each volume and location may go now."""
+    since = now - WINDOW
+    allowed: Counter[Series] = Counter()
+    for copy in (copy for one in judgments for copy in one.copies if copy.has_data):
+        allowed.setdefault(copy.series, _EXTRA_DELETIONS)
+        allowed[copy.series] += any(
+            # The end is by the clock of a node, which may be wrong.
+            since < time <= now + _CLOCK_TOLERANCE
+            for time in (copy.ended or copy.created, copy.created)
+            if time is not None
+        )
+    for one in gone:
+        # What went in the future did so by a clock that was wrong: it counts.
+        allowed[one.volume, one.location] += (since < one.completed <= now + _CLOCK_TOLERANCE) - (one.at > since)
+    return allowed
+
+
+class Backlog(NamedTuple):
+    """Expired backups and copies that wait for the limit: how many, why so many, and when the last one is gone."""
+
+    backups: int = 0
+    copies: int = 0
+    why: str = ""
+    through: datetime | None = None
+
+
+def explain_backlog(judgments: Iterable[Judgment], now: datetime) -> Backlog:
+    """Return what waits for the limit of `limit_deletions`."""
+    everything = list(judgments)
+    backups = [one for one in everything if one.held_by((Rule.LIMIT,))]
+    waiting = Counter(copy.series for one in backups for copy in one.copies if copy.has_data)
+    if not waiting:
+        return Backlog()
+    series, most = waiting.most_common(1)[0]
+    copies = [copy for one in everything for copy in one.copies if copy.series == series and copy.has_data]
+    # As many as are completed from now on expire, too.
+    days = ceil(most / _EXTRA_DELETIONS)
+    return Backlog(len(backups), waiting.total(), _explain_waiting(copies), now + days * WINDOW)
+
+
+def _explain_waiting(copies: Sequence[Copy]) -> str:
+    """Return why so many copies of one volume in one location expire at once."""
+    ordered = sorted((one for one in copies if one.created is not None), key=_age)
+    times = [one.ttl for one in ordered if one.ttl is not None]
+    if len(set(times)) > 1 and times[-1] < max(times):
+        return f"the time to live was shortened from {format_duration(max(times))} to {format_duration(times[-1])}"
+    pauses = sorted(
+        ((_created(after) - _created(before), before, after) for before, after in pairwise(ordered)), key=_pause
+    )
+    if pauses and pauses[-1][0] > _MISSED_RUNS * pauses[len(pauses) // 2][0]:
+        _, before, after = pauses[-1]
+        shown = " and ".join(format_time(one.created) for one in (before, after) if one.created is not None)
+        return f"there was no backup between {shown}: runs were missed, or a clock was wrong"
+    return "fewer backups are completed than expire"
+
+
+def _pause(pause: tuple[float, Copy, Copy]) -> float:
+    return pause[0]
+
+
+def decide_now(witnesses: Mapping[str, datetime | None], begun: datetime | None) -> datetime:
+    """Return the time by which ages are counted: the earliest of what the witnesses say.
+
+    Args:
+        witnesses: the times, taken together, by where they come from; None: it says none.
+        begun: when the run's own Job was created; None: it has none.
+
+    Raises:
+        DeletionError: they do not agree, or are before the run began; the message has what each says.
+    """
+    said = {name: time for name, time in witnesses.items() if time is not None}
+    if silent := sorted(witnesses.keys() - said.keys()):
+        raise DeletionError(f"nothing is deleted: how old backups are is not known without {' and '.join(silent)}")
+    shown = ", ".join(f"{name} {format_time(time)}" for name, time in said.items())
+    now = min(said.values())
+    if max(said.values()) - now > _CLOCK_TOLERANCE:
+        apart = format_duration(_CLOCK_TOLERANCE)
+        raise DeletionError(f"nothing is deleted: clocks are more than {apart} apart ({shown})")
+    if begun is not None and now < begun - _CLOCK_TOLERANCE:
+        raise DeletionError(
+            f"nothing is deleted: by the clocks ({shown}) this run has not begun yet ({format_time(begun)})"
+        )
+    return now

@@ -1,0 +1,1 @@
+"""The commands for users, one module for each."""

@@ -1,0 +1,188 @@
+"""The command `nodeagent backup delete`: shows what it deletes, asks, and deletes it."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from client.backups.delete import (
+    DeletionError,
+    DeletionPlan,
+    DeletionTools,
+    check_plan,
+    execute_plan,
+    plan_expired,
+    plan_named,
+)
+from client.backups.deletion_lease import hold_deletions
+from client.backups.deletion_record import DeletionRecord
+from client.backups.deletion_view import BackupDeletion, build_deletion, build_report
+from client.cli.backup_names import complete_backups
+from client.cli.job_tools import build_job_tools
+from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.output import HEADING, WARN, OutputFormat, Printer, Styled
+from client.text import format_bytes
+from core.errors import ConfigError
+from core.snapshot_contract import DeletedSnapshot
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["delete"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent backup delete before-upgrade
+        show what is deleted, ask, and delete it
+  nodeagent backup delete before-upgrade --yes
+        without a question, such as in a script
+  nodeagent backup delete before-upgrade --dry-run -o json
+        {"done": false, "backups": [{"name": ..., "volumes": [...], "losses": [...]}], ...}
+
+  nodeagent backup delete --expired --at-most 20
+        delete the 20 oldest expired backups now, which schedules would spread over days
+
+Only a backup that nodeagent backup create made in this cluster is deleted: its transfers, and then
+their snapshots, by a Job. A volume's last copy is named before. It is refused while the backup runs
+(nodeagent backup cancel ends it), while a restore reads it, beside a Velero server, and in a location
+that has Velero's folder "backups". The next maintenance of the repository frees the space.
+
+--expired deletes what a run of a schedule would, by the same rules. --at-most sets a number of backups
+in place of the limit for each volume and day.
+
+One command deletes at a time; another one waits. An interrupted command may be repeated.
+
+exit codes:
+  0  deleted, or the answer was no
+  1  the backup may not be deleted, or an error of the cluster; the message names it
+  2  invalid command line, no answer to the question, or the cluster is not reachable
+"""
+
+_HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
+
+
+@click.command("delete", cls=UserCommand, epilog=_EXAMPLES)
+@click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_backups)
+@click.option("--expired", is_flag=True, help="all backups that are expired, by the rules of schedules")
+@click.option("--at-most", "most", type=click.IntRange(min=1), metavar="N", help="with --expired: so many, at once")
+@click.option("--yes", "-y", is_flag=True, help="do not ask")
+@click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's command has it")
+@click.option("--dry-run", is_flag=True, help="only show what would be deleted")
+@output_option
+@workload_options
+def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
+    """Delete a backup: its transfers and its snapshots."""
+    ask, dry_run = not given["yes"], given["dry_run"]
+    if (name is None) is not given["expired"]:
+        raise ConfigError("backup delete takes the name of a backup, or --expired")
+    if given["most"] is not None and not given["expired"]:
+        raise ConfigError("--at-most goes with --expired")
+    if ask and not (dry_run or sys.stdin.isatty()):
+        raise ConfigError("backup delete asks a question, and there is no terminal: --yes skips it")
+    if form.for_programs and ask and not dry_run:
+        raise ConfigError(f"-o {form} shows no plan before the question: use --yes, or --dry-run first")
+    asyncio.run(_run(_Wish(name, given["most"]), form, access, ask=ask, dry_run=dry_run))
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A backup by its name, or all expired ones (None), of these `most`; None: as many as their volumes may lose."""
+
+    name: str | None
+    most: int | None
+
+    @property
+    def shown(self) -> str:
+        return f"backup {self.name}" if self.name is not None else "expired backups"
+
+    async def plan(self, tools: DeletionTools) -> DeletionPlan:
+        if self.name is None:
+            return await plan_expired(tools, most=self.most)
+        return await plan_named(tools, self.name)
+
+
+async def _run(wish: _Wish, form: OutputFormat, access: ClusterAccess, *, ask: bool, dry_run: bool) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        with printer.progress(f"checking the snapshots of {wish.shown}") as show:
+            tools = _tools(cluster, printer, show)
+            plan, found = await check_plan(tools, await wish.plan(tools))
+        if wish.name is not None and plan.check is not None and (refused := plan.check.refused):
+            raise DeletionError(f"{wish.shown} cannot be deleted: {next(iter(refused.values()))}")
+        deletion = build_deletion(plan, found, done=False)
+        if not form.for_programs:
+            print_deletion(printer, deletion)
+        elif dry_run:
+            printer.document(deletion.to_wire(), form)
+        if dry_run or (deletion.empty and not form.for_programs):
+            if deletion.empty and not form.for_programs:
+                printer.note("there is nothing to delete")
+            return
+        if ask and not _confirm(wish, deletion):
+            printer.note("nothing was deleted")
+            return
+        with printer.progress(f"deleting {wish.shown}") as show:
+            deleted = await _execute(_tools(cluster, printer, show), plan)
+    done = build_deletion(plan, deleted, done=True)
+    if form.for_programs:
+        printer.document(done.to_wire(), form)
+        return
+    for note in done.notes:
+        printer.note(note)
+    snapshots = sum(not one.kept for one in deleted)
+    shown = wish.shown if wish.name is not None else f"{len(done.backups)} expired backups"
+    verb = "was" if wish.name is not None or len(done.backups) == 1 else "were"
+    printer.line(f"{shown} {verb} deleted, with {snapshots} snapshot{'' if snapshots == 1 else 's'}")
+
+
+async def _execute(tools: DeletionTools, plan: DeletionPlan) -> list[DeletedSnapshot]:
+    """Carry the plan out while no other command deletes; keep the report of one for expired backups."""
+    async with hold_deletions(tools.jobs) as guard:
+        deleted = await execute_plan(tools, plan, guard)
+        if plan.now is not None:
+            await DeletionRecord(tools.jobs.client, tools.jobs.namespace).write_report(build_report(plan, plan.now))
+        return deleted
+
+
+def _tools(cluster: Connection, printer: Printer, show: Callable[[str], None]) -> DeletionTools:
+    jobs = build_job_tools(cluster, show, printer.note)
+    return DeletionTools(jobs, lambda: cluster.time.date)
+
+
+def print_deletion(printer: Printer, deletion: BackupDeletion) -> None:
+    """Print what is deleted, what is lost with it, and what is kept."""
+    for backup in deletion.backups:
+        printer.line(Styled(f"Backup {backup.name}:", HEADING))
+        rows = [
+            [
+                f"{one.namespace}/{one.claim}",
+                f"{one.kind}/{one.transfer}",
+                one.location,
+                str(one.snapshots),
+                format_bytes(one.bytes),
+            ]
+            for one in backup.volumes
+        ]
+        printer.table(_HEADERS, rows, indent=2)
+        for loss in backup.losses:
+            printer.line(Styled(f"  {loss}", WARN))
+    if deletion.unfinished:
+        printer.note(f"snapshots of {deletion.unfinished} transfers are left of a deletion that was interrupted")
+    for kept in deletion.kept:
+        printer.note(f"backup {kept.name} is expired, and kept: {kept.reasons[0]}")
+    if deletion.waiting:
+        printer.note(f"{deletion.waiting} expired copies wait for later runs: {deletion.waiting_why}")
+    for note in deletion.notes:
+        printer.note(note)
+
+
+def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:
+    what = f"Delete {wish.shown}? It"
+    if wish.name is None:
+        count = len(deletion.backups)
+        what = f"Delete {count} expired backup{'? It' if count == 1 else 's? They'}"
+    try:
+        return click.confirm(f"{what} cannot be restored afterward", err=True)
+    except click.Abort as e:
+        raise ConfigError("nothing was deleted: there is no answer to the question (use --yes)") from e

@@ -1,0 +1,223 @@
+"""The commands `nodeagent backup ls` and `nodeagent backup cp`: files of a backup, without restoring a volume."""
+
+import asyncio
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import click
+
+from client.backups.copy import CopyEvents, CopyResult, FileCopy, copy_files
+from client.backups.files import FileList, FilesError, find_place, list_files
+from client.backups.follow import find_backup
+from client.backups.unpack import check_python
+from client.backups.view import Backup
+from client.cli.backup_names import complete_backups
+from client.cli.backup_pages import print_volumes
+from client.cli.job_tools import build_job_tools
+from client.cli.options import DurationType, UserCommand, output_option, workload_options
+from client.cli.output import Cell, OutputFormat, Printer
+from client.mover_jobs import JobTools
+from client.text import format_bytes
+from core.errors import ConfigError
+from core.file_contract import FileEntry, FileType
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["copy", "ls"]
+
+_TIMEOUT: Final = timedelta(minutes=15)
+_LIMIT: Final = 5000
+_MOST: Final = 50_000
+"""The mover ends a list at 8 MiB anyway, which a log has room for."""
+
+_TERMINAL_SECONDS: Final = 0.5
+_LINE_SECONDS: Final = 30.0
+
+_LS_EXAMPLES: Final = """\
+examples:
+  nodeagent backup ls night-1
+        the volumes of the backup
+  nodeagent backup ls night-1 app/data
+        the root of the volume of PVC data in namespace app; `data` suffices if only one PVC has that name
+  nodeagent backup ls night-1 data/etc -o json | jq -r '.entries[].name'
+        a directory in it, for programs
+
+A Job with the account of the data movers reads the repository, and is deleted. Links are not followed.
+"""
+
+_CP_EXAMPLES: Final = """\
+examples:
+  nodeagent backup cp night-1:app/data/etc ./etc
+        a directory; as with cp -r, into ./etc if that exists, else it becomes ./etc
+  nodeagent backup cp night-1:data/etc/app.conf .
+        a file
+  nodeagent backup cp night-1:data .
+        the whole volume, as ./data
+
+A pod sends the files through the API server: create and get pods/exec are needed. They belong to you, with
+the modes of the backup. What could leave the destination is refused by name, and the rest goes on: absolute
+paths, .., links that lead out, devices. An existing file stays, unless --overwrite is given. To restore a
+volume with owners and all: nodeagent restore create.
+"""
+
+
+def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    return click.option(
+        "--timeout",
+        type=DurationType(),
+        metavar="DURATION",
+        default=_TIMEOUT,
+        help="how long the Job may take to start, and to list (default: 15m)",
+    )(function)
+
+
+@click.command("ls", cls=UserCommand, epilog=_LS_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
+@click.argument("place", metavar="[PVC[/PATH]]", default="")
+@click.option(
+    "--limit", type=click.IntRange(1, _MOST), metavar="NUMBER", default=_LIMIT, help=f"most entries (default: {_LIMIT})"
+)
+@click.option("--after", metavar="FILE", default="", help="begin behind this name of the directory")
+@_timeout_option
+@output_option
+@workload_options
+def ls(  # noqa: PLR0913 - one for each option
+    *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
+) -> None:
+    """List the volumes of a backup, or the files in one."""
+    asyncio.run(_ls(_Listing(name, place, limit, after, timeout, form), access))
+
+
+@dataclass(frozen=True)
+class _Listing:
+    name: str
+    place: str
+    limit: int
+    after: str
+    timeout: timedelta
+    form: OutputFormat
+
+
+async def _ls(wanted: _Listing, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        backup = await _find(cluster, printer, wanted.name)
+        if not wanted.place:
+            if wanted.form.for_programs:
+                printer.document(backup.to_wire(), wanted.form)
+            else:
+                print_volumes(printer, backup.volumes)
+            return
+        place = find_place(backup, wanted.place)
+        with _progress(cluster, printer, f"listing {place.shown}") as tools:
+            found = await list_files(tools, place, limit=wanted.limit, after=wanted.after, timeout=wanted.timeout)
+    if wanted.form.for_programs:
+        printer.document(found.to_wire(), wanted.form)
+        return
+    _print(printer, found, wide=wanted.form is OutputFormat.WIDE)
+
+
+async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
+    backup, notes = await find_backup(cluster.client, cluster.namespace, name)
+    for note in notes:
+        printer.note(note)
+    return backup
+
+
+@contextmanager
+def _progress(cluster: Connection, printer: Printer, text: str) -> Iterator[JobTools]:
+    """Show what a Job does meanwhile, and yield what it is run with."""
+    with printer.progress(text) as show:
+        yield build_job_tools(cluster, show, printer.note)
+
+
+def _print(printer: Printer, found: FileList, *, wide: bool) -> None:
+    headers = ("MODE", "OWNER", "SIZE", "MODIFIED", *(("FILES",) if wide else ()), "NAME")
+    if found.entries:
+        printer.table(headers, [_row(one, wide=wide) for one in found.entries])
+    else:
+        printer.note(f"{found.place} is empty")
+    for note in found.notes:
+        printer.note(note)
+
+
+_TYPE_BITS: Final = {FileType.FILE: stat.S_IFREG, FileType.DIRECTORY: stat.S_IFDIR, FileType.LINK: stat.S_IFLNK}
+
+
+def _row(one: FileEntry, *, wide: bool) -> list[Cell]:
+    directory = one.type is FileType.DIRECTORY
+    permissions = int(one.mode or "0", 8)
+    return [
+        stat.filemode(_TYPE_BITS.get(one.type, 0) | permissions),
+        f"{one.user_id}:{one.group_id}",
+        format_bytes(one.size_bytes),
+        one.modified[:19].replace("T", " ") or "-",
+        *((str(one.files) if directory else "-",) if wide else ()),
+        f"{one.name}/" if directory and one.name else one.name,
+    ]
+
+
+@click.command("cp", cls=UserCommand, epilog=_CP_EXAMPLES)
+@click.argument("source", metavar="NAME:PVC[/PATH]")
+@click.argument("destination", metavar="DEST", type=click.Path(path_type=Path))
+@click.option("--overwrite", is_flag=True, help="replace files that exist")
+@_timeout_option
+@workload_options
+def copy(*, source: str, destination: Path, overwrite: bool, timeout: timedelta, access: ClusterAccess) -> None:
+    """Copy a file or a directory of a backup to this machine."""
+    check_python()
+    name, _, place = source.partition(":")
+    if not name or not place.strip("/"):
+        raise ConfigError(f'"{source}" names no file of a backup: expected NAME:PVC/PATH, such as night-1:data/etc')
+    asyncio.run(_cp(name, place, _Destination(destination, overwrite, timeout), access))
+
+
+@dataclass(frozen=True)
+class _Destination:
+    path: Path
+    overwrite: bool
+    timeout: timedelta
+
+
+async def _cp(name: str, text: str, to: _Destination, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        place = find_place(await _find(cluster, printer, name), text)
+        with _progress(cluster, printer, f"copying {place.shown}") as tools:
+            events = CopyEvents(
+                on_bytes=_Meter(tools.on_progress).show,
+                on_refused=lambda entry, why: printer.note(f"{entry} is not copied: {why}"),
+            )
+            copied = FileCopy(tools, cluster.pod_exec, place, to.path, events, overwrite=to.overwrite)
+            done = await copy_files(copied, timeout=to.timeout)
+    _report(printer, done)
+
+
+def _report(printer: Printer, done: CopyResult) -> None:
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    printer.line(f"copied {files}, {format_bytes(done.size_bytes)}, to {done.target}")
+    if done.refused:
+        raise FilesError(f"{done.refused} entries were not copied: the notes name them")
+
+
+class _Meter:
+    """Shows how much was copied: often on a terminal, elsewhere, where each text is a line, rarely."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._pause_seconds = _TERMINAL_SECONDS if sys.stderr.isatty() else _LINE_SECONDS
+        self._start = self._last = time.monotonic()
+
+    def show(self, done: int, files: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < self._pause_seconds:
+            return
+        self._last = now
+        rate = format_bytes(int(done / (now - self._start)))
+        self._show(f"{format_bytes(done)} of {format_bytes(total)}, {files} files, {rate}/s")

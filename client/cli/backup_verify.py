@@ -1,0 +1,149 @@
+"""The command `nodeagent backup verify`: backups are read back from the bucket, or restored and compared."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+from click.core import ParameterSource
+
+from client.backups.follow import find_backup
+from client.backups.plan import ClaimName
+from client.cli.backup_names import complete_backups
+from client.cli.claim_flags import parse_claim
+from client.cli.job_tools import build_job_tools
+from client.cli.options import DurationType, UserCommand, output_option, workload_options
+from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.text import format_age, format_bytes
+from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from client.verifications.view import (
+    VerificationError,
+    VerificationReport,
+    VerifiedVolume,
+    VolumeOutcome,
+    choose_volumes,
+    explain_report,
+)
+from core.errors import ConfigError
+from core.models.verification import WHOLE_PERCENT
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["verify"]
+
+_TIMEOUT: Final = timedelta(hours=6)
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent backup verify night-1
+        read all files of all its volumes back from the bucket
+  nodeagent backup verify night-1 --percent 10
+        look for all of its data in the bucket, and read a tenth of the files
+  nodeagent backup verify night-1 --pvc app/data --restore
+        restore a volume into a scratch PVC, compare each file with the backup, remove the PVC again
+  nodeagent backup verify night-1 -o json
+        {"backup": ..., "volumes": [{"claim": ..., "outcome": ..., "message": ...}], "notes": [...]}
+
+A short-lived Job reads, with the account of the data movers; no workload is touched. Of a block volume,
+and where the share is less than one file, all is read. --restore needs room for the largest volume: they
+are restored one after the other, into the agents' namespace. The result goes onto each transfer, as the
+annotation nodeagent.io/verification and an Event, and so into the metrics and the alerts.
+
+results:
+  passed      all that was read was right
+  failed      data is missing, damaged, or not the same; the message names file and blob
+  unverified  it could not be read, such as without storage or without a pod: nothing is recorded
+
+exit codes:
+  0  all volumes passed
+  1  one did not, or could not be verified, or an error of the cluster
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_HEADERS: Final = ("PVC", "METHOD", "RESULT", "SHARE", "FILES", "SIZE", "MESSAGE")
+_WIDE_HEADERS: Final = (*_HEADERS, "TRANSFER", "SNAPSHOT", "LOCATION")
+_STYLES: Final = {VolumeOutcome.PASSED: GOOD, VolumeOutcome.FAILED: BAD, VolumeOutcome.UNVERIFIED: WARN}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run of the command."""
+
+    name: str
+    claims: Sequence[ClaimName]
+    request: VerificationRequest
+    form: OutputFormat
+    printer: Printer = field(default_factory=Printer)
+
+
+@click.command("verify", cls=UserCommand, epilog=_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
+@click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
+@click.option("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --pvc NAME")
+@click.option(
+    "--percent",
+    type=float,
+    metavar="NUMBER",
+    default=WHOLE_PERCENT,
+    help="share of the files to read, chosen by chance (default: 100)",
+)
+@click.option("--restore", is_flag=True, help="restore into a scratch PVC, and compare each file")
+@click.option(
+    "--timeout",
+    type=DurationType(),
+    metavar="DURATION",
+    default=_TIMEOUT,
+    help=f"how long the Job of one repository may take, or of one restore (default: {format_age(_TIMEOUT)})",
+)
+@output_option
+@workload_options
+def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
+    """Verify a backup: read it back from the bucket, or restore and compare it."""
+    context = click.get_current_context()
+    if given["restore"] and context.get_parameter_source("percent") is ParameterSource.COMMANDLINE:
+        raise ConfigError("--percent is for reading back: --restore compares all files")
+    # NaN is in no range.
+    if not 0 < given["percent"] <= WHOLE_PERCENT:
+        raise ConfigError(f"--percent: {given['percent']:g} is not allowed: more than 0, and at most 100")
+    claims = [parse_claim(word, given["namespace"]) for word in given["claims"]]
+    if given["namespace"] and not claims:
+        raise ConfigError("-n is the namespace of --pvc NAME, which is not set")
+    request = VerificationRequest(given["percent"], given["restore"], given["timeout"])
+    asyncio.run(_verify(_Run(name, claims, request, form), access))
+
+
+async def _verify(run: _Run, access: ClusterAccess) -> None:
+    printer = run.printer
+    async with connect(access) as cluster:
+        report = await _make_report(run, cluster)
+    wide = run.form is OutputFormat.WIDE
+    printer.answer(report, run.form, lambda: _print_report(printer, report, wide=wide), report.notes)
+    if failure := explain_report(report):
+        raise VerificationError(f"backup {run.name}: {failure}")
+
+
+async def _make_report(run: _Run, cluster: Connection) -> VerificationReport:
+    backup, notes = await find_backup(cluster.client, cluster.namespace, run.name)
+    volumes, skipped = choose_volumes(backup, run.claims)
+    with run.printer.progress(f"preparing the verification of {run.name}") as show:
+        jobs = build_job_tools(cluster, show, run.printer.note)
+        verified = await verify_volumes(VerificationTools(jobs, cluster.time.now), volumes, run.request)
+    return VerificationReport(backup=backup.name, volumes=verified, notes=[*notes, *skipped])
+
+
+def _print_report(printer: Printer, report: VerificationReport, *, wide: bool) -> None:
+    printer.table(_WIDE_HEADERS if wide else _HEADERS, [_row(one, wide=wide) for one in report.volumes])
+
+
+def _row(one: VerifiedVolume, *, wide: bool) -> list[Cell]:
+    cells: list[Cell] = [
+        f"{one.namespace}/{one.claim}",
+        str(one.method),
+        Styled(str(one.outcome), _STYLES[one.outcome]),
+        "restored" if one.restored else f"{one.percent:g}%",
+        str(one.files),
+        format_bytes(one.bytes),
+        one.message,
+    ]
+    return [*cells, f"{one.kind}/{one.transfer}", one.snapshot_id, one.location] if wide else cells

@@ -1,0 +1,144 @@
+"""The command `nodeagent describe`: everything about one transfer, and what to do next."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+import click
+
+from client.cli.options import UserCommand, cluster_options, complete_names, list_names, output_option
+from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
+from client.status.describe import TransferDetails, TransferReader
+from client.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
+from client.text import format_age, format_bytes, format_event, format_limits, format_verification
+from core.models.attempts import AttemptStage
+from core.models.base import format_time
+from core.models.phases import Phase
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["describe"]
+
+_STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN}
+_INDENT: Final = 2
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent describe du/backup-1
+        the DataUpload of that name: phases with their times, attempts, Events, pods, the end of the log
+  nodeagent describe podvolumerestores restore-1
+        the same with a space, and the plural
+  nodeagent describe dd/restore-1 -o json | jq -r .advice
+        what to do next
+
+kinds:
+  du   DataUpload         datauploads
+  dd   DataDownload       datadownloads
+  pvb  PodVolumeBackup    podvolumebackups
+  pvr  PodVolumeRestore   podvolumerestores
+
+exit codes:
+  0  shown
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+
+Events are kept for an hour by the API server, and pods until the transfer ends. What cannot be read is left
+out, and a note says why.
+"""
+
+
+def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return KIND/NAME for the shell; kinds alone before the slash, and nothing if the cluster does not answer."""
+    kind, slash, begun = incomplete.partition("/")
+    if not slash:
+        return [f"{one.short}/" for one in TRANSFER_KINDS if one.short.startswith(kind.lower())]
+
+    async def read(cluster: Connection) -> list[str]:
+        return await list_names(cluster, kind_named(kind).resource)
+
+    return [f"{kind}/{name}" for name in complete_names(context, begun, read)]
+
+
+@click.command("describe", cls=UserCommand, epilog=_EXAMPLES)
+@click.argument("words", metavar="KIND/NAME", nargs=-1, required=True, shell_complete=_complete)
+@output_option
+@cluster_options
+def describe(words: Sequence[str], form: OutputFormat, access: ClusterAccess) -> None:
+    """Show everything about one transfer, and what to do next."""
+    asyncio.run(_run(parse_target(words), form, access))
+
+
+async def _run(target: Target, form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await TransferReader(cluster.client, cluster.namespace).describe(target)
+        now = cluster.time.now()
+    printer.answer(found, form, lambda: _print(printer, found, now), found.notes)
+
+
+def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:
+    printer.facts([(label, value) for label, value in _facts(one, now) if value])
+    history: list[list[Cell]] = [
+        [format_time(moment.at), f"{format_age(now - moment.at)} ago", moment.what, moment.message]
+        for moment in one.history
+    ]
+    _table(printer, "History", ("TIME", "AGE", "WHAT", "MESSAGE"), history)
+    ends: list[list[Cell]] = [
+        [format_time(end.at), end.cause, end.node or "-", "yes" if end.terminated else "no", end.message]
+        for end in one.interruptions
+    ]
+    _table(printer, "Interruptions", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)
+    pods: list[list[Cell]] = [[pod.name, pod.phase, pod.node or "-", str(pod.attempt), pod.state] for pod in one.pods]
+    _table(printer, "Pods", ("NAME", "PHASE", "NODE", "ATTEMPT", "STATE"), pods)
+    events: list[list[Cell]] = [
+        [
+            f"{format_age(now - event.last_seen)} ago",
+            Styled(event.type, WARN) if event.type == "Warning" else event.type,
+            event.reason,
+            str(event.count),
+            format_event(event.reason, event.message),
+        ]
+        for event in one.events
+    ]
+    _table(printer, "Events", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
+    if one.log:
+        printer.line(Styled("End of the log:", HEADING))
+        for line in one.log:
+            printer.line(f"  {line}")
+    printer.line(Styled(f"What to do next: {one.advice}", HEADING))
+
+
+def _table(printer: Printer, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    if rows:
+        printer.line(Styled(f"{title}:", HEADING))
+        printer.table(headers, rows, indent=_INDENT)
+
+
+def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
+    """Return the lines of the page; one without a value is left out."""
+    phase = f"{one.phase}, canceling" if one.canceling else str(one.phase)
+    share = f" of {format_bytes(one.total_bytes)}" if one.total_bytes else ""
+    attempt = f"{one.number}, {one.stage or AttemptStage.RUNNING}; {one.retries} count toward maxRetries"
+    took = one.completed - one.accepted if one.completed and one.accepted else None
+    created = datetime.fromisoformat(one.created) if one.created else None
+    return (
+        ("Name", one.shown),
+        ("Phase", Styled("unknown", BAD) if one.fault else Styled(phase, _STYLES.get(one.phase, ""))),
+        ("Invalid", Styled(one.fault, BAD) if one.fault else ""),
+        ("Pending for", Styled(one.reason, WARN) if one.reason else ""),
+        ("Message", one.message),
+        ("Volume", f"{one.queue}/{one.volume}" if one.volume else ""),
+        ("Backup", one.backup),
+        ("Schedule", one.schedule),
+        ("Location", one.location),
+        ("Node", one.node),
+        ("Age", format_age(now - created) if created else ""),
+        ("Took", format_age(took) if took else ""),
+        ("Moved", f"{format_bytes(one.bytes_done)}{share}" if one.bytes_done or one.total_bytes else ""),
+        ("New data", "" if one.new_bytes is None else format_bytes(one.new_bytes)),
+        ("Limited to", format_limits(one.bandwidth)),
+        ("Snapshot", one.snapshot_id),
+        ("Verified", format_verification(one.verification, now)),
+        ("Attempt", attempt if one.number > 1 else ""),
+        ("Outcome", one.outcome),
+    )

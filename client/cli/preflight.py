@@ -1,0 +1,106 @@
+"""The command `nodeagent preflight`: a small volume through the installed agents, to a bucket and back."""
+
+import asyncio
+from datetime import timedelta
+from typing import Final
+
+import click
+
+from client.cli.options import DurationType, UserCommand, cluster_options, output_option
+from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
+from client.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
+from client.volume_check_plan import CheckChoice, plan_check
+from core.clock import SystemClock
+from core.errors import ConfigError
+from core.models.units import parse_quantity
+from nodeagent.runtime.connection import ClusterAccess, connect
+
+__all__ = ["preflight"]
+
+_TIMEOUT: Final = timedelta(minutes=10)
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent preflight --storage-class gp3
+        write 1 MiB into a volume, take a snapshot, back it up, restore it, and compare
+  nodeagent preflight --storage-class gp3 --namespace-for-test team-a
+        in a namespace that exists, with its quotas and policies
+  nodeagent preflight -o json
+        {"steps": [{"name": ..., "seconds": ..., "error": ...}], "snapshotId": ...}
+
+Everything that it creates is deleted, also what an earlier run left, except volumes and snapshots of
+classes with the policy Retain: it names them, with the command that deletes them. The BackupRepository
+of its namespace stays, too, with 1 MiB of data: nodeagent repo report lists the kopia snapshot, and
+how to delete it.
+
+exit codes:
+  0  the volume came back as it was
+  1  a step failed, or something could not be deleted
+  2  it was not started: no agents, location or class, or the cluster is not reachable
+"""
+
+
+@click.command("preflight", cls=UserCommand, epilog=_EXAMPLES)
+@click.option("--storage-class", metavar="NAME", default="", help="class of the volume (default: the cluster's)")
+@click.option(
+    "--volume-snapshot-class", metavar="NAME", default="", help="class of the snapshot (default: that of the driver)"
+)
+@click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
+@click.option("--location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
+@click.option("--size", metavar="QUANTITY", default="64Mi", help="size of the claim (default: 64Mi)")
+@click.option(
+    "--timeout", type=DurationType(), metavar="DURATION", default=_TIMEOUT, help="of all steps (default: 10m)"
+)
+@output_option
+@cluster_options
+def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
+    """Check the installed agents by a small volume."""
+    choice = CheckChoice(
+        storage_class=chosen["storage_class"],
+        snapshot_class=chosen["volume_snapshot_class"],
+        space=chosen["namespace_for_test"],
+        location=chosen["location"],
+        size=_check_size(chosen["size"]),
+    )
+    asyncio.run(_run(access, form, choice, timeout))
+
+
+def _check_size(size: str) -> str:
+    try:
+        is_valid = parse_quantity(size) >= 1 << 21
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(f'--size: "{size}" is not allowed: expected a quantity such as 64Mi or 1Gi, at least 2Mi')
+    return size
+
+
+async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, timeout: timedelta) -> None:  # noqa: ASYNC109 - of all steps
+    printer = Printer()
+    async with connect(access) as cluster:
+        with printer.progress("checking agents, location and classes") as show:
+            plan = await plan_check(cluster.client, cluster.namespace, choice)
+            tools = CheckTools(
+                client=cluster.client,
+                clock=SystemClock(),
+                on_step=lambda step: None if form.for_programs else _print_step(printer, step),
+                on_progress=show,
+                on_note=printer.note,
+            )
+            report = await check_volume(tools, plan, timeout)
+    if form.for_programs:
+        printer.document(report.to_wire(), form)
+    elif report.snapshot_id:
+        printer.note(_describe_rest(plan.space, plan.location, report))
+    if report.error:
+        failed = next(step.name for step in report.steps if step.error)
+        raise VolumeCheckError(f"preflight failed at {failed}: {report.error}")
+
+
+def _print_step(printer: Printer, step: CheckStep) -> None:
+    result = Styled("failed", BAD) if step.error else Styled("ok", GOOD)
+    printer.table((), [[f"{step.name:<10}", f"{step.seconds:6.1f} s", result]])
+
+
+def _describe_rest(space: str, location: str, report: CheckReport) -> str:
+    return f"BackupRepository {space}-{location}-kopia stays, with kopia snapshot {report.snapshot_id} (1 MiB)"

@@ -1,0 +1,324 @@
+"""The command `nodeagent schedule`: CronJobs that back up volumes and delete expired backups."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import click
+
+from client.backups.create import sum_up_missing
+from client.backups.plan import BackupTools, Choice
+from client.cli.backup_delete import print_deletion
+from client.cli.backup_options import backup_options
+from client.cli.backup_pages import VOLUMES_ONLY
+from client.cli.options import (
+    DurationType,
+    UserGroup,
+    command_for,
+    complete_names,
+    output_option,
+    workload_options,
+)
+from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.cli.run_schedule import build_tools, parse_run
+from client.install.apply import ApplyResult
+from client.schedules.objects import build_schedule
+from client.schedules.owned import OwnedObjects
+from client.schedules.request import ScheduleRequest, ScheduleTimes
+from client.schedules.run import ScheduleError, preview_schedule, run_schedule
+from client.schedules.store import (
+    Schedule,
+    ScheduleList,
+    apply_schedule,
+    check_schedule,
+    delete_schedule,
+    find_schedules,
+    read_image,
+    read_request,
+    renew_schedules,
+)
+from client.text import format_age
+from core.clock import SystemClock
+from core.models.base import JsonDict, format_time
+from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+
+__all__ = ["renew", "schedule"]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --ttl 720h
+        back up a PVC every night; what is older than 30 days is deleted
+  nodeagent schedule get
+        all schedules, with their last and next run
+  nodeagent schedule run night --dry-run
+        show what it would back up and delete now
+  nodeagent schedule renew
+        give all schedules the image of the agents, after an update
+  nodeagent schedule delete night
+        no more runs; its backups stay
+
+-n is the namespace of PVCs; --agent-namespace that of the agents.
+
+exit codes:
+  0  done
+  1  an error of the cluster, such as a missing permission or a wrong name
+  2  invalid command line, or the cluster is not reachable
+"""
+
+_CREATE_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule create night --schedule "0 2 * * *" --pvc app/data --pvc db/data --ttl 720h
+        two PVCs every night at two, UTC
+  nodeagent schedule create hourly --schedule @hourly --time-zone Asia/Tokyo -n app -l tier=web --ttl 48h
+        the PVCs with that label, whichever there are when it runs
+  nodeagent schedule create night --schedule "0 2 * * *" -n app -l "" --ttl 720h -o yaml > night.yaml
+        only print the objects, for GitOps
+
+Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with --ttl, deletes every expired
+backup of nodeagent backup create in this cluster: never the newest complete copy of a volume, and none that
+runs or is restored. A PVC that was deleted meanwhile is left out.
+
+The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
+be repeated: it changes the schedule to what it says, and to the image of the agents.
+"""
+
+_GET_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule get night -o wide
+        one, with its PVCs
+  nodeagent schedule get -o json
+        {"schedules": [{"name": ..., "schedule": ..., "lastSuccess": ...}], "notes": [...]}
+"""
+
+_RUN_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule run night --dry-run
+        show what a run would back up and delete now; nothing is changed
+  nodeagent schedule run night
+        run it now, with your own permissions
+"""
+
+_RENEW_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule renew night
+        one schedule
+  nodeagent schedule renew
+        all of them, after an update of the agents by other means than nodeagent install
+
+A schedule keeps its image, its permissions and the rules by which it deletes until it is renewed. One that is
+applied from files, such as by kubectl apply, is left alone and named.
+"""
+
+_DELETE_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule delete night
+        delete the CronJob, its account and its roles
+
+Backups stay; another schedule with --ttl deletes those that are expired.
+"""
+
+_HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
+_WIDE_HEADERS: Final = (*_HEADERS, "PVCS", "METHOD", "LOCATION", "AGE")
+_NONE: Final = "-"
+
+
+@click.group("schedule", cls=UserGroup, epilog=_EXAMPLES, no_args_is_help=False)
+def schedule() -> None:
+    """Back up volumes regularly, and delete expired backups."""
+
+
+def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
+    """Return the names of schedules for the shell; none, if the cluster does not answer."""
+
+    async def read(cluster: Connection) -> list[str]:
+        return [one.name for one in (await _find(cluster, ())).schedules]
+
+    return complete_names(context, incomplete, read)
+
+
+async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
+    return await find_schedules(cluster.client, cluster.namespace, names, _parse, cluster.time.now())
+
+
+def _parse(words: Sequence[str]) -> ScheduleRequest:
+    return parse_run(words)[0]
+
+
+@schedule.command("create", epilog=_CREATE_EXAMPLES)
+@click.argument("name", metavar="NAME")
+@click.option("--schedule", "cron", metavar="CRON", required=True, help='when, such as "0 2 * * *" or @daily')
+@click.option("--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule (default: UTC)")
+@backup_options
+@click.option("--ttl", type=DurationType(), metavar="DURATION", help="when backups expire (default: never)")
+@click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
+@click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
+@output_option
+@workload_options
+def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
+    """Create or change a schedule; -o yaml only prints its objects."""
+    times = ScheduleTimes(given.pop("cron"), given.pop("time_zone"), given.pop("suspend"))
+    request = ScheduleRequest(
+        name=name,
+        namespace=access.namespace,
+        claims=choice.claims,
+        selector_namespace=choice.namespace,
+        selector=choice.selector,
+        method=choice.method,
+        ignore_velero_server=choice.ignore_velero_server,
+        **given,
+    )
+    request.check()
+    times.check()
+    asyncio.run(_run_create(request, times, form, access))
+
+
+async def _run_create(
+    request: ScheduleRequest, times: ScheduleTimes, form: OutputFormat, access: ClusterAccess
+) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        agent = await read_image(cluster.client, cluster.namespace)
+        await check_schedule(_tools(cluster, printer), request)
+        objects = build_schedule(request, times, agent, cluster.time.now())
+        if form.for_programs:
+            _print_objects(printer, objects, form)
+            return
+        result = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
+        next_run = times.next_after(cluster.time.now())
+    what, which = ("created", "first") if result is ApplyResult.CREATED else ("changed", "next")
+    when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
+    printer.line(f"schedule {request.name} was {what}: {when}")
+    printer.note(f"{command_for(access, f'nodeagent schedule get {request.name}')} shows it")
+    printer.note(VOLUMES_ONLY)
+
+
+def _tools(cluster: Connection, printer: Printer) -> BackupTools:
+    return BackupTools(cluster.client, SystemClock(), printer.note, lambda: cluster.time.date)
+
+
+def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> OwnedObjects:
+    return OwnedObjects(cluster.client, request, lambda place: printer.line(f"{place}: deleted"), printer.note)
+
+
+def _print_objects(printer: Printer, objects: list[JsonDict], form: OutputFormat) -> None:
+    printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
+
+
+@schedule.command("get", epilog=_GET_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
+@output_option
+@workload_options
+def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+    """List schedules, with their last and next run."""
+    asyncio.run(_run_get(names, form, access))
+
+
+async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        found = await _find(cluster, names)
+        now = cluster.time.now()
+
+    def print_page() -> None:
+        wide = form is OutputFormat.WIDE
+        if found.schedules:
+            rows = [_row(one, now, wide=wide) for one in found.schedules]
+            printer.table(_WIDE_HEADERS if wide else _HEADERS, rows)
+        else:
+            printer.note(f"there is no schedule in namespace {access.namespace}")
+
+    old = [one.name for one in found.schedules if one.old_rules]
+    renewals = [
+        f"schedule {name} deletes by older rules of retention: run "
+        + command_for(access, f"nodeagent schedule renew {name}")
+        for name in old
+    ]
+    printer.answer(found, form, print_page, [*found.notes, *renewals])
+
+
+def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
+    def ago(moment: datetime | None) -> str:
+        return f"{format_age(now - moment)} ago" if moment else _NONE
+
+    last = one.last_run
+    late = last is not None and not one.running and (one.last_success is None or one.last_success < last)
+    cells: list[Cell] = [
+        one.name,
+        " ".join(filter(None, (one.schedule, one.time_zone))),
+        one.ttl or _NONE,
+        ago(one.last_run),
+        Styled(ago(one.last_success), WARN if late else GOOD if one.last_success else ""),
+        f"in {format_age(one.next_run - now)}"
+        if one.next_run
+        else Styled("suspended", WARN)
+        if one.suspended
+        else _NONE,
+        str(one.running),
+    ]
+    return [*cells, one.claims, one.method, one.location or _NONE, ago(one.created)] if wide else cells
+
+
+@schedule.command("run", epilog=_RUN_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete)
+@click.option("--dry-run", is_flag=True, help="only show what it would back up and delete")
+@workload_options
+def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
+    """Run a schedule now, with your own permissions."""
+    asyncio.run(_run_now(name, access, dry_run=dry_run))
+
+
+async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        request = await read_request(cluster.client, cluster.namespace, name, _parse)
+        if not dry_run:
+            await run_schedule(build_tools(cluster, printer.line), request)
+            return
+        with printer.progress(f"checking schedule {name}") as show:
+            tools = build_tools(cluster, show)
+            preview = await preview_schedule(tools, request)
+    for volume in preview.volumes:
+        printer.line(f"back up {volume.claim.namespace}/{volume.claim.name} by {volume.method}")
+    if preview.deletion is not None:
+        print_deletion(printer, preview.deletion)
+        if preview.deletion.empty:
+            printer.note("nothing would be deleted")
+    if preview.failures:
+        raise ScheduleError(f"not all volumes would be backed up: {sum_up_missing(preview.failures)}")
+
+
+@schedule.command("renew", epilog=_RENEW_EXAMPLES)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete)
+@workload_options
+def _renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+    """Give schedules the image of the agents, today's rules and permissions."""
+    asyncio.run(_run_renew(names, access))
+
+
+async def _run_renew(names: tuple[str, ...], access: ClusterAccess) -> None:
+    async with connect(access) as cluster:
+        failures = await renew(cluster, names, Printer())
+    if failures:
+        raise ScheduleError("; ".join(failures))
+
+
+async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> list[str]:
+    """Renew the schedules of these names, all if there are none; see `renew_schedules`."""
+    return await renew_schedules(_tools(cluster, printer), cluster.namespace, names, _parse, printer.line)
+
+
+@schedule.command("delete", epilog=_DELETE_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete)
+@workload_options
+def _delete(name: str, access: ClusterAccess) -> None:
+    """Delete a schedule; its backups stay."""
+    asyncio.run(_run_delete(name, access))
+
+
+async def _run_delete(name: str, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        request = await read_request(cluster.client, cluster.namespace, name, _parse)
+        await delete_schedule(_owned(cluster, request, printer))
+    printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

@@ -1,0 +1,117 @@
+"""The root of the commands for users, what they have in common, and their errors.
+
+click is imported here and in the modules of these commands alone. `nodeagent.__main__` imports this module only when
+one of them is called.
+"""
+
+import logging
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+import click
+from click.shell_completion import ShellComplete
+
+from client.cli.interruption import interrupted_by_signals
+from client.cli.output import NoteHandler
+from core.errors import AgentError, ConfigError
+from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
+
+__all__ = ["complete_for_kubectl", "run_user_command"]
+
+_HELP_COLUMNS: Final = 100
+
+_ALSO_FILES: Final = ":0"
+_NO_FILES: Final = ":4"
+"""What a shell may propose beside the words. Source: cobra v1.10, ShellCompDirective."""
+
+
+_COMMANDS: Final = (
+    "backup",
+    "describe",
+    "install",
+    "preflight",
+    "repo",
+    "restore",
+    "schedule",
+    "status",
+    "support-bundle",
+    "ui",
+    "uninstall",
+    "version",
+)
+"""Each is in a module of its own name, with `-` as `_`; only the one that is called is imported, to start sooner."""
+
+
+class _Root(click.Group):
+    """Knows the names of the commands, and imports a command when it is called."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, _: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"client.cli.{name}"), name)
+        return command
+
+
+@click.group(
+    "nodeagent",
+    cls=_Root,
+    no_args_is_help=False,
+    context_settings={"max_content_width": _HELP_COLUMNS, "help_option_names": ["-h", "--help"]},
+)
+def _root() -> None:
+    """Commands for users."""
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Return whether the error, or one that it was raised from, is that the cluster cannot be reached."""
+    # A path that the server does not know is an answer, once it is known that it does not serve the resource.
+    while error is not None and not isinstance(error, NotServedError):
+        if isinstance(error, (UnreachableError, UnauthorizedError)):
+            return True
+        error = error.__cause__
+    return False
+
+
+def run_user_command(words: Sequence[str]) -> int:
+    """Run a command for users and return its exit code.
+
+    Raises:
+        ConfigError: the command line is invalid, or the cluster cannot be reached.
+        AgentError: the command failed.
+        KeyboardInterrupt: the user interrupted it.
+    """
+    root, handler = logging.getLogger(), NoteHandler(logging.WARNING)
+    root.addHandler(handler)
+    try:
+        with interrupted_by_signals():
+            code: int | None = _root.main(list(words), prog_name="nodeagent", standalone_mode=False)
+    except click.ClickException as e:
+        context = e.ctx if isinstance(e, click.UsageError) else None
+        path = context.command_path if context is not None else "nodeagent"
+        raise ConfigError(f"{e.format_message().removesuffix('.')} (see {path} --help)") from e
+    except click.Abort as e:
+        raise KeyboardInterrupt from e
+    except AgentError as e:
+        if not _is_unreachable(e):
+            raise
+        raise ConfigError(f"the cluster cannot be reached: {e}") from e
+    finally:
+        root.removeHandler(handler)
+    return code or 0
+
+
+def complete_for_kubectl(words: Sequence[str]) -> str:
+    """Return what the last of the words may become, as kubectl reads it.
+
+    Source: Kubernetes v1.34, kubectl, pkg/cmd/plugin/plugin_completion.go.
+    """
+    *before, begun = words or [""]
+    found = ShellComplete(_root, {}, "nodeagent", "").get_completions(before, begun)
+    names = [one for one in found if one.type == "plain"]
+    lines = [f"{one.value}\t{one.help}" if one.help else f"{one.value}" for one in names]
+    return "\n".join([*lines, _NO_FILES if len(names) == len(found) else _ALSO_FILES, ""])

@@ -1,0 +1,253 @@
+"""Removal of an installation: what is removed, what stays, and what would be interrupted.
+
+Objects are recognized by their label; cluster-scoped ones have the name of the namespace in theirs, so that other
+installations stay.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from client.install.daemonset import CREDENTIALS_SECRET
+from client.install.manifests import build_everything, read_definitions
+from client.install.objects import helm_release, place_of, resource_of
+from client.install.others import Dependents, find_class_user, find_dependents, find_other_agents
+from client.permissions import UNINSTALL_PERMISSIONS, delete_permissions
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ConfigError
+from core.kube import resources as kube
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.errors import NotServedError
+from core.kube.resources import Resource
+from core.models.base import JsonDict
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_LABELS,
+    DELETIONS_LEASE,
+    DISPATCHER_LEASE,
+    PART_OF_LABELS,
+    REPO_CREDENTIALS_SECRET,
+    is_ours,
+)
+from core.models.phases import FINAL_PHASES, Phase
+from nodeagent.maintenance.jobs import list_jobs
+from nodeagent.runtime.access_review import missing_permissions
+from nodeagent.runtime.permissions import Permission
+
+__all__ = ["RemovalPlan", "UninstallError", "plan_removal", "refuse_interruption", "remove"]
+
+_KEPT: Final = frozenset({"Namespace", "Secret", "BackupStorageLocation"})
+"""Of what an installation creates: records and repositories depend on them."""
+
+_TRANSFERS: Final = (
+    kube.DATA_UPLOADS,
+    kube.DATA_DOWNLOADS,
+    kube.POD_VOLUME_BACKUPS,
+    kube.POD_VOLUME_RESTORES,
+)
+
+_PODS_TIMEOUT: Final = timedelta(minutes=2)
+"""Agents have 30 seconds to end; a node that does not answer needs longer than this."""
+
+_POLL_SECONDS: Final = 0.5
+
+_SHOWN: Final = 5
+"""Unfinished transfers, or missing permissions, that an error names."""
+
+_OUR_AGENTS: Final = select_labels(AGENT_LABELS | PART_OF_LABELS)
+"""The pods of our DaemonSet; Velero's pods, such as its own for Windows, go on."""
+
+
+class UninstallError(AgentError):
+    """Transfers would be interrupted, or agents do not end."""
+
+
+@dataclass(frozen=True)
+class RemovalPlan:
+    """What is removed, in order, as JSON dicts; what stays, as text; and the transfers that have not ended.
+
+    `others` are agents that are not ours; `dependents` is what others lose if the rest is deleted.
+    """
+
+    namespace: str
+    removed: Sequence[JsonDict]
+    kept: Sequence[str]
+    unfinished: Sequence[str]
+    others: Sequence[str]
+    dependents: Dependents
+
+    @property
+    def removed_names(self) -> list[str]:
+        """What is removed, as text."""
+        return [place_of(one) for one in self.removed]
+
+
+async def plan_removal(client: KubeClient, namespace: str) -> RemovalPlan:
+    """Return what a removal would do; nothing is changed.
+
+    Raises:
+        ConfigError: Helm manages the installation, or a permission is missing; the message names all that is missing.
+        KubeError: the API server rejected a request.
+    """
+    await _require(client, namespace, UNINSTALL_PERMISSIONS)
+    removed = await _find_removed(client, namespace)
+    for one in removed:
+        if release := helm_release(one):
+            raise ConfigError(f"{place_of(one)} belongs to a release of Helm: helm -n {namespace} uninstall {release}")
+    kept = await _find_kept(client, namespace)
+    shared, others = await _find_shared(client, namespace), await find_other_agents(client, namespace)
+    if others:
+        kept += [f"{place_of(one)}: {others[0]} is not ours and needs it" for one in shared]
+    else:
+        removed += shared
+    for one in [one for one in removed if place_of(one) == f"PriorityClass {namespace}-server"]:
+        if user := await find_class_user(client, namespace, one["metadata"]["name"]):
+            removed.remove(one)
+            kept.append(f"{place_of(one)}: {user} names it")
+    await _require(client, namespace, delete_permissions(removed))
+    transfers = await _list_transfers(client, namespace)
+    kept += [f"{len(found)} {resource.kind}s" for resource, found in transfers.items() if found]
+    dependents = await find_dependents(client, namespace)
+    return RemovalPlan(namespace, removed, kept, _find_unfinished(transfers), others, dependents)
+
+
+async def _require(client: KubeClient, namespace: str, permissions: Iterable[Permission]) -> None:
+    needed = [permission for permission in permissions if not permission.without]
+    if missing := list((await missing_permissions(client, namespace, needed)).values()):
+        raise ConfigError(
+            f"nothing was removed: permissions missing in namespace {namespace}: {_shorten(missing, '; ')}: "
+            "docs/permissions.md lists what uninstall needs"
+        )
+
+
+def _shorten(texts: Sequence[str], separator: str = ", ") -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return separator.join(texts[:_SHOWN]) + more
+
+
+async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[JsonDict]]:
+    return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
+
+
+def _find_unfinished(transfers: dict[Resource, list[JsonDict]]) -> list[str]:
+    """Return the transfers that have not ended, as text with their phases."""
+    phases = [
+        (resource.kind, one["metadata"]["name"], (one.get("status") or {}).get("phase") or Phase.NEW)
+        for resource, found in transfers.items()
+        for one in found
+    ]
+    return [f"{kind} {name} ({phase})" for kind, name, phase in phases if phase not in FINAL_PHASES]
+
+
+def refuse_interruption(unfinished: Sequence[str]) -> None:
+    """Raise if there are transfers that have not ended.
+
+    Raises:
+        UninstallError: there are; the message names the first.
+    """
+    if unfinished:
+        raise UninstallError(
+            f"nothing was removed: transfers have not ended, and --force interrupts them: {_shorten(unfinished)}"
+        )
+
+
+async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
+    """Return the objects of the installation, DaemonSets first: agents need all others until they end."""
+    ordered: dict[Resource, None] = {}
+    cluster_wide = []
+    for manifest in reversed(build_everything(namespace)):
+        if manifest["kind"] in _KEPT:
+            continue
+        resource = resource_of(manifest)
+        if resource.namespaced:
+            ordered[resource] = None
+        else:
+            cluster_wide.append((resource, manifest["metadata"]["name"]))
+    found = []
+    for resource in ordered:
+        found += await _list(client, resource, namespace, label_selector=select_labels(PART_OF_LABELS))
+    for resource, name in cluster_wide:
+        stored = await client.read(resource, "", name)
+        if stored is not None and is_ours(stored):
+            found.append(stored)
+    return found
+
+
+async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
+    """Return what agents create and have in common, of any installer; they would create it again."""
+    jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
+    found = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
+    for resource, name in (
+        (kube.LEASES, DISPATCHER_LEASE),
+        (kube.LEASES, DELETIONS_LEASE),
+        (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP),
+    ):
+        stored = await client.read(resource, namespace, name)
+        if stored is not None:
+            found.append(stored)
+    return found
+
+
+async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
+    """Return what stays, as text."""
+    kept = []
+    for definition in read_definitions():
+        stored = await client.read(kube.CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
+        kept += [place_of(stored)] if stored is not None else []
+    if (stored := await client.read(kube.NAMESPACES, "", namespace)) is not None:
+        kept.append(place_of(stored))
+    for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET):
+        stored = await client.read(kube.SECRETS, namespace, name)
+        kept += [place_of(stored)] if stored is not None else []
+    for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
+        kept += [place_of(one) for one in await _list(client, resource, namespace)]
+    return kept
+
+
+async def _list(client: KubeClient, resource: Resource, namespace: str, *, label_selector: str = "") -> list[JsonDict]:
+    """Return the objects; none of a kind that is not served."""
+    try:
+        return await client.list(Selection(resource, namespace, label_selector))
+    except NotServedError:
+        return []
+
+
+async def remove(
+    client: KubeClient, clock: Clock, plan: RemovalPlan, on_removed: Callable[[str], None], *, force: bool
+) -> None:
+    """Remove what the plan says; `on_removed` is called with each object as text.
+
+    Raises:
+        UninstallError: nothing was removed, because agents of others have started since the plan was made, or transfers
+            without `force`; or agents do not end in time, and what they need stays.
+        KubeError: the API server rejected a request.
+    """
+    # A question may wait for its answer for long.
+    if not force:
+        refuse_interruption(_find_unfinished(await _list_transfers(client, plan.namespace)))
+    if not plan.others and (others := await find_other_agents(client, plan.namespace)):
+        raise UninstallError(f"nothing was removed: {others[0]} is new and not ours: run the command again")
+    agents = [one for one in plan.removed if one["kind"] == kube.DAEMON_SETS.kind]
+    for one in agents:
+        await _delete(client, one, on_removed)
+    # Those of an earlier run that did not wait to the end, too.
+    await _wait_agents(client, clock, plan.namespace)
+    for one in plan.removed:
+        if one not in agents:
+            await _delete(client, one, on_removed)
+
+
+async def _delete(client: KubeClient, obj: JsonDict, on_removed: Callable[[str], None]) -> None:
+    meta = obj["metadata"]
+    await client.delete(resource_of(obj), meta.get("namespace", ""), meta["name"], uid=meta["uid"])
+    on_removed(place_of(obj))
+
+
+async def _wait_agents(client: KubeClient, clock: Clock, namespace: str) -> None:
+    deadline = Deadline.after(clock, _PODS_TIMEOUT)
+    while pods := await client.list(Selection(kube.PODS, namespace, _OUR_AGENTS)):
+        if deadline.expired:
+            names = ", ".join(sorted(pod["metadata"]["name"] for pod in pods))
+            raise UninstallError(f"agents do not end, and what they need stays: {names}: run the command again")
+        await clock.sleep(_POLL_SECONDS)

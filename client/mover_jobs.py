@@ -1,0 +1,349 @@
+"""Jobs of data movers that a command starts, waits for and deletes: they only read, and report in log and result.
+
+Needs the user's permissions to create, get and delete Jobs, to list pods, and to get `pods/log`.
+"""
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, NamedTuple, Self, TypeVar
+
+from client.installation import read_settings
+from core.aio import run_shielded
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ExposeError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
+from core.models.base import JsonDict
+from core.models.names import MAINTENANCE_CONTAINER
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
+from core.models.units import format_duration
+from exposer.causes import CauseFinder
+from exposer.maintenance_job import MaintenanceRun
+from exposer.model import Owner
+from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
+from exposer.settings import ExposeSettings
+from exposer.storage_access import access_of
+from nodeagent.config.expose_settings import build_expose_settings
+from nodeagent.config.keys import missing
+from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.config.source import read_config
+from nodeagent.config.template import build_defaults, read_template
+from nodeagent.maintenance.facts import record_of
+from nodeagent.maintenance.jobs import MaintenanceJob, read_pod
+from nodeagent.maintenance.record import MaintenanceRecord
+from nodeagent.maintenance.rules import decide_memory
+
+__all__ = [
+    "JobAnswer",
+    "JobError",
+    "JobSubject",
+    "JobTimeoutError",
+    "JobTools",
+    "check_end",
+    "end_jobs",
+    "open_job",
+    "plan_job",
+    "read_location",
+    "run_job",
+    "wait_for_start",
+]
+
+_T = TypeVar("_T")
+
+_POLL_SECONDS: Final = 2.0
+_REQUEST_TIMEOUT: Final = timedelta(seconds=90)
+"""More than the retries of a client take."""
+
+_KEEP_TIMEOUT: Final = timedelta(minutes=5)
+
+_LOG_LIMIT_BYTES: Final = 15 << 20
+"""Some 40,000 snapshots; the transport refuses a response of 16 MiB."""
+
+_NAME_CHARACTERS: Final = 40
+"""Of the subject's name in that of the Job, which has at most 63: it is the value of a label of its pod."""
+
+
+class JobError(AgentError):
+    """The Job failed, or did not start or end in time."""
+
+
+class JobTimeoutError(JobError):
+    """The Job did not start or end in time."""
+
+
+@dataclass(frozen=True)
+class JobTools:
+    """What a Job is run with.
+
+    `on_progress` is called with what the Job is doing whenever that changes, `on_note` with what the user should know
+    beside the answer, and `on_created` with each Job right after the answer to its creation.
+    """
+
+    client: KubeClient
+    clock: Clock
+    namespace: str
+    on_progress: Callable[[str], None]
+    on_note: Callable[[str], None]
+    on_created: Callable[[JsonDict], None] = lambda _: None
+
+
+@dataclass(frozen=True)
+class JobSubject:
+    """What a Job is about: a BackupRepository or a BackupStorageLocation, and the key of its configuration.
+
+    `what` is a word for its name and for messages. `record` says how much memory earlier Jobs took.
+    """
+
+    owner: Owner
+    what: str
+    key: RepositoryKey
+    record: MaintenanceRecord = dataclasses.field(default_factory=MaintenanceRecord)
+
+    @classmethod
+    def of(cls, repository: BackupRepository, what: str) -> Self:
+        """Return the repository as the subject of a Job."""
+        spec = repository.spec
+        key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
+        return cls(Owner.of(repository), what, key, record_of(repository))
+
+
+class JobAnswer(NamedTuple):
+    """The termination message and the log of a pod that ended with 0."""
+
+    message: str
+    log: str
+
+
+async def read_location(client: KubeClient, namespace: str, name: str) -> BackupStorageLocation:
+    """Return the BackupStorageLocation.
+
+    Raises:
+        NotFoundError: it does not exist; the message has the name that may be meant.
+        ContractError: it is invalid.
+        KubeError: it cannot be read.
+    """
+    raw = await client.read(BACKUP_STORAGE_LOCATIONS, namespace, name)
+    if raw is None:
+        others = await client.list(Selection(BACKUP_STORAGE_LOCATIONS, namespace))
+        text = f"{BACKUP_STORAGE_LOCATIONS.kind} {namespace}/{name} does not exist"
+        raise missing(text, name, [one["metadata"]["name"] for one in others])
+    return BackupStorageLocation.parse(raw)
+
+
+async def plan_job(
+    tools: JobTools, subject: JobSubject, location: BackupStorageLocation
+) -> tuple[MaintenanceRun, ExposeSettings]:
+    """Return what the Job is built from, with the settings that the leader's own Jobs have.
+
+    Raises:
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        KubeError: the API server rejected a request.
+    """
+    client, namespace = tools.client, tools.namespace
+    settings = await read_settings(client, namespace)
+    config = await read_config(client, namespace, settings.config_map_name)
+    defaults = build_defaults(settings, await read_template(client, namespace))
+    expose = build_expose_settings(defaults, config.config, priority_class="", cache_limit_mib=0)
+    configured = await MaintenanceConfig(client, namespace, settings.maintenance_config_map).settings_for(subject.key)
+    job = configured.job
+    if job.resources is None:
+        memory = decide_memory(subject.record, may_be_full=True, most_bytes=configured.memory_limit_max_bytes)
+        job = dataclasses.replace(job, resources=memory.resources)
+    name = f"{subject.owner.name[:_NAME_CHARACTERS].rstrip('.-')}-{subject.what}-{secrets.token_hex(4)}"
+    return MaintenanceRun(owner=subject.owner, name=name, settings=job, storage=access_of(location)), expose
+
+
+async def run_job(
+    tools: JobTools,
+    manifest: JsonDict,
+    what: str,
+    timeout: timedelta,  # noqa: ASYNC109 - of the Job
+    on_log: Callable[[str], Awaitable[None]] | None = None,
+) -> JobAnswer:
+    """Run the Job and return its answer; `what` is a word for messages.
+
+    The Job is deleted in any case, also after a cancellation; if that fails, `on_note` gets the command that does it.
+    Before that, `on_log` gets the log of its pod, if there is one: whether the Job ended as it should or not.
+
+    Raises:
+        JobError: the Job failed, cannot start, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    async with open_job(tools, manifest) as job:
+        try:
+            pod, end = await _wait(tools, job, timeout, parse_pod_end)
+            _check_end(what, pod, end)
+            log = await _read_log(tools, pod)
+        except (AgentError, asyncio.CancelledError):
+            if on_log is not None:
+                await _keep(tools, lambda: _keep_log_of(tools, job, on_log))
+            raise
+        if on_log is not None:
+            await _keep(tools, lambda: on_log(log))
+        return JobAnswer(end.message, log)
+
+
+async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:
+    """Take the step, also while the caller is canceled, unless the API server keeps it from that."""
+    with suppress(KubeError, TimeoutError):
+        await _shielded(tools, step, "keep the results of the Job", _KEEP_TIMEOUT)
+
+
+async def _keep_log_of(tools: JobTools, job: JsonDict, on_log: Callable[[str], Awaitable[None]]) -> None:
+    if (pod := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])) is not None:
+        await on_log(await _read_log(tools, pod))
+
+
+@asynccontextmanager
+async def open_job(tools: JobTools, manifest: JsonDict) -> AsyncIterator[JsonDict]:
+    """Create the Job, yield it, and delete it in any case, as `run_job` does.
+
+    Raises:
+        KubeError: the API server rejected a request.
+    """
+    try:
+        # A request whose answer is not awaited may create the Job after its deletion.
+        job = await _shielded(tools, lambda: tools.client.create(JOBS, manifest), "create the Job")
+        tools.on_created(job)
+        yield job
+    finally:
+        await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
+
+
+async def end_jobs(tools: JobTools, jobs: Sequence[JsonDict], timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+    """Delete Jobs that another command has left, and return once no pod of theirs runs any more.
+
+    Raises:
+        JobTimeoutError: the pod of one does not end.
+        KubeError: the API server rejected a request.
+    """
+    left = [one["metadata"] for one in jobs]
+    for meta in left:
+        await tools.client.delete(JOBS, meta["namespace"], meta["name"], uid=meta["uid"])
+    deadline = Deadline.after(tools.clock, timeout)
+    for meta in left:
+        tools.on_progress(f"ending Job {meta['namespace']}/{meta['name']} of another command")
+        while (pod := await read_pod(tools.client, meta["namespace"], meta["name"])) and not parse_pod_end(pod):
+            if deadline.expired:
+                raise JobTimeoutError(f"{_shown(pod)} of Job {meta['name']} does not end, though the Job is deleted")
+            await tools.clock.sleep(_POLL_SECONDS)
+
+
+async def wait_for_start(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> JsonDict:  # noqa: ASYNC109 - of the start
+    """Return the pod of the Job once it runs; `what` is a word for messages.
+
+    Raises:
+        JobError: it failed, cannot start, or did not start in time.
+        KubeError: the API server rejected a request.
+    """
+    pod, end = await _wait(tools, job, timeout, _look_for_start)
+    if isinstance(end, PodEnd):
+        _check_end(what, pod, end)
+        raise JobError(f"{_shown(pod)} of the {what} has ended already")
+    return pod
+
+
+async def check_end(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+    """Return once the pod of the Job has ended with 0.
+
+    Raises:
+        JobError: it failed, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
+
+
+def _look_for_start(pod: JsonDict) -> PodEnd | bool | None:
+    return parse_pod_end(pod) or (pod.get("status") or {}).get("phase") == "Running" or None
+
+
+def _shown(pod: JsonDict) -> str:
+    return f"Pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
+
+
+def _check_end(what: str, pod: JsonDict, end: PodEnd) -> None:
+    if end.exit_code != 0:
+        cause = ": ".join(filter(None, (explain_exit(end), end.message)))
+        raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
+
+
+async def _shielded(
+    tools: JobTools, step: Callable[[], Awaitable[_T]], name: str, limit: timedelta = _REQUEST_TIMEOUT
+) -> _T:
+    return await run_shielded(step, name=name, deadline=Deadline.after(tools.clock, limit))
+
+
+async def _wait(
+    tools: JobTools,
+    job: JsonDict,
+    timeout: timedelta,  # noqa: ASYNC109 - shown
+    look: Callable[[JsonDict], _T | None],
+) -> tuple[JsonDict, _T]:
+    """Return the pod of the Job once `look` returns something about it, and what that is.
+
+    Raises:
+        JobError: it cannot run, or nothing was returned in time.
+    """
+    deadline = Deadline.after(tools.clock, timeout)
+    client, namespace, name = tools.client.patiently(), tools.namespace, job["metadata"]["name"]
+    causes, shown = CauseFinder(client, tools.clock), ""
+    while True:
+        pod = await read_pod(client, namespace, name)
+        if pod is not None and (found := look(pod)) is not None:
+            return pod, found
+        current = await client.read(JOBS, namespace, name)
+        if current is None:
+            raise JobError(f"Job {namespace}/{name} was deleted before it ended")
+        parsed = MaintenanceJob.parse(current)
+        if parsed.ended:
+            raise JobError(f"Job {namespace}/{name} failed: {parsed.message or parsed.reason or 'it has no pod'}")
+        doing = await _describe(tools, causes, current, pod)
+        if doing != shown:
+            tools.on_progress(doing)
+            shown = doing
+        if deadline.expired:
+            raise JobTimeoutError(f"Job {namespace}/{name} did not end within {format_duration(timeout)}: {doing}")
+        await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
+
+
+async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: JsonDict | None) -> str:
+    """Return what the Job is doing.
+
+    Raises:
+        JobError: its pod can never run.
+    """
+    meta = job["metadata"]
+    if pod is not None:
+        try:
+            pending = await causes.explain(pod)
+        except ExposeError as e:
+            raise JobError(str(e)) from e
+        return (
+            pending.message if pending is not None else f"Pod {meta['namespace']}/{pod['metadata']['name']} is running"
+        )
+    selection = Selection(EVENTS, meta["namespace"], field_selector=f"involvedObject.uid={meta['uid']}")
+    warnings = [event for event in await tools.client.list(selection) if event.get("type") == "Warning"]
+    text = f"Job {meta['namespace']}/{meta['name']} has no pod yet"
+    return f"{text}: {warnings[-1].get('message', '')}" if warnings else text
+
+
+async def _read_log(tools: JobTools, pod: JsonDict) -> str:
+    meta = pod["metadata"]
+    return await tools.client.pod_log(
+        meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
+    )
+
+
+async def _delete(tools: JobTools, meta: JsonDict) -> None:
+    """Delete the Job with that metadata, whose name is unique; one that was not created is none."""
+    try:
+        await tools.client.delete(JOBS, meta["namespace"], meta["name"])
+    except AgentError as e:
+        command = f"kubectl -n {meta['namespace']} delete job {meta['name']}"
+        tools.on_note(f"the Job could not be deleted, so it ends by itself, or by {command}: {e}")

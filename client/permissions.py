@@ -1,0 +1,423 @@
+"""The permissions of users who run commands, with the reason; no ServiceAccount of `deploy/` has them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from client.bundle_fields import COLLECTED
+from client.install.daemonset import CREDENTIALS_SECRET
+from client.install.objects import resource_of
+from core.kube import resources as kube
+from core.kube.resources import Resource
+from core.models.base import JsonDict
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_DAEMONSET,
+    AGENT_DAEMONSET_WINDOWS,
+    DELETIONS_LEASE,
+    DISPATCHER_LEASE,
+    REPO_CREDENTIALS_SECRET,
+)
+from nodeagent.runtime.permissions import Permission, Scope
+
+__all__ = [
+    "BACKUP_PERMISSIONS",
+    "DESCRIBE_PERMISSIONS",
+    "FILES_PERMISSIONS",
+    "READ_BACK_PERMISSIONS",
+    "REPO_PERMISSIONS",
+    "RESTORE_PERMISSIONS",
+    "STATUS_PERMISSIONS",
+    "SUPPORT_BUNDLE_PERMISSIONS",
+    "UNINSTALL_PERMISSIONS",
+    "VERIFY_PERMISSIONS",
+    "VERSION_PERMISSIONS",
+    "VOLUME_CHECK_PERMISSIONS",
+    "WAIT_PERMISSIONS",
+    "delete_permissions",
+    "grant_permissions",
+    "install_permissions",
+    "installer_permissions",
+]
+
+_OWN: Final = Scope.OWN_NAMESPACE
+_PARTLY: Final = "get and describe show less, with a note"
+_NO_REPORT: Final = "there is no report"
+
+REPO_PERMISSIONS: Final = (
+    Permission(_OWN, kube.BACKUP_REPOSITORIES, ("get", "list"), "the repositories; names for completion"),
+    Permission(
+        _OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "the state of locations, the report", without=_PARTLY
+    ),
+    Permission(_OWN, kube.PODS, ("list",), "the leader's pod, those of Jobs", without=_PARTLY),
+    Permission(_OWN, kube.PODS, ("get",), "the leader's status page", subresource="proxy", without=_PARTLY),
+    Permission(_OWN, kube.PODS, ("get",), "the list of the report", subresource="log", without=_NO_REPORT),
+    Permission(_OWN, kube.LEASES, ("get",), "which agent is the leader", names=(DISPATCHER_LEASE,), without=_PARTLY),
+    Permission(
+        _OWN,
+        kube.DAEMON_SETS,
+        ("get",),
+        "the flags of the agents; the image of the report",
+        names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS),
+        without=_PARTLY,
+    ),
+    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "whether a Velero server runs here", without=_PARTLY),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "windows of maintenance; settings of the report", without=_PARTLY),
+    Permission(_OWN, kube.EVENTS, ("list",), "Events of a repository; why a pod is pending", without=_PARTLY),
+    Permission(_OWN, kube.JOBS, ("get", "list"), "Jobs that run", without=_PARTLY),
+    Permission(_OWN, kube.JOBS, ("create", "delete"), "the Job of the report", without=_NO_REPORT),
+    Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get",), "why the report's pod is pending", without=_NO_REPORT),
+)
+"""What `nodeagent repo` needs in the agent's namespace."""
+
+_SHOWN: Final = "backup get, describe, cancel: backups and their volumes"
+_MADE: Final = "backup create: the transfers"
+
+BACKUP_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), _SHOWN),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), _SHOWN),
+    Permission(_OWN, kube.DATA_UPLOADS, ("patch",), "backup cancel"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("patch",), "backup cancel"),
+    Permission(_OWN, kube.DATA_UPLOADS, ("get", "create"), _MADE),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "create"), _MADE),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "backup create: whether agents are there", names=(AGENT_DAEMONSET,)),
+    Permission(
+        _OWN,
+        kube.DEPLOYMENTS,
+        ("list",),
+        "backup create: whether a Velero server runs here",
+        without="--ignore-velero-server is needed",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("list",), "backup create: the location"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "list"), "backup create: the PVCs"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, ("get", "create", "delete"), "backup create: their snapshots"),
+    Permission(
+        Scope.CLUSTER,
+        kube.VOLUME_SNAPSHOT_CLASSES,
+        ("list",),
+        "backup create: the class of a snapshot",
+        without="only fs-backup",
+    ),
+    Permission(
+        Scope.CLUSTER, kube.STORAGE_CLASSES, ("list",), "backup create: the driver of a PVC", without="only fs-backup"
+    ),
+    Permission(
+        Scope.CLUSTER, kube.PODS, ("list",), "backup create: pods that mount a PVC", without="only csi-snapshot"
+    ),
+)
+"""What `nodeagent backup` needs; those on PVCs, snapshots and pods in the namespaces of the PVCs suffice."""
+
+_UNKNOWN: Final = "status says what is unknown"
+_LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+_READ: Final = ("list", "watch")
+
+STATUS_PERMISSIONS: Final = (
+    *(Permission(_OWN, kind, _READ, "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
+    Permission(_OWN, kube.BACKUP_REPOSITORIES, _READ, "the repositories", without=_UNKNOWN),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, _READ, "the locations", without=_UNKNOWN),
+    Permission(_OWN, kube.PODS, _READ, "the agents", without=_UNKNOWN),
+    Permission(
+        _OWN, kube.PODS, ("get",), "the leader's status page", subresource="proxy", without="positions are computed"
+    ),
+    Permission(_OWN, kube.LEASES, ("get",), "the leader", names=(DISPATCHER_LEASE,), without=_UNKNOWN),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration; what retention keeps", without=_UNKNOWN),
+    Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules that delete by older rules", without=_UNKNOWN),
+    Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
+)
+"""What `nodeagent status` needs."""
+
+_LESS: Final = "it shows less, with a note"
+
+DESCRIBE_PERMISSIONS: Final = (
+    *(Permission(_OWN, kind, ("get", "list"), "the transfer; names for completion") for kind in _LISTED_KINDS),
+    Permission(_OWN, kube.EVENTS, ("list",), "its Events", without=_LESS),
+    Permission(_OWN, kube.PODS, ("list",), "its pods", without=_LESS),
+    Permission(_OWN, kube.PODS, ("get",), "the end of the log", subresource="log", without=_LESS),
+    Permission(_OWN, kube.BACKUPS, ("get",), "the Schedule of its Backup", without=_LESS),
+)
+"""What `nodeagent describe` needs."""
+
+_NOT_COLLECTED: Final = "the bundle has it not, and says so"
+
+SUPPORT_BUNDLE_PERMISSIONS: Final = (
+    *(
+        Permission(
+            _OWN if one.namespaced else Scope.CLUSTER, one, ("list",), "objects of the bundle", without=_NOT_COLLECTED
+        )
+        for one in dict.fromkeys(collected.resource for collected in COLLECTED)
+    ),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration", without=_NOT_COLLECTED),
+    Permission(
+        _OWN, kube.LEASES, ("get",), "which agent is the leader", names=(DISPATCHER_LEASE,), without=_NOT_COLLECTED
+    ),
+    Permission(
+        _OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_NOT_COLLECTED
+    ),
+    Permission(_OWN, kube.PODS, ("get",), "the ends of logs", subresource="log", without=_NOT_COLLECTED),
+    Permission(_OWN, kube.PODS, ("get",), "pages of agents", subresource="proxy", without=_NOT_COLLECTED),
+)
+"""What `nodeagent support-bundle` needs for all that it collects."""
+
+_LISTED: Final = "--from-storage-location: the Job that lists the bucket"
+_RESTORED: Final = "restore get, describe, create: restores and their volumes"
+
+RESTORE_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("list",), _RESTORED),
+    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("list",), _RESTORED),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("patch",), "restore cancel"),
+    Permission(_OWN, kube.POD_VOLUME_RESTORES, ("patch",), "restore cancel"),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create"), "restore create: the transfers"),
+    Permission(
+        _OWN,
+        kube.POD_VOLUME_RESTORES,
+        ("get", "create"),
+        "--method restore-wait, and restore cancel then: the transfers",
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.PODS,
+        ("get", "create", "delete"),
+        "--method restore-wait, and restore cancel then: the pods that mount the PVCs",
+    ),
+    Permission(
+        _OWN,
+        kube.DEPLOYMENTS,
+        ("list",),
+        "restore create: whether a Velero server runs here",
+        without="--ignore-velero-server is needed",
+    ),
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "restore create: the volumes of a backup"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "restore create: the volumes of a backup"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create"), "restore create: the new PVCs"),
+    Permission(
+        Scope.CLUSTER,
+        kube.NAMESPACES,
+        ("get", "create"),
+        "restore create: the namespaces of the PVCs",
+        without="they must exist",
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.STORAGE_CLASSES,
+        ("list",),
+        "restore create: whether the classes of the PVCs exist",
+        without="a class that does not exist is not noticed",
+    ),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _LISTED),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _LISTED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _LISTED),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _LISTED),
+    Permission(_OWN, kube.PODS, ("list",), _LISTED),
+    Permission(_OWN, kube.EVENTS, ("list",), _LISTED),
+    Permission(_OWN, kube.PODS, ("get",), _LISTED, subresource="log"),
+)
+"""What `nodeagent restore` needs, and `nodeagent backup get --from-storage-location` of it."""
+
+_RETAINED: Final = "what stays by the policy Retain"
+_VERIFIED: Final = "the Job that reads the bucket"
+_COMPARED: Final = "--restore: the scratch volume"
+_ABANDONED: Final = "--restore: scratch volumes that a killed command has left"
+
+_READ_FILES: Final = "the Job that reads the repository"
+
+FILES_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list",), "the volumes of the backup"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), "the volumes of the backup"),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _READ_FILES, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _READ_FILES),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _READ_FILES),
+    Permission(_OWN, kube.PODS, ("list",), _READ_FILES),
+    Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
+    Permission(_OWN, kube.PODS, ("get",), "backup ls: the list of files", subresource="log"),
+    Permission(_OWN, kube.PODS, ("create", "get"), "backup cp: the stream of files", subresource="exec"),
+)
+"""What `nodeagent backup ls` and `backup cp` need. An API server before 1.35 asks `get` alone of `pods/exec`."""
+
+READ_BACK_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DATA_UPLOADS, ("list", "patch"), "the volumes of the backup, and their results"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list", "patch"), "the volumes of the backup, and their results"),
+    Permission(_OWN, kube.BACKUP_REPOSITORIES, ("list",), "where they are"),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "where they are"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), _VERIFIED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _VERIFIED),
+    Permission(_OWN, kube.JOBS, ("get", "create", "delete"), _VERIFIED),
+    Permission(_OWN, kube.PODS, ("list",), _VERIFIED),
+    Permission(_OWN, kube.PODS, ("get",), _VERIFIED, subresource="log"),
+    Permission(_OWN, kube.EVENTS, ("list",), "why its pod is pending"),
+    Permission(_OWN, kube.EVENTS, ("create",), "the Event about a result", without="a note, and no Event"),
+)
+"""What `nodeagent backup verify` needs to read a backup back; the account of a schedule with `--verify` has it."""
+
+VERIFY_PERMISSIONS: Final = (
+    *READ_BACK_PERMISSIONS,
+    Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("get", "create", "delete"), _COMPARED),
+    Permission(_OWN, kube.DATA_DOWNLOADS, ("get", "create", "delete"), _COMPARED),
+    Permission(_OWN, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), _ABANDONED, without="a note, and it stays"),
+    Permission(_OWN, kube.JOBS, ("list",), _ABANDONED, without="a note, and it stays"),
+    Permission(
+        Scope.CLUSTER, kube.NAMESPACES, ("get",), "--restore: whether the namespace exists", without="it must exist"
+    ),
+    Permission(
+        Scope.CLUSTER,
+        kube.STORAGE_CLASSES,
+        ("list",),
+        "--restore: whether the class of the PVC exists",
+        without="a class that does not exist is not noticed",
+    ),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), f"--restore: {_RETAINED}", without="it is not named"),
+)
+"""What `nodeagent backup verify` needs."""
+
+_INSTALLED: Final = {
+    kube.CUSTOM_RESOURCE_DEFINITIONS: "the custom resource definitions",
+    kube.NAMESPACES: "the namespace",
+    kube.PRIORITY_CLASSES: "priority classes (--priority-classes)",
+    kube.SERVICE_ACCOUNTS: "the accounts of agents and data movers",
+    kube.SECURITY_CONTEXT_CONSTRAINTS: "constraints of OpenShift (--openshift)",
+    kube.ROLES: "roles of the accounts",
+    kube.ROLE_BINDINGS: "bindings of the roles",
+    kube.CLUSTER_ROLES: "roles of the accounts",
+    kube.CLUSTER_ROLE_BINDINGS: "bindings of the roles",
+    kube.SECRETS: "the credentials of the location (--secret-file)",
+    kube.BACKUP_STORAGE_LOCATIONS: "the location (--bucket)",
+    kube.CONFIG_MAPS: "the configuration (--node-agent-config)",
+    kube.NETWORK_POLICIES: "the policy for metrics (--monitoring-namespace)",
+    kube.DAEMON_SETS: "the agents",
+}
+"""What an installation consists of."""
+
+WAIT_PERMISSIONS: Final = (
+    Permission(_OWN, kube.PODS, ("list",), "--wait: which agents are ready"),
+    Permission(_OWN, kube.EVENTS, ("list",), "--wait: why they are not"),
+)
+"""What `nodeagent install --wait` needs besides."""
+
+
+_KEPT: Final = "uninstall: what stays, and which transfers have not ended"
+_REMOVED: Final = "uninstall: what is removed"
+_OTHERS: Final = "uninstall: what others lose if the rest is deleted"
+
+UNINSTALL_PERMISSIONS: Final = (
+    *(
+        Permission(_OWN, resource, ("list",), _KEPT)
+        for resource in (
+            kube.DATA_UPLOADS,
+            kube.DATA_DOWNLOADS,
+            kube.POD_VOLUME_BACKUPS,
+            kube.POD_VOLUME_RESTORES,
+            kube.BACKUP_REPOSITORIES,
+            kube.BACKUP_STORAGE_LOCATIONS,
+        )
+    ),
+    Permission(_OWN, kube.SECRETS, ("get",), _KEPT, names=(CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+    *(
+        Permission(_OWN, resource, ("list",), _REMOVED)
+        for resource in (
+            kube.DAEMON_SETS,
+            kube.NETWORK_POLICIES,
+            kube.CONFIG_MAPS,
+            kube.ROLE_BINDINGS,
+            kube.ROLES,
+            kube.SERVICE_ACCOUNTS,
+            kube.JOBS,
+        )
+    ),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP,)),
+    Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE, DELETIONS_LEASE)),
+    Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
+    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),
+    Permission(_OWN, kube.BACKUPS, ("list",), _OTHERS),
+    *(
+        Permission(Scope.CLUSTER, resource, ("list",), _OTHERS, without="it does not say how to delete definitions")
+        for resource in (
+            kube.DAEMON_SETS,
+            kube.BACKUP_REPOSITORIES,
+            kube.DATA_UPLOADS,
+            kube.DATA_DOWNLOADS,
+            kube.POD_VOLUME_BACKUPS,
+            kube.POD_VOLUME_RESTORES,
+        )
+    ),
+)
+"""What `nodeagent uninstall` reads, beside what the person who installs may get."""
+
+VERSION_PERMISSIONS: Final = (
+    Permission(_OWN, kube.PODS, ("list",), "the agents"),
+    Permission(_OWN, kube.PODS, ("get",), "their status pages", subresource="proxy", without="no versions"),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "their flags", names=(AGENT_DAEMONSET,), without="no versions"),
+)
+"""What `nodeagent version` needs."""
+
+
+_TESTED: Final = ("get", "list", "create", "delete")
+_UNNAMED: Final = "it also names what does not stay"
+
+VOLUME_CHECK_PERMISSIONS: Final = (
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "the agents and their image", names=(AGENT_DAEMONSET,)),
+    Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get",), "whether the location is available"),
+    Permission(_OWN, kube.DATA_UPLOADS, _TESTED, "the backup"),
+    Permission(_OWN, kube.DATA_DOWNLOADS, _TESTED, "the restore"),
+    Permission(Scope.CLUSTER, kube.NAMESPACES, ("get", "create", "delete"), "the namespace of the test"),
+    Permission(Scope.CLUSTER, kube.SERVICE_ACCOUNTS, ("get",), "whether pods can be created in it"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, _TESTED, "the volumes of the test"),
+    Permission(Scope.CLUSTER, kube.PODS, _TESTED, "the pods that write and read"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, _TESTED, "the snapshot of the test"),
+    Permission(Scope.CLUSTER, kube.EVENTS, ("list",), "why a pod is pending"),
+    Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get", "list"), "the class of the volume"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), _RETAINED, without=_UNNAMED),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get",), _RETAINED, without=_UNNAMED),
+)
+"""What `nodeagent preflight` needs."""
+
+
+def delete_permissions(stored: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what removing these objects needs."""
+    return tuple(
+        Permission(
+            Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER, resource, ("delete",), _REMOVED, names=names
+        )
+        for resource, names in _names_of(stored).items()
+    )
+
+
+def installer_permissions(everything: Sequence[JsonDict]) -> tuple[Permission, ...]:
+    """Return what the person needs who installs, whatever is chosen, and waits; `everything` are the objects."""
+    return (*install_permissions(everything), *grant_permissions(everything), *WAIT_PERMISSIONS)
+
+
+def install_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what applying these objects needs; a `create` cannot be limited to names."""
+    found = []
+    for resource, names in _names_of(manifests).items():
+        scope, reason = _scope_of(resource), _INSTALLED[resource]
+        found.append(Permission(scope, resource, ("create",), reason))
+        found.append(Permission(scope, resource, ("get", "patch"), reason, names=names))
+    return tuple(found)
+
+
+def grant_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+    """Return what granting roles needs that have permissions which the user does not have.
+
+    Source: Kubernetes v1.34, "Using RBAC Authorization", "Privilege escalation prevention and bootstrapping".
+    """
+    reason = "grant permissions that the user does not have"
+    return tuple(
+        Permission(_scope_of(resource), resource, ("escalate", "bind"), reason, names=names)
+        for resource, names in _names_of(manifests).items()
+        if resource in {kube.ROLES, kube.CLUSTER_ROLES}
+    )
+
+
+def _scope_of(resource: Resource) -> Scope:
+    return Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER
+
+
+def _names_of(manifests: Iterable[JsonDict]) -> dict[Resource, tuple[str, ...]]:
+    """Return the names of objects by their resource."""
+    found: dict[Resource, tuple[str, ...]] = {}
+    for manifest in manifests:
+        resource = resource_of(manifest)
+        found[resource] = (*found.get(resource, ()), manifest["metadata"]["name"])
+    return found

@@ -1,0 +1,295 @@
+"""Reads backup repositories for a user: their resources, their Jobs, and what the leader says about them.
+
+Everything is read with the user's permissions. What cannot be read is left out, with a note that says why.
+"""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, TypeVar
+
+from msgspec.structs import asdict
+
+from client.events import read_events
+from client.installation import read_settings
+from client.leader_page import LeaderDecision, read_leader_decisions
+from client.next_maintenance import NextMaintenance, compute_next
+from client.repository_view import (
+    RepositoryDetails,
+    RepositoryList,
+    RepositorySummary,
+    RunningJobState,
+)
+from core.contract import MaintenanceMode, MaintenanceResult
+from core.errors import AgentError, ConfigError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
+from core.kube.velero_server import has_velero_server
+from core.models.base import JsonDict
+from core.models.names import REPOSITORY_CREATED_ANNOTATION
+from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
+from exposer.pod_status import diagnose_pod
+from nodeagent.config.keys import missing
+from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
+from nodeagent.maintenance.facts import view_of
+from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.record import MaintenanceRecord
+from nodeagent.maintenance.rules import (
+    LocationState,
+    MaintenanceView,
+    decide_memory,
+    is_full_incomplete,
+    location_state,
+)
+from nodeagent.runtime.settings import MaintenanceSwitch, Settings
+
+__all__ = ["RepositoryReader", "read_repository"]
+
+_T = TypeVar("_T")
+
+_NO_ENTRIES: Final = parse_maintenance({})
+
+
+@dataclass(frozen=True)
+class _Surroundings:
+    """What a decision depends on beside the repository; `locations` None: they could not be read."""
+
+    jobs: list[MaintenanceJob]
+    locations: dict[str, BackupStorageLocation] | None
+    server: bool
+    switch: MaintenanceSwitch
+    configured: ParsedMaintenance
+
+    def location_of(self, repository: BackupRepository) -> BackupStorageLocation | None:
+        """Return the location of the repository; None: it does not exist, or could not be read."""
+        return (self.locations or {}).get(repository.spec.backup_storage_location)
+
+    def settings_of(self, repository: BackupRepository) -> MaintenanceSettings:
+        """Return the settings of the repository's maintenance."""
+        spec = repository.spec
+        return self.configured.settings_for(RepositoryKey(spec.volume_namespace, spec.backup_storage_location))
+
+    def decide(self, repository: BackupRepository, view: MaintenanceView) -> NextMaintenance:
+        """Return the next maintenance, as far as it can be computed without the leader."""
+        known = self.locations is not None
+        settings = self.settings_of(repository)
+        whole = dataclasses.replace(
+            view,
+            switch=self.switch,
+            server=self.server,
+            location=location_state(self.location_of(repository)) if known else LocationState.USABLE,
+            job_unfinished=any(not job.ended for job in jobs_of(repository, self.jobs)),
+            running_jobs=sum(job.ours and not job.ended for job in self.jobs),
+            max_concurrent_jobs=settings.max_concurrent_jobs,
+            windows=settings.windows,
+        )
+        return compute_next(whole)
+
+
+class RepositoryReader:
+    """Reads the repositories of one namespace for one command."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        namespace: str,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        """Read through `client`."""
+        self._client = client
+        self._namespace = namespace
+        self._now = now
+        self._notes: list[str] = []
+        self._around: _Surroundings | None = None
+
+    async def summarize(self, names: Sequence[str] = ()) -> RepositoryList:
+        """Return the repositories of these names, all of them if there are none; in the order of their names.
+
+        Raises:
+            NotFoundError: there is none of such a name.
+            KubeError: they cannot be listed.
+        """
+        found = await self._client.list(Selection(BACKUP_REPOSITORIES, self._namespace))
+        by_name = {raw["metadata"]["name"]: raw for raw in found}
+        for name in names:
+            if name not in by_name:
+                raise _missing(self._namespace, name, by_name)
+        chosen = [by_name[name] for name in sorted(set(names) or by_name)]
+        repositories = [one for raw in chosen if (one := self._parse(raw)) is not None]
+        settings = await self._read_settings()
+        said = await self._ask_leader(settings)
+        now = self._now()
+        summaries = []
+        for one in repositories:
+            view = view_of(one, now)
+            following = await self._decide(one, view, said.get(one.name), settings)
+            summaries.append(RepositorySummary.of(one, view.record, following))
+        return RepositoryList(repositories=summaries, notes=self._notes)
+
+    async def describe(self, name: str) -> RepositoryDetails:
+        """Return everything about one repository.
+
+        Raises:
+            NotFoundError: there is none of that name.
+            ContractError: it is invalid.
+            KubeError: it cannot be read.
+        """
+        repository = await read_repository(self._client, self._namespace, name)
+        settings = await self._read_settings()
+        said = await self._ask_leader(settings)
+        around = await self._look_around(settings)
+        view = view_of(repository, self._now())
+        record, following = view.record, await self._decide(repository, view, said.get(name), settings)
+        location, jobs = around.location_of(repository), jobs_of(repository, around.jobs)
+        memory = _next_memory(record, following, around.settings_of(repository))
+        return RepositoryDetails(
+            **asdict(RepositorySummary.of(repository, record, following)),
+            created_here=repository.metadata.annotations.get(REPOSITORY_CREATED_ANNOTATION) == "true",
+            location_phase=(location.status.phase or "Available") if location is not None else "",
+            location_message=location.status.message if location is not None else "",
+            next_quick=record.next_quick,
+            next_full=record.next_full,
+            full_interval_seconds=record.full_interval_seconds,
+            last_mode=str(record.mode) if record.at else "",
+            last_result=await self._try("the result of the last Job", self._read_result(jobs), None),
+            peak_quick_bytes=record.peak_quick_bytes,
+            peak_full_bytes=record.peak_full_bytes,
+            **memory,
+            incomplete_full=is_full_incomplete(record, view.entries),
+            reported_at=record.reported_at,
+            unreferenced=record.orphans,
+            running=[await self._read_running(job) for job in jobs if not job.ended],
+            history=repository.status.recent_maintenance[::-1],
+            events=await self._try("Events", read_events(self._client, self._namespace, repository.uid), []),
+            notes=self._notes,
+        )
+
+    async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise` and a note, if that fails."""
+        try:
+            return await read
+        except AgentError as e:
+            self._notes.append(f"{what} could not be read: {e}")
+            return otherwise
+
+    def _parse(self, raw: JsonDict) -> BackupRepository | None:
+        try:
+            return BackupRepository.parse(raw)
+        except ContractError as e:
+            self._notes.append(str(e))
+            return None
+
+    async def _read_settings(self) -> Settings:
+        """Return the settings of the agents; the defaults, if they cannot be read."""
+        try:
+            return await read_settings(self._client, self._namespace)
+        except ConfigError as e:
+            self._notes.append(f"the flags of the agents are not known, defaults are assumed: {e}")
+            return Settings(node_name="")
+
+    async def _ask_leader(self, settings: Settings) -> dict[str, LeaderDecision]:
+        """Return what the leader says; nothing, and a note, if it does not answer."""
+        try:
+            return await read_leader_decisions(self._client, self._namespace, settings)
+        except AgentError as e:
+            self._notes.append(f"the leader did not answer, so the next maintenance is computed here: {e}")
+            return {}
+
+    async def _decide(
+        self, repository: BackupRepository, view: MaintenanceView, said: LeaderDecision | None, settings: Settings
+    ) -> NextMaintenance:
+        """Return the next maintenance as the leader said, else as it is computed here."""
+        if said is not None:
+            return NextMaintenance.of_leader(said, view.record, view.now)
+        return (await self._look_around(settings)).decide(repository, view)
+
+    async def _look_around(self, settings: Settings) -> _Surroundings:
+        """Return what decisions depend on; read once."""
+        if self._around is None:
+            self._around = await self._read_around(settings)
+        return self._around
+
+    async def _read_around(self, settings: Settings) -> _Surroundings:
+        client, namespace = self._client, self._namespace
+        server = bool(await self._try("Deployments", has_velero_server(client, namespace), None))
+        locations = await self._try("locations", self._read_locations(), None)
+        jobs: list[MaintenanceJob] = await self._try("Jobs", list_jobs(client, namespace), [])
+        configured = _NO_ENTRIES
+        if name := settings.maintenance_config_map:
+            read = read_maintenance(client, namespace, name)
+            configured = parse_maintenance(await self._try("the configuration of maintenance", read, {}))
+        return _Surroundings(jobs, locations, server, settings.maintenance, configured)
+
+    async def _read_locations(self) -> dict[str, BackupStorageLocation] | None:
+        found = {}
+        for raw in await self._client.list(Selection(BACKUP_STORAGE_LOCATIONS, self._namespace)):
+            try:
+                location = BackupStorageLocation.parse(raw)
+            except ContractError as e:
+                self._notes.append(str(e))
+            else:
+                found[location.name] = location
+        return found
+
+    async def _read_result(self, jobs: Sequence[MaintenanceJob]) -> MaintenanceResult | None:
+        """Return the result of the newest Job of ours that has ended; None: there is none, or it failed."""
+        ended = [job for job in jobs if job.ours and job.ended]
+        if not ended:
+            return None
+        return describe_end(ended[-1], await read_pod(self._client, self._namespace, ended[-1].name)).result
+
+    async def _read_running(self, job: MaintenanceJob) -> RunningJobState:
+        read = read_pod(self._client, self._namespace, job.name)
+        pod = await self._try(f"the pod of Job {job.name}", read, None)
+        if pod is None:
+            return RunningJobState(job=job.name, created=job.created)
+        return RunningJobState(
+            job=job.name,
+            created=job.created,
+            pod=pod["metadata"]["name"],
+            phase=(pod.get("status") or {}).get("phase", ""),
+            node=(pod.get("spec") or {}).get("nodeName", ""),
+            pending=_pending(pod),
+        )
+
+
+async def read_repository(client: KubeClient, namespace: str, name: str) -> BackupRepository:
+    """Return the BackupRepository.
+
+    Raises:
+        NotFoundError: it does not exist; the message has the name that may be meant.
+        ContractError: it is invalid.
+        KubeError: it cannot be read.
+    """
+    raw = await client.read(BACKUP_REPOSITORIES, namespace, name)
+    if raw is None:
+        others = await client.list(Selection(BACKUP_REPOSITORIES, namespace))
+        raise _missing(namespace, name, [one["metadata"]["name"] for one in others])
+    return BackupRepository.parse(raw)
+
+
+def _missing(namespace: str, name: str, known: Iterable[str]) -> NotFoundError:
+    return missing(f"{BACKUP_REPOSITORIES.kind} {namespace}/{name} does not exist", name, known)
+
+
+def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings: MaintenanceSettings) -> JsonDict:
+    """Return the fields of RepositoryDetails about the memory of the next attempt; quantities, empty: none."""
+    resources, too_small = settings.job.resources, False
+    if resources is None:
+        full = following.mode != MaintenanceMode.QUICK
+        memory = decide_memory(record, may_be_full=full, most_bytes=settings.memory_limit_max_bytes)
+        resources, too_small = memory.resources, memory.too_small
+    request, limit = (str((resources.get(key) or {}).get("memory", "")) for key in ("requests", "limits"))
+    return {"memory_request": request, "memory_limit": limit, "memory_too_small": too_small}
+
+
+def _pending(pod: JsonDict) -> str:
+    """Return why the pod has not started; empty: it has."""
+    try:
+        pending = diagnose_pod(pod)
+    except AgentError as e:
+        return str(e)
+    return pending.message if pending is not None else ""

@@ -1,0 +1,214 @@
+"""The objects of a restore: a new PVC for each volume, and the transfer that fills it. Pure builders.
+
+The transfer is a DataDownload; or, for a PVC that a pod waits for, a PodVolumeRestore.
+"""
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from client.backups.objects import OPERATION_TIMEOUT, is_reserved, transfer_name
+from client.backups.plan import ClaimName
+from client.restores.sources import RestoreError, SavedVolume
+from client.restores.waiting_pods import WaitingPod
+from core.contract import VolumeMode
+from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
+from core.models.base import JsonDict
+from core.models.names import (
+    PVC_NAME_ANNOTATION,
+    RESTORE_ANNOTATION,
+    RESTORE_LABEL,
+    RESTORE_SELECTOR_LABEL,
+    RESTORE_UID_LABEL,
+    RESTORE_VOLUMES_ANNOTATION,
+    label_value,
+)
+from core.models.units import parse_quantity
+
+__all__ = ["PlannedRestore", "RestoreRequest"]
+
+_DEFAULT_MODES: Final = ("ReadWriteOnce",)
+_VOLUME: Final = "data"
+
+
+@dataclass(frozen=True)
+class RestoreRequest:
+    """A restore as the user asked for it; `namespace` is that of the transfers.
+
+    `size` and `storage_class` are for PVCs of which the backup has the names only, `storage_class` also for those whose
+    class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
+    pod runs in each PVC; empty: none does.
+    """
+
+    name: str
+    namespace: str
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict)
+    size: str = ""
+    storage_class: str = ""
+    wait_image: str = ""
+
+
+@dataclass(frozen=True)
+class PlannedRestore:
+    """One volume of a restore. `volumes` is how many the restore has."""
+
+    request: RestoreRequest
+    volume: SavedVolume
+    volumes: int
+
+    @property
+    def target(self) -> ClaimName:
+        """The new PVC."""
+        claim = self.volume.claim
+        return ClaimName(self.request.namespaces.get(claim.namespace, claim.namespace), claim.name)
+
+    @property
+    def name(self) -> str:
+        """The name of the transfer, and of the pod that waits for it."""
+        return transfer_name(self.request.name, self.target.namespace, self.target.name)
+
+    @property
+    def saved_class(self) -> str | None:
+        """The class before it is mapped: that of the old PVC or, if it had none to be used again, the given one."""
+        claim, given = self.volume.claim, self.request.storage_class or None
+        if not claim.size:
+            return given
+        # Empty: no provisioner makes a volume of it.
+        return claim.storage_class if claim.storage_class != "" else given or claim.storage_class
+
+    @property
+    def storage_class(self) -> str | None:
+        """The class of the new PVC; None: the cluster's default one."""
+        return self.request.classes.get(self.saved_class or "", self.saved_class)
+
+    @property
+    def size(self) -> str:
+        """The size of the new PVC: the requested one, or that of the old volume if it was larger; empty: not known."""
+        claim = self.volume.claim
+        return max((claim.size, claim.capacity), key=_bytes) if claim.size else self.request.size
+
+    @property
+    def by_pod(self) -> bool:
+        """Whether a pod mounts the PVC, and waits for its data."""
+        return bool(self.request.wait_image)
+
+    @property
+    def pod(self) -> WaitingPod:
+        """The pod that waits for its data, if one does."""
+        return WaitingPod(self.target.namespace, self.name)
+
+    @property
+    def resource(self) -> Resource:
+        """The kind of its transfer."""
+        return POD_VOLUME_RESTORES if self.by_pod else DATA_DOWNLOADS
+
+    def build_claim(self) -> JsonDict:
+        """Return the PVC. No provisioner fills it, unless a pod waits in it: it selects the volume that is restored.
+
+        Raises:
+            RestoreError: its size is not known, its class makes no volume, or its volume can have no files.
+        """
+        claim = self.volume.claim
+        if self.by_pod and claim.volume_mode == VolumeMode.BLOCK:
+            raise RestoreError(f"PVC {self.volume.name}: its volume is a block device: leave out --method restore-wait")
+        if not self.by_pod and self.storage_class == "":
+            raise RestoreError(
+                f'PVC {self.volume.name}: its storage class was "", which no provisioner serves: set --storage-class'
+            )
+        if not self.size:
+            raise RestoreError(
+                f"PVC {self.volume.name}: its backup does not say its size: set --size, and --storage-class"
+            )
+        labels = {key: value for key, value in claim.labels.items() if not is_reserved(key)}
+        spec: JsonDict = {
+            "accessModes": list(claim.access_modes or _DEFAULT_MODES),
+            "resources": {"requests": {"storage": self.size}},
+            "volumeMode": claim.volume_mode,
+        }
+        if not self.by_pod:
+            spec["selector"] = {"matchLabels": {RESTORE_SELECTOR_LABEL: self.name}}
+        if self.storage_class is not None:
+            spec["storageClassName"] = self.storage_class
+        meta = {
+            "name": self.target.name,
+            "namespace": self.target.namespace,
+            "labels": {**labels, RESTORE_LABEL: label_value(self.request.name)},
+            "annotations": {RESTORE_ANNOTATION: self.request.name},
+        }
+        kind = PERSISTENT_VOLUME_CLAIMS
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+
+    def build_pod(self) -> JsonDict | None:
+        """Return the pod that waits for the data in its PVC, and then ends; None: none is needed."""
+        if not self.by_pod:
+            return None
+        helper = {
+            **self._container("restore-wait", ["/velero-restore-helper", self._restore_uid]),
+            "volumeMounts": [{"name": _VOLUME, "mountPath": f"/restores/{_VOLUME}"}],
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}},
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "initContainers": [helper],
+            "containers": [self._container("restored", ["true"])],
+            "volumes": [{"name": _VOLUME, "persistentVolumeClaim": {"claimName": self.target.name}}],
+        }
+        meta = {**self._meta({}), "namespace": self.target.namespace}
+        return {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": spec}
+
+    def _container(self, name: str, command: list[str]) -> JsonDict:
+        """Return a container that may remove the done file of any owner, and nothing else."""
+        capabilities = {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}
+        return {
+            "name": name,
+            "image": self.request.wait_image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": command,
+            "resources": {"requests": {"cpu": "1m", "memory": "16Mi"}, "limits": {"memory": "32Mi"}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": capabilities,
+            },
+        }
+
+    @property
+    def _restore_uid(self) -> str:
+        """The UID that the done file is named by: the same each time, so that a repetition waits for the same."""
+        return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self.name}/{self.volume.snapshot_id}"))
+
+    def build_transfer(self, pod_uid: str = "") -> JsonDict:
+        """Return the transfer; that into a pod needs the UID of its pod."""
+        volume, kind = self.volume, self.resource
+        meta = self._meta({RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
+        spec: JsonDict = {
+            "snapshotID": volume.snapshot_id,
+            "sourceNamespace": volume.repository,
+            "backupStorageLocation": volume.location,
+        }
+        if self.by_pod:
+            meta["labels"][RESTORE_UID_LABEL] = self._restore_uid
+            meta["annotations"][PVC_NAME_ANNOTATION] = self.target.name
+            place = {"kind": "Pod", "namespace": self.target.namespace, "name": self.name, "uid": pod_uid}
+            spec |= {"pod": place, "volume": _VOLUME, "repoIdentifier": "", "uploaderType": "kopia"}
+        else:
+            target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": ""}
+            spec |= {"targetVolume": target, "operationTimeout": OPERATION_TIMEOUT, "nodeOS": "linux"}
+        return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+
+    def _meta(self, annotations: JsonDict) -> JsonDict:
+        return {
+            "name": self.name,
+            "namespace": self.request.namespace,
+            "labels": {RESTORE_LABEL: label_value(self.request.name)},
+            "annotations": {RESTORE_ANNOTATION: self.request.name, **annotations},
+        }
+
+
+def _bytes(quantity: str) -> int:
+    return int(parse_quantity(quantity)) if quantity else 0

@@ -1,0 +1,203 @@
+"""Which volumes a restore has: those of a backup in the cluster, or of snapshots in a bucket. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from client.backups.plan import ClaimName
+from client.backups.view import Backup, BackupVolume
+from client.restores.stored import StoredList
+from core.errors import AgentError
+from core.models.phases import Phase
+from core.models.saved_claim import SavedClaim
+from core.snapshot_contract import StoredSnapshot
+from core.spelling import guess, hinted
+
+__all__ = ["RestoreError", "SavedVolume", "Source", "choose_from_backups", "choose_stored"]
+
+
+class RestoreError(AgentError):
+    """A volume cannot be restored."""
+
+
+class UnsetRestoreError(RestoreError):
+    """All data is restored, but a volume did not take the owner, mode or time of some files."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is restored: a backup by its name, or one snapshot by its ID; of a backup, these PVCs or all of a namespace.
+
+    `cluster` is the UID of the namespace `kube-system` of the cluster that made the backup; empty: of any. Without
+    `namespace` and `claims`, all PVCs are.
+    """
+
+    backup: str = ""
+    snapshot: str = ""
+    cluster: str = ""
+    namespace: str = ""
+    claims: tuple[ClaimName, ...] = ()
+
+    def has(self, claim: ClaimName) -> bool:
+        """Return whether it is about this PVC."""
+        if self.claims:
+            return claim in self.claims
+        return self.namespace in {"", claim.namespace}
+
+    def __str__(self) -> str:
+        """Return it as messages name it."""
+        return f"snapshot {self.snapshot}" if self.snapshot else f"backup {self.backup}"
+
+
+@dataclass(frozen=True)
+class SavedVolume:
+    """A volume in a bucket: its snapshot, the repository by its namespace and location, and the PVC as it was.
+
+    Only the names of the PVC are known if its `size` is empty. `size_bytes` is the size of its files; 0: not known.
+    """
+
+    snapshot_id: str
+    repository: str
+    location: str
+    claim: SavedClaim
+    size_bytes: int = 0
+
+    @property
+    def name(self) -> ClaimName:
+        """The namespace and the name that the PVC had."""
+        return ClaimName(self.claim.namespace, self.claim.name)
+
+
+def choose_from_backups(backups: Sequence[Backup], source: Source) -> list[SavedVolume]:
+    """Return the volumes of these backups, the newest of each PVC, in the order of their names.
+
+    Raises:
+        RestoreError: there are none, or a volume is not complete; the message names it.
+    """
+    if source.snapshot:
+        found = [one for backup in backups for one in backup.volumes if one.snapshot_id == source.snapshot]
+        if not found:
+            raise RestoreError(f"no backup in the cluster names {source}: --from-storage-location looks in the bucket")
+        return [_of_transfer(found[0])]
+    named = [backup for backup in backups if backup.name == source.backup]
+    if not named:
+        hint = guess(source.backup, [backup.name for backup in backups])
+        text = f" ({hint})" if hint else ": --from-storage-location looks for it in the bucket"
+        raise RestoreError(f"there is no {source} in the cluster{text}")
+    if len(named) > 1:
+        raise RestoreError(f"{source} is Velero's, and also nodeagent's: restore its volumes by --from-snapshot")
+    (backup,) = named
+    if backup.missing and not source.claims:
+        raise RestoreError(f"{source}: {backup.missing} of its volumes have no transfer: name the others by --pvc")
+    by_claim = {ClaimName(one.namespace, one.claim): one for one in backup.volumes}
+    return [_of_transfer(by_claim[name]) for name in _choose(by_claim, source)]
+
+
+def _of_transfer(one: BackupVolume) -> SavedVolume:
+    shown = f"{one.kind} {one.transfer} of PVC {one.namespace}/{one.claim}"
+    if one.phase is not Phase.COMPLETED or not one.snapshot_id:
+        cause = f": {one.message}" if one.message else ""
+        raise RestoreError(f"{shown} is {one.phase}{cause}: name the volumes to restore by --pvc")
+    if ":" in one.claim:
+        raise RestoreError(f"{shown}: the volume had no PVC: name the volumes to restore by --pvc")
+    claim = one.saved or SavedClaim(namespace=one.namespace, name=one.claim)
+    return SavedVolume(one.snapshot_id, one.namespace, one.location, claim, one.total_bytes)
+
+
+def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
+    """Return the volumes of the source in a bucket, the newest of each PVC, in the order of their names.
+
+    A backup of Velero is named by the UID of its Backup.
+
+    Raises:
+        RestoreError: there are none, the name is that of several backups, or a snapshot names no PVC of its namespace.
+    """
+    found = [one for one in stored.snapshots if _matches(one, source)]
+    place = f"BackupStorageLocation {stored.location}"
+    if not found:
+        known = {one.id if source.snapshot else one.backup for one in stored.snapshots} - {""}
+        raise RestoreError(hinted(f"there is no {source} in {place}", source.snapshot or source.backup, known))
+    clusters = sorted({one.cluster for one in found})
+    if len(clusters) > 1:
+        text = ", ".join(one or "none" for one in clusters)
+        raise RestoreError(f"{source} in {place} is of several clusters: choose one by --cluster: {text}")
+    newest: dict[ClaimName, StoredSnapshot] = {}
+    by_claim = {}
+    # The newest one counts: another attempt may have made one too.
+    for one in sorted(found, key=lambda one: one.start):
+        volume = SavedVolume(one.id, one.volume_namespace, stored.location, _claim_of(one, place), one.bytes)
+        before = newest.get(volume.name)
+        if before is not None and before.transfer_uid != one.transfer_uid:
+            what = f"different transfers made those of PVC {volume.name}, {_at(before)} and {_at(one)}"
+            raise _several_runs(source, place, what)
+        newest[volume.name], by_claim[volume.name] = one, volume
+    if not source.snapshot:
+        _check_counts(list(newest.values()), source, place)
+    missing = max(one.backup_volumes for one in found) - len(by_claim)
+    if missing > 0 and not (source.claims or source.namespace or source.snapshot):
+        raise RestoreError(f"{source}: {missing} of its volumes are not in {place}: name the others by --pvc, or -n")
+    return [by_claim[name] for name in _choose(by_claim, source)]
+
+
+def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
+    """Return the PVC of a snapshot, which is of the namespace of its repository.
+
+    A writer to one repository could name a PVC of another namespace otherwise.
+    """
+    if one.claim is None or one.claim.namespace != one.volume_namespace:
+        raise RestoreError(
+            f"snapshot {one.id} in {place} names no PVC of {one.volume_namespace}, the namespace of its repository: "
+            f"its source is {one.source}: name the others by --pvc, or -n"
+        )
+    return one.claim
+
+
+def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:
+    """Check that these snapshots, one of each PVC, can be those of one backup, by how many volumes they say it has.
+
+    Raises:
+        RestoreError: the name was used for several backups, and which snapshot is of which is not known.
+    """
+    by_count = {one.backup_volumes: one for one in found if one.backup_volumes}
+    if len(by_count) > 1:
+        text = " and ".join(f"{_at(one)} of {count} volumes" for count, one in sorted(by_count.items()))
+        raise _several_runs(source, place, f"there are {text}")
+    first, last = (pick(found, key=lambda one: one.start) for pick in (min, max))
+    if by_count and len(found) > (count := max(by_count)):
+        what = f"{len(found)} PVCs instead of {count} have one, from {_at(first)} to {_at(last)}"
+        raise _several_runs(source, place, what)
+
+
+def _several_runs(source: Source, place: str, what: str) -> RestoreError:
+    text = f"the snapshots of {source} in {place} are of several backups of that name"
+    return RestoreError(f"{text}: {what}: choose each volume by --from-snapshot")
+
+
+def _at(one: StoredSnapshot) -> str:
+    return f"{one.id} of {one.start}"
+
+
+def _matches(one: StoredSnapshot, source: Source) -> bool:
+    if source.cluster and one.cluster != source.cluster:
+        return False
+    if source.snapshot:
+        return one.id == source.snapshot
+    return source.backup in {one.backup, one.backup_uid}
+
+
+def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
+    """Return those of the PVCs that the source is about, in the order of their names.
+
+    Raises:
+        RestoreError: one that it names is not among them, or there are none.
+    """
+    for name in source.claims:
+        if name not in known:
+            raise RestoreError(hinted(f"{source} has no PVC {name}", str(name), map(str, known)))
+    chosen = sorted(name for name in known if source.has(name))
+    if not chosen:
+        raise RestoreError(
+            f"{source} has no volume" + (f" of namespace {source.namespace}" if source.namespace else "")
+        )
+    return chosen

@@ -1,0 +1,229 @@
+"""The objects of a schedule: a CronJob, its account, and roles with exactly what its pods need. Pure builders."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from client.backups.deletion_record import build_lease, build_record
+from client.backups.methods import Method
+from client.install.accounts import build_rule
+from client.permissions import READ_BACK_PERMISSIONS
+from client.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULED_PERMISSIONS
+from client.schedules.request import ScheduleRequest, ScheduleTimes
+from core.kube import resources as kube
+from core.models.base import JsonDict
+from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
+from core.models.units import format_duration
+from exposer.placement import Placement, build_node_affinity
+from nodeagent.runtime.permissions import Permission, Scope
+
+__all__ = [
+    "JOB_VARIABLE",
+    "AgentImage",
+    "account_name",
+    "build_accounts",
+    "build_schedule",
+    "is_role_of",
+    "schedule_permissions",
+]
+
+JOB_VARIABLE: Final = "NODE_AGENT_JOB"
+"""Environment variable of a pod: the name of its Job, whose time names the backup also if the pod is replaced."""
+
+_JOB_LABEL: Final = "batch.kubernetes.io/job-name"
+"""Source: Kubernetes v1.27 and later, Job."""
+
+_RBAC: Final = "rbac.authorization.k8s.io"
+_USER: Final = 65532
+"""The user of the image."""
+
+_RETRIES: Final = 2
+"""A pod that is lost with its node is replaced, and continues the backup; what failed once more fails again."""
+
+_LATEST_START_SECONDS: Final = 3600
+"""A CronJob that could not start for longer, such as in an outage, waits for its next time."""
+
+_DEADLINE_SECONDS: Final = 3 * 24 * 3600
+"""Of a run with its retries: longer than the first backup of large volumes, so that one that hangs does not end all."""
+
+_RESOURCES: Final = {
+    "requests": {"cpu": "10m", "memory": "96Mi"},
+    "limits": {"memory": "512Mi"},
+}
+
+_OF_CLAIMS: Final = frozenset({kube.PERSISTENT_VOLUME_CLAIMS, kube.VOLUME_SNAPSHOTS, kube.PODS})
+"""What the account may do in the namespaces of the PVCs alone."""
+
+_FOR_SNAPSHOTS: Final = frozenset({kube.VOLUME_SNAPSHOTS, kube.VOLUME_SNAPSHOT_CLASSES, kube.STORAGE_CLASSES})
+
+
+@dataclass(frozen=True)
+class AgentImage:
+    """The image of the agents, and how it is pulled."""
+
+    image: str
+    pull_policy: str = "IfNotPresent"
+    pull_secrets: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, daemonset: JsonDict) -> "AgentImage":
+        """Return that of the agents' apps/v1 DaemonSet: its first container is the agent."""
+        spec = daemonset["spec"]["template"]["spec"]
+        container = spec["containers"][0]
+        secrets = tuple(one["name"] for one in spec.get("imagePullSecrets") or [])
+        return cls(container["image"], container.get("imagePullPolicy") or "IfNotPresent", secrets)
+
+
+def account_name(schedule: str) -> str:
+    """Return the name of the ServiceAccount of a schedule, and of its role in the agents' namespace."""
+    return f"node-agent-schedule-{schedule}"
+
+
+def _shared_role_name(request: ScheduleRequest) -> str:
+    """Return the name of a schedule's roles where those of other agents' namespaces may be.
+
+    A namespace has no dot, and an account's name a dash in place of the first one: no two schedules share a name.
+    Source: Kubernetes v1.34, "Object Names and IDs": a namespace is an RFC 1123 label.
+    """
+    return f"node-agent-schedule.{request.namespace}.{request.name}"
+
+
+def is_role_of(request: ScheduleRequest, role: JsonDict) -> bool:
+    """Return whether a role or binding with the schedule's label has a name of its roles."""
+    meta = role["metadata"]
+    in_own = meta.get("namespace") == request.namespace and meta["name"] == account_name(request.name)
+    return bool(in_own or meta["name"] == _shared_role_name(request))
+
+
+def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
+    """Return what the account of the schedule needs: less for a method or a choice that needs less."""
+    left_out: set[kube.Resource] = set()
+    if request.method is Method.FS_BACKUP:
+        left_out = set(_FOR_SNAPSHOTS)
+    found = [
+        replace(one, verbs=("get",) if request.claims else ("list",))
+        if one.resource is kube.PERSISTENT_VOLUME_CLAIMS
+        else one
+        for one in SCHEDULED_PERMISSIONS
+        if one.resource not in left_out and not (one.resource is kube.PODS and request.method is Method.CSI_SNAPSHOT)
+    ]
+    return (
+        *found,
+        *(READ_BACK_PERMISSIONS if request.verify else ()),
+        *(EXPIRY_PERMISSIONS if request.ttl is not None else ()),
+    )
+
+
+def build_accounts(request: ScheduleRequest) -> list[JsonDict]:
+    """Return the account of a schedule, with its roles in the agents' and the PVCs' namespaces, and in the cluster."""
+    account = account_name(request.name)
+    permissions = schedule_permissions(request)
+    own = [one for one in permissions if one.scope is Scope.OWN_NAMESPACE]
+    of_claims = [one for one in permissions if one.scope is Scope.CLUSTER and one.resource in _OF_CLAIMS]
+    of_cluster = [one for one in permissions if one.scope is Scope.CLUSTER and one.resource not in _OF_CLAIMS]
+    builder = _Builder(request)
+    objects = [builder.build("v1", "ServiceAccount", account, request.namespace)]
+    objects += builder.build_role(account, request.namespace, own)
+    for namespace in request.claim_namespaces:
+        objects += builder.build_role(_shared_role_name(request), namespace, of_claims)
+    if of_cluster:
+        objects += builder.build_role(_shared_role_name(request), "", of_cluster)
+    return objects
+
+
+def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> list[JsonDict]:
+    """Return the objects of a schedule, the CronJob last: when it runs, the others are there.
+
+    `now` is from when on the longest pause between two runs counts, which is how often verifications are due.
+    """
+    shared = [build_record(request.namespace), build_lease(request.namespace)] if request.ttl is not None else []
+    return [*build_accounts(request), *shared, _build_cron_job(request, times, agent, now)]
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Builds objects with the label of a schedule, and roles for its account."""
+
+    request: ScheduleRequest
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {SCHEDULE_LABEL: self.request.label}
+
+    def build(self, version: str, kind: str, name: str, namespace: str) -> JsonDict:
+        meta = {"name": name} | ({"namespace": namespace} if namespace else {})
+        return {"apiVersion": version, "kind": kind, "metadata": {**meta, "labels": self.labels}}
+
+    def build_role(self, name: str, namespace: str, permissions: Iterable[Permission]) -> list[JsonDict]:
+        """Return a role and its binding; without `namespace`, of the cluster."""
+        kind, version = "Role" if namespace else "ClusterRole", f"{_RBAC}/v1"
+        account = account_name(self.request.name)
+        subject = {"kind": "ServiceAccount", "name": account, "namespace": self.request.namespace}
+        return [
+            self.build(version, kind, name, namespace) | {"rules": [build_rule(one) for one in permissions]},
+            self.build(version, f"{kind}Binding", name, namespace)
+            | {"roleRef": {"apiGroup": _RBAC, "kind": kind, "name": name}, "subjects": [subject]},
+        ]
+
+
+def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> JsonDict:
+    builder, account = _Builder(request), account_name(request.name)
+    cron_job = builder.build(kube.CRON_JOBS.api_version, kube.CRON_JOBS.kind, request.name, request.namespace)
+    annotations = {}
+    if request.verify:
+        annotations[VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
+    if request.ttl is not None:
+        annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
+    if annotations:
+        cron_job["metadata"]["annotations"] = annotations
+    template = {"metadata": {"labels": builder.labels}, "spec": _build_pod(account, request.argv, agent)}
+    return cron_job | {
+        "spec": {
+            "schedule": times.schedule,
+            **({"timeZone": times.time_zone} if times.time_zone else {}),
+            "concurrencyPolicy": "Forbid",
+            "startingDeadlineSeconds": _LATEST_START_SECONDS,
+            "suspend": times.suspend,
+            "jobTemplate": {
+                "metadata": {"labels": builder.labels},
+                "spec": {
+                    "backoffLimit": _RETRIES,
+                    "activeDeadlineSeconds": _DEADLINE_SECONDS,
+                    "template": template,
+                },
+            },
+        }
+    }
+
+
+def _build_pod(account: str, argv: Sequence[str], agent: AgentImage) -> JsonDict:
+    job = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}
+    container = {
+        "name": "schedule",
+        "image": agent.image,
+        "imagePullPolicy": agent.pull_policy,
+        "command": ["python", "-m", "nodeagent"],
+        "args": list(argv),
+        "env": [{"name": JOB_VARIABLE, "valueFrom": job}],
+        "resources": _RESOURCES,
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    return {
+        "serviceAccountName": account,
+        "restartPolicy": "Never",
+        "enableServiceLinks": False,
+        "affinity": build_node_affinity(Placement()),
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        **({"imagePullSecrets": [{"name": one} for one in agent.pull_secrets]} if agent.pull_secrets else {}),
+        "containers": [container],
+    }

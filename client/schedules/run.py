@@ -1,0 +1,246 @@
+"""One run of a schedule: a backup of its PVCs, its verification, and the deletion of all backups that are expired."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import structs
+
+from client.backups.create import check_backup, start_backup
+from client.backups.delete import (
+    DeletionPlan,
+    DeletionTools,
+    check_plan,
+    execute_plan,
+    plan_expired,
+)
+from client.backups.deletion_lease import DeletionGuard, hold_deletions
+from client.backups.deletion_record import DeletionRecord
+from client.backups.deletion_view import BackupDeletion, build_deletion, build_report
+from client.backups.follow import wait_for_backup
+from client.backups.methods import BackupError
+from client.backups.moving import explain_end
+from client.backups.objects import BackupRequest, PlannedVolume
+from client.backups.plan import BackupTools, plan_backup
+from client.backups.progress import VolumeProgress
+from client.backups.view import Backup
+from client.schedules.request import ScheduleRequest
+from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
+from client.verifications.view import (
+    VerificationReport,
+    VolumeOutcome,
+    choose_volumes,
+    explain_report,
+)
+from core.errors import AgentError
+from core.kube.resources import DAEMON_SETS, JOBS
+from core.models.base import parse_time
+from core.models.names import AGENT_DAEMONSET
+from core.models.phases import Phase
+from core.models.retention import RetentionReport
+from core.models.verification import WHOLE_PERCENT
+
+__all__ = ["ScheduleError", "SchedulePreview", "ScheduleRun", "ScheduleTools", "preview_schedule", "run_schedule"]
+
+_STAMP: Final = "%Y%m%d%H%M%S"
+
+_VERIFICATION_TIMEOUT: Final = timedelta(hours=6)
+"""Of the Job that reads one repository."""
+
+
+class ScheduleError(AgentError):
+    """Not all of a run succeeded."""
+
+
+@dataclass(frozen=True)
+class ScheduleTools:
+    """What a run works with; `job` is the name of the Job that it is of, empty: of none.
+
+    `show` gets the progress of the backup, `on_line` what has been done, `on_report` what retention has left.
+    """
+
+    deletion: DeletionTools
+    show: Callable[[list[VolumeProgress]], None]
+    on_line: Callable[[str], None]
+    on_report: Callable[[RetentionReport], None]
+    job: str = ""
+
+    @property
+    def backup(self) -> BackupTools:
+        """What its backup works with."""
+        jobs = self.deletion.jobs
+        return BackupTools(jobs.client, jobs.clock, jobs.on_note, self.deletion.date)
+
+
+@dataclass
+class ScheduleRun:
+    """A run: the name of its backup, and why it did not succeed, one line each.
+
+    `begun` is when its Job was created; None: it is of none. `unverified`: of a completed volume it is not known
+    whether its data can be read back.
+    """
+
+    backup: str
+    begun: datetime | None = None
+    failures: list[str] = field(default_factory=list)
+    unverified: bool = False
+
+
+async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
+    """Back up, wait for the end, verify, and delete what is expired; a failed backup does not keep it from deleting.
+
+    The newest copies of volumes stay in any case. A run may be repeated: of the same Job it continues the backup.
+
+    Raises:
+        ScheduleError: the backup is not complete, or not everything was deleted; the message names the first cause.
+    """
+    run = await _begin(tools, request)
+    try:
+        await _back_up(tools, request, run)
+    except AgentError as e:
+        run.failures.append(f"backup {run.backup}: {e}")
+    if run.unverified and request.ttl is not None:
+        run.failures.append(
+            "expired backups are not deleted, since it is not known whether the new one can be read back"
+        )
+    elif request.ttl is not None:
+        try:
+            await _expire(tools, run, request.name)
+        except AgentError as e:
+            run.failures.append(f"deletion of expired backups: {e}")
+    if run.failures:
+        raise ScheduleError("; ".join(run.failures))
+
+
+@dataclass(frozen=True)
+class SchedulePreview:
+    """What a run would back up now, and delete (None: no time to live); `failures` are the volumes it would miss."""
+
+    volumes: list[PlannedVolume]
+    failures: list[str]
+    deletion: BackupDeletion | None = None
+
+
+async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> SchedulePreview:
+    """Return what a run would do now; nothing is changed.
+
+    Raises:
+        AgentError: a run would not begin.
+    """
+    run = await _begin(replace(tools, job=""), request)
+    preview = SchedulePreview(await _plan(tools, request, run), run.failures)
+    if request.ttl is None:
+        return preview
+    plan, found = await check_plan(tools.deletion, await plan_expired(tools.deletion))
+    return replace(preview, deletion=build_deletion(plan, found, done=False))
+
+
+async def _begin(tools: ScheduleTools, request: ScheduleRequest) -> ScheduleRun:
+    """Return a run, whose backup has the time of its Job by the API server, so that a second pod has the same.
+
+    Raises:
+        ScheduleError: the time is not known.
+    """
+    jobs = tools.deletion.jobs
+    if tools.job:
+        job = await jobs.client.get(JOBS, jobs.namespace, tools.job)
+        begun = parse_time(job["metadata"]["creationTimestamp"])
+        return ScheduleRun(f"{request.name}-{begun.strftime(_STAMP)}", begun)
+    # Whether it exists does not matter: the answer has the time.
+    await jobs.client.read(DAEMON_SETS, jobs.namespace, AGENT_DAEMONSET)
+    now = tools.deletion.date()
+    if now is None:
+        raise ScheduleError("the API server's answers have no Date: the time is not known")
+    return ScheduleRun(f"{request.name}-{now.strftime(_STAMP)}")
+
+
+async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> list[PlannedVolume]:
+    """Return the volumes that can be backed up; the others are failures of the run."""
+    choice = replace(request.choice, on_left_out=run.failures.append)
+    wanted = BackupRequest(
+        name=run.backup,
+        namespace=request.namespace,
+        location=request.location,
+        ttl=request.ttl,
+        labels=request.labels,
+        annotations=request.annotations,
+        schedule=request.name,
+    )
+    volumes = []
+    for volume in await plan_backup(tools.backup, wanted, choice):
+        try:
+            await check_backup(tools.backup, [volume])
+        except BackupError as e:
+            run.failures.append(str(e))
+        else:
+            volumes.append(volume)
+    return volumes
+
+
+async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun) -> None:
+    """Create the backup of every PVC that can be backed up, and wait for its end."""
+    volumes = await _plan(tools, request, run)
+    missing = await start_backup(tools.backup, volumes)
+    run.failures += missing
+    tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
+    backup = await wait_for_backup(tools.backup, request.namespace, run.backup, tools.show)
+    tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
+    # What is missing has been named, with its reason.
+    if not run.failures and (failure := explain_end(backup)):
+        run.failures.append(f"backup {backup.name} is {backup.phase}: {failure}")
+    if request.verify and any(one.phase is Phase.COMPLETED for one in backup.volumes):
+        await _verify(tools, backup, run)
+
+
+async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> None:
+    """Read all files of the backup back; the result is recorded on its transfers."""
+    jobs = tools.deletion.jobs
+    volumes, _ = choose_volumes(backup, ())
+    request = VerificationRequest(WHOLE_PERCENT, restore=False, timeout=_VERIFICATION_TIMEOUT)
+    means = VerificationTools(jobs, lambda: tools.deletion.date() or jobs.clock.now())
+    run.unverified = True
+    report = VerificationReport(backup=backup.name, volumes=await verify_volumes(means, volumes, request), notes=[])
+    run.unverified = any(one.outcome is VolumeOutcome.UNVERIFIED for one in report.volumes)
+    for one in report.volumes:
+        tools.on_line(f"verification of {one.namespace}/{one.claim}: {one.outcome}")
+    if failure := explain_report(report):
+        run.failures.append(f"verification of backup {backup.name}: {failure}")
+
+
+async def _expire(tools: ScheduleTools, run: ScheduleRun, schedule: str) -> None:
+    """Delete what is expired, and keep the report of it; what fails is a failure of the run.
+
+    Raises:
+        AgentError: the Lease of deletions cannot be held, or the report cannot be written.
+    """
+    deletion, jobs = tools.deletion, tools.deletion.jobs
+    async with hold_deletions(jobs) as guard:
+        report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=schedule)
+        failures: list[str] = []
+        try:
+            plan, _ = await check_plan(deletion, await plan_expired(deletion, begun=run.begun))
+            report = build_report(plan, plan.now or report.at, schedule)
+            if plan.check is not None:
+                failures += [
+                    f"nothing is deleted in BackupStorageLocation {where}: {why}"
+                    for (where, _), why in plan.check.refused.items()
+                ]
+            await _carry_out(tools, plan, guard)
+        except AgentError as e:
+            failures.append(str(e))
+        run.failures += [f"deletion of expired backups: {one}" for one in failures]
+        report = structs.replace(report, failure="; ".join(failures))
+        tools.on_report(report)
+        await DeletionRecord(jobs.client, jobs.namespace).write_report(report)
+
+
+async def _carry_out(tools: ScheduleTools, plan: DeletionPlan, guard: DeletionGuard) -> None:
+    if not (plan.transfers or plan.stale):
+        return
+    deletion = build_deletion(plan, await execute_plan(tools.deletion, plan, guard), done=True)
+    for note in deletion.notes:
+        tools.on_line(note)
+    for one in deletion.backups:
+        snapshots = sum(volume.snapshots for volume in one.volumes)
+        tools.on_line(f"backup {one.name} was expired, and is deleted with {snapshots} snapshots")

@@ -1,0 +1,316 @@
+"""Schedules in the cluster: creating, listing, renewing and deleting them."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from client.backups.plan import BackupTools, find_destination, note_absent_claims
+from client.install.apply import ApplyResult
+from client.install.objects import helm_release
+from client.schedules.objects import AgentImage, build_accounts, build_schedule
+from client.schedules.owned import OwnedObjects
+from client.schedules.request import ScheduleRequest, ScheduleTimes, words_of
+from core.errors import AgentError, ConfigError, ContractError
+from core.kube import resources as kube
+from core.kube.client import KubeClient, Selection
+from core.models.base import JsonDict, ObjectMeta, Time, WireModel
+from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
+from core.models.retention import deletes_by_old_rules
+from core.models.units import format_duration
+from nodeagent.config.keys import missing
+
+__all__ = [
+    "Schedule",
+    "ScheduleList",
+    "apply_schedule",
+    "check_schedule",
+    "delete_schedule",
+    "find_applier",
+    "find_schedules",
+    "read_image",
+    "read_request",
+    "renew_schedules",
+]
+
+ParseWords = Callable[[Sequence[str]], ScheduleRequest]
+"""Reads the words after `run-schedule`; raises ConfigError where they are invalid."""
+
+_APPLIERS: Final = {
+    "argocd.argoproj.io/tracking-id": "Argo CD",
+    "kustomize.toolkit.fluxcd.io/name": "Flux",
+    "helm.toolkit.fluxcd.io/name": "Flux",
+    "kubectl.kubernetes.io/last-applied-configuration": "kubectl apply",
+}
+"""What applies an object from files, by an annotation or label; Argo CD leaves that of kubectl, too."""
+
+
+class _Status(WireModel):
+    last_schedule_time: Time | None = None
+    last_successful_time: Time | None = None
+    active: list[JsonDict] = field(default_factory=list)
+
+
+class _Spec(WireModel):
+    schedule: str = ""
+    time_zone: str = ""
+    suspend: bool = False
+
+
+class _CronJob(WireModel):
+    metadata: ObjectMeta
+    spec: _Spec = field(default_factory=_Spec)
+    status: _Status = field(default_factory=_Status)
+
+
+class Schedule(WireModel):
+    """One schedule. `claims` are its PVCs as text; an empty `ttl`: it deletes nothing, `old_rules`: by an older image.
+
+    `last_success` is when a run that succeeded ended, `next_run` when the next one begins; None: never, or unknown.
+    """
+
+    name: str
+    schedule: str
+    time_zone: str
+    suspended: bool
+    claims: str
+    method: str
+    location: str
+    ttl: str
+    created: datetime | None
+    running: int
+    last_run: datetime | None
+    last_success: datetime | None
+    next_run: datetime | None
+    old_rules: bool
+
+
+class ScheduleList(WireModel):
+    """Schedules in the order of their names, and notes about what could not be read."""
+
+    schedules: list[Schedule] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+async def read_image(client: KubeClient, namespace: str) -> AgentImage:
+    """Return the image of the agents.
+
+    Raises:
+        ConfigError: no agents are installed.
+        KubeError: that cannot be found out.
+    """
+    daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    if daemonset is None:
+        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
+        raise ConfigError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
+    return AgentImage.of(daemonset)
+
+
+async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
+    """Check what every run would need, and note the PVCs that do not exist.
+
+    Raises:
+        BackupError: the location does not exist or is read-only, or a Velero server is there, or may be.
+        KubeError: the API server rejected a request.
+    """
+    await find_destination(
+        tools, request.namespace, request.location, ignore_velero_server=request.ignore_velero_server
+    )
+    await note_absent_claims(tools, request.claims)
+
+
+async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> ApplyResult:
+    """Create or update the objects of a schedule; `CREATED`: its CronJob did not exist.
+
+    Roles that it does not need any more are deleted before the CronJob changes, which says where they were: so an
+    interrupted change may be repeated.
+
+    Raises:
+        ConfigError: an object of a name that it needs is not of the schedule; nothing was changed.
+        KubeError: the API server rejected a request; what was created stays, and the command may be repeated.
+    """
+    *others, cron_job = objects
+    await owned.check([cron_job, *others])
+    results = [await owned.put(manifest) for manifest in others]
+    meta = cron_job["metadata"]
+    stored = await owned.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
+    if stored is not None:
+        await owned.remove_roles(_known(stored, parse), keep=others)
+    result = await owned.put(cron_job)
+    changed = any(one is not ApplyResult.UNCHANGED for one in results)
+    return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
+
+
+def _known(cron_job: JsonDict, parse: ParseWords) -> list[JsonDict]:
+    """Return the objects that the CronJob needs; none, if it is of a version that cannot be read."""
+    try:
+        return build_accounts(parse(words_of(cron_job)[1:]))
+    except ConfigError:
+        return []
+
+
+async def find_schedules(
+    client: KubeClient, namespace: str, names: Sequence[str], parse: ParseWords, now: datetime
+) -> ScheduleList:
+    """Return the schedules of these names, all if there are none.
+
+    Raises:
+        NotFoundError: there is none of such a name; the message has the one that may be meant.
+        KubeError: they cannot be listed.
+    """
+    found, notes = [], []
+    for raw in await _list_cron_jobs(client, namespace, names):
+        try:
+            found.append(_build(raw, parse(words_of(raw)[1:]), now))
+        except (ConfigError, ContractError) as e:
+            notes.append(f"CronJob {namespace}/{raw['metadata']['name']} cannot be read: {e}")
+    return ScheduleList(schedules=found, notes=notes)
+
+
+async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[str]) -> list[JsonDict]:
+    """Return the CronJobs of the schedules of these names, all if there are none, in the order of their names.
+
+    They have `metadata.managedFields`, which other lists do not.
+
+    Raises:
+        NotFoundError: there is none of such a name; the message has the one that may be meant.
+        KubeError: they cannot be listed.
+    """
+    pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
+    listed = [msgspec.json.decode(text) async for page in pages for text in page]
+    found = {one["metadata"]["name"]: one for one in listed if words_of(one)}
+    for name in names:
+        if name not in found:
+            raise missing(f"there is no schedule {name} in namespace {namespace}", name, list(found))
+    return [found[name] for name in sorted(set(names) or found)]
+
+
+def _build(raw: JsonDict, request: ScheduleRequest, now: datetime) -> Schedule:
+    cron_job = _CronJob.from_wire(raw)
+    spec, status, times = cron_job.spec, cron_job.status, _times_of(cron_job)
+    return Schedule(
+        name=cron_job.metadata.name,
+        schedule=spec.schedule,
+        time_zone=spec.time_zone,
+        suspended=spec.suspend,
+        claims=request.shown_claims,
+        method=str(request.method),
+        location=request.location,
+        ttl=format_duration(request.ttl) if request.ttl is not None else "",
+        created=cron_job.metadata.creation_timestamp,
+        running=len(status.active),
+        last_run=status.last_schedule_time,
+        last_success=status.last_successful_time,
+        next_run=None if spec.suspend else times.next_after(now),
+        old_rules=deletes_by_old_rules(raw),
+    )
+
+
+def _times_of(cron_job: _CronJob) -> ScheduleTimes:
+    spec = cron_job.spec
+    return ScheduleTimes(spec.schedule, spec.time_zone, spec.suspend)
+
+
+async def read_request(client: KubeClient, namespace: str, name: str, parse: ParseWords) -> ScheduleRequest:
+    """Return what the schedule of that name backs up and keeps.
+
+    Raises:
+        NotFoundError: there is none; the message has the name that may be meant.
+        ConfigError: the command line of its pods cannot be read.
+        KubeError: the API server rejected a request.
+    """
+    (raw,) = await _list_cron_jobs(client, namespace, (name,))
+    return parse(words_of(raw)[1:])
+
+
+async def renew_schedules(
+    tools: BackupTools, namespace: str, names: Sequence[str], parse: ParseWords, on_line: Callable[[str], None]
+) -> list[str]:
+    """Build the objects of the schedules of these names again, all if there are none, with the image of the agents.
+
+    `on_line` gets what became of each one; what is applied from files is left alone.
+
+    Returns:
+        Why some were not renewed, one line each.
+
+    Raises:
+        NotFoundError: there is none of such a name; the message has the one that may be meant.
+        ConfigError: no agents are installed.
+        KubeError: the schedules or the image cannot be read.
+    """
+    cron_jobs, failures = await _list_cron_jobs(tools.client, namespace, names), list[str]()
+    if not cron_jobs:
+        return []
+    image = await read_image(tools.client, namespace)
+    for cron_job in cron_jobs:
+        name = cron_job["metadata"]["name"]
+        if applier := find_applier(cron_job):
+            on_line(
+                f"schedule {name}: left alone, since {applier} applies it from files: "
+                f"apply what nodeagent schedule create {name} ... -o yaml prints"
+            )
+            continue
+        try:
+            result = await _renew(tools, cron_job, image, parse, on_line)
+        except AgentError as e:
+            failures.append(f"schedule {name} was not renewed: {e}")
+        else:
+            on_line(f"schedule {name}: {'unchanged' if result is ApplyResult.UNCHANGED else 'renewed'}")
+    return failures
+
+
+def find_applier(obj: JsonDict) -> str | None:
+    """Return what applies the object from files, and would undo changes; None: nothing that is known.
+
+    Source: Kubernetes v1.34, API concepts, "Server-Side Apply": `operation` of `metadata.managedFields`.
+    """
+    meta = obj["metadata"]
+    keys = (meta.get("annotations") or {}).keys() | (meta.get("labels") or {}).keys()
+    managers = [one.get("manager") for one in meta.get("managedFields") or [] if one.get("operation") == "Apply"]
+    found = ["Helm"] if helm_release(obj) else []
+    return next(iter([*found, *(tool for key, tool in _APPLIERS.items() if key in keys), *managers]), None)
+
+
+async def _renew(
+    tools: BackupTools, cron_job: JsonDict, image: AgentImage, parse: ParseWords, on_line: Callable[[str], None]
+) -> ApplyResult:
+    """Apply the objects of a schedule as its pods' command line describes it.
+
+    Raises:
+        ConfigError: the CronJob cannot be read, is a copy of another one, or an object is not of the schedule.
+        KubeError: the API server rejected a request.
+    """
+    request, times = parse(words_of(cron_job)[1:]), _times_of(_CronJob.from_wire(cron_job))
+    meta = cron_job["metadata"]
+    if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
+        raise ConfigError(f"its pods run schedule {request.name} of namespace {request.namespace}")
+    times.check()
+    owned = OwnedObjects(tools.client, request, lambda place: on_line(f"{place}: deleted"), tools.on_note)
+    return await apply_schedule(owned, build_schedule(request, times, image, tools.clock.now()), parse)
+
+
+async def delete_schedule(owned: OwnedObjects) -> None:
+    """Delete the roles and the account of a schedule, and its CronJob at last; its backups stay.
+
+    The CronJob says in which namespaces there are roles: so an interrupted deletion may be repeated.
+
+    Raises:
+        ConfigError: an object of such a name is not of the schedule, and is left alone; the message names it.
+        KubeError: the API server rejected a request.
+    """
+    request = owned.request
+    known = build_accounts(request)
+    meta = {"name": request.name, "namespace": request.namespace, "labels": {SCHEDULE_LABEL: request.label}}
+    cron_job = {"kind": kube.CRON_JOBS.kind, "metadata": meta}
+    account = [one for one in known if one["kind"] == kube.SERVICE_ACCOUNTS.kind]
+    foreign = []
+    for remove in (partial(owned.remove_roles, known), partial(owned.remove, [*account, cron_job])):
+        try:
+            await remove()
+        except ConfigError as e:
+            foreign.append(str(e))
+    if foreign:
+        raise ConfigError("; ".join(foreign))

@@ -1,0 +1,237 @@
+"""Everything about one transfer: its history, its attempts, Events, pods, the end of its mover's log.
+
+Read by a handful of requests. What cannot be read is named, and the rest is shown.
+"""
+
+from collections.abc import Awaitable
+from datetime import datetime
+from typing import Any, Final, Self, TypeVar
+
+from msgspec import field
+
+from client.events import EventLine, read_events
+from client.status.advice import advise
+from client.status.kinds import Target
+from client.status.parse import transfer_record
+from client.status.records import TransferRecord
+from core.contract import DataPathReason
+from core.errors import AgentError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
+from core.kube.resources import BACKUPS, PODS
+from core.models.attempts import Interruption
+from core.models.bandwidth import BandwidthLimits
+from core.models.base import JsonDict, Time, WireModel
+from core.models.names import (
+    OUTCOME_ANNOTATION,
+    OWNER_UID_LABEL,
+    SCHEDULE_LABEL,
+    VELERO_BACKUP_LABEL,
+    VELERO_SCHEDULE_LABEL,
+)
+from core.models.phases import RUNNING_PHASES
+from core.models.transfers import Transfer
+from core.redact import redact
+from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
+from nodeagent.config.keys import missing
+
+__all__ = ["Moment", "PodLine", "TransferDetails", "TransferReader"]
+
+_T = TypeVar("_T")
+
+_BYTES: Final = frozenset({DataPathReason.PROGRESS, DataPathReason.COMPLETED})
+"""Events about bytes: they are no step in the life of a transfer that its status does not have."""
+
+_LOG_BYTES: Final = 8 * 1024
+_LOG_LINES: Final = 40
+
+
+class Moment(WireModel):
+    """One step in the life of a transfer, and what is known of it."""
+
+    at: Time
+    what: str
+    message: str = ""
+
+
+class PodLine(WireModel):
+    """A pod of the transfer; `state` says why it has not started, or how it ended; empty: it runs."""
+
+    name: str
+    phase: str
+    node: str
+    attempt: int
+    state: str
+
+
+class TransferDetails(TransferRecord):
+    """Everything that is known about one transfer.
+
+    `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
+    `retries` count toward `maxRetries`. `schedule` is what started its backup: a CronJob of `nodeagent schedule`, or a
+    Schedule of Velero. `bandwidth` holds now; without its fields, nothing limits the data mover. `advice` is what to do
+    next.
+    """
+
+    spec: JsonDict = field(default_factory=dict)
+    schedule: str = ""
+    snapshot_id: str = field(default="", name="snapshotID")
+    outcome: str = ""
+    retries: int = 0
+    bandwidth: BandwidthLimits = field(default_factory=BandwidthLimits)
+    interruptions: tuple[Interruption, ...] = ()
+    history: list[Moment] = field(default_factory=list)
+    events: list[EventLine] = field(default_factory=list)
+    pods: list[PodLine] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    advice: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, record: TransferRecord, **more: Any) -> Self:  # noqa: ANN401 - fields of any type
+        """Return what is known of the record, its advice, and more fields."""
+        known = {name: getattr(record, name) for name in TransferRecord.__struct_fields__}
+        return cls(**known, advice=advise(record), **more)
+
+
+class TransferReader:
+    """Reads one transfer for one command."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        """Read through `client` with the permissions of the user."""
+        self._client = client
+        self._namespace = namespace
+        self._notes: list[str] = []
+
+    async def describe(self, target: Target) -> TransferDetails:
+        """Return everything about a transfer.
+
+        Raises:
+            NotFoundError: it does not exist; the message has the name that may be meant.
+            KubeError: it cannot be read.
+        """
+        kind, name = target
+        raw = await self._client.read(kind.resource, self._namespace, name)
+        if raw is None:
+            raise await self._missing(target)
+        record = transfer_record(kind, raw)
+        events = await self._try("Events", read_events(self._client, self._namespace, raw["metadata"]["uid"]), [])
+        pods = await self._try("pods", self._read_pods(raw), [])
+        log = await self._try("the log of its pod", self._read_log(pods), []) if pods else []
+        schedule = await self._try("its Backup", self._read_schedule(raw), "")
+        try:
+            more = _facts(kind.model.parse(raw), events)
+        except ContractError:
+            more = {}
+        return TransferDetails.of(
+            record,
+            **more,
+            spec=_plain_spec(raw),
+            schedule=schedule,
+            outcome=_annotation(raw, OUTCOME_ANNOTATION),
+            events=events,
+            pods=[_pod_line(pod) for pod in pods],
+            log=log,
+            notes=self._notes,
+        )
+
+    async def _missing(self, target: Target) -> NotFoundError:
+        kind, name = target
+        found = await self._client.list(Selection(kind.resource, self._namespace))
+        text = f"{kind.name} {self._namespace}/{name} does not exist"
+        return missing(text, name, [one["metadata"]["name"] for one in found])
+
+    async def _try(self, what: str, read: Awaitable[_T], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise` and a note, if that fails."""
+        try:
+            return await read
+        except (UnreachableError, UnauthorizedError):
+            raise
+        except AgentError as e:
+            self._notes.append(f"{what} could not be read: {e}")
+            return otherwise
+
+    async def _read_schedule(self, raw: JsonDict) -> str:
+        labels = raw["metadata"].get("labels") or {}
+        backup = labels.get(VELERO_BACKUP_LABEL)
+        if not backup:
+            return str(labels.get(SCHEDULE_LABEL, ""))
+        owner = await self._client.read(BACKUPS, self._namespace, backup) or {}
+        return str(((owner.get("metadata") or {}).get("labels") or {}).get(VELERO_SCHEDULE_LABEL, ""))
+
+    async def _read_pods(self, raw: JsonDict) -> list[JsonDict]:
+        """Return the pods of the transfer, the newest first."""
+        selection = Selection(PODS, self._namespace, f"{OWNER_UID_LABEL}={raw['metadata']['uid']}")
+        pods = await self._client.list(selection)
+        return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
+
+    async def _read_log(self, pods: list[JsonDict]) -> list[str]:
+        """Return the last lines of the newest pod's log, without secrets; none before its container has started."""
+        meta = pods[0]["metadata"]
+        if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in _containers(pods[0])):
+            return []
+        log = await self._client.pod_log(meta["namespace"], meta["name"], container="", limit_bytes=_LOG_BYTES)
+        return redact(log).splitlines()[-_LOG_LINES:]
+
+
+def _containers(pod: JsonDict) -> list[JsonDict]:
+    return list((pod.get("status") or {}).get("containerStatuses") or [])
+
+
+def _pod_line(pod: JsonDict) -> PodLine:
+    status = pod.get("status") or {}
+    try:
+        end, pending = parse_pod_end(pod), diagnose_pod(pod)
+        state = explain_exit(end) if end is not None else pending.message if pending is not None else ""
+    except AgentError as e:
+        state = str(e)
+    return PodLine(
+        name=pod["metadata"]["name"],
+        phase=str(status.get("phase", "")),
+        node=str((pod.get("spec") or {}).get("nodeName", "")),
+        attempt=attempt_of(pod),
+        state=state,
+    )
+
+
+def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
+    attempts = cr.attempts
+    limits = BandwidthLimits.of(cr.metadata.annotations) if cr.phase in RUNNING_PHASES else None
+    return {
+        "snapshot_id": cr.status.snapshot_id,
+        "retries": attempts.retries,
+        "bandwidth": limits or BandwidthLimits(),
+        "interruptions": attempts.interruptions,
+        "history": _history(cr, events),
+    }
+
+
+def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
+    """Return the phases, attempts and pending reasons with their times, the oldest first.
+
+    Phases are from the status, attempts from the annotation, pending reasons from Events, which are kept for an hour.
+    """
+    status, attempts = cr.status, cr.attempts
+    where = f"on node {status.accepted_by_node}" if status.accepted_by_node else ""
+    known: list[tuple[datetime | None, str, str]] = [
+        (cr.metadata.creation_timestamp, "created", ""),
+        (status.accepted_timestamp, "Accepted", where),
+        (status.start_timestamp, "InProgress", f"on node {status.node}" if status.node else ""),
+        *((one.at, f"attempt interrupted: {one.cause}", one.message) for one in attempts.interruptions),
+        *((start, "snapshot began", "") for start in attempts.starts),
+        *((event.last_seen, f"Event {event.reason}", event.message) for event in events if event.reason not in _BYTES),
+        (cr.metadata.deletion_timestamp, "deletion requested", ""),
+        (status.completion_timestamp, str(cr.phase), status.message),
+    ]
+    moments = [Moment(at=at, what=what, message=message) for at, what, message in known if at is not None]
+    return sorted(moments, key=lambda moment: moment.at)
+
+
+def _annotation(raw: JsonDict, name: str) -> str:
+    return redact(str((raw["metadata"].get("annotations") or {}).get(name, "")))
+
+
+def _plain_spec(raw: JsonDict) -> JsonDict:
+    """Return the fields of the spec whose values are no objects."""
+    spec = raw.get("spec")
+    return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}

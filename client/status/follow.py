@@ -1,0 +1,245 @@
+"""Follows a cluster by one watch for each kind; a snapshot of it costs no request.
+
+What has no watch, or changes with each renewal, is read again after a pause by a handful of requests, whatever the
+number of transfers: the leader's Lease and status page, the settings of the agents.
+"""
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, Final
+
+from client.status.kinds import TRANSFER_KINDS
+from client.status.parse import agent_record, location_record, repository_record, transfer_record
+from client.status.read import StatusReader
+from client.status.records import ClusterSnapshot, TransferRecord, Unread, UnreadPart
+from client.status.view import average_rate
+from core.clock import Clock
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
+from core.models.base import JsonDict
+from nodeagent.runtime.informer import Informer
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
+
+__all__ = ["ProgressRates", "StatusFollower"]
+
+_RULES_SECONDS: Final = 10.0
+"""Between two reads of what has no watch, while something changes."""
+
+_IDLE_PAUSES: Final = 6
+"""So many of them while nothing does."""
+
+_OUTDATED_SECONDS: Final = 15.0
+"""A watch that has been closed for longer shows a past state: reconnecting takes less."""
+
+_WINDOW_SECONDS: Final = 30.0
+"""The rate of a transfer is that of the last half minute: movers report about every 10 seconds."""
+
+
+@dataclass
+class _Watched:
+    """One watch, the part that it shows, and why the API server rejects it; empty: it does not."""
+
+    part: UnreadPart
+    informer: Informer[Any]
+    rejected: str = ""
+
+    @property
+    def settled(self) -> bool:
+        """Whether waiting for it is of no more use."""
+        return self.informer.synced.is_set() or bool(self.rejected)
+
+    @property
+    def unread(self) -> str:
+        """Why what it shows is not known; empty: it is."""
+        if not self.informer.synced.is_set():
+            return self.rejected or "it was not listed yet"
+        seconds = self.informer.outdated_seconds
+        if seconds < _OUTDATED_SECONDS:
+            return ""
+        return self.rejected or f"no watch for {seconds:.0f} s"
+
+    @property
+    def passing(self) -> bool:
+        """Whether it is too soon to give up: an API server that restarts answers again."""
+        return self.informer.synced.is_set() and not self.rejected and not self.informer.explain_outage()
+
+
+class StatusFollower:
+    """The last observed state of everything that `status` shows."""
+
+    def __init__(self, client: KubeClient, namespace: str, reader: StatusReader, clock: Clock) -> None:
+        """Watch through `client` once `run` is called; `reader` reads what has no watch."""
+        self.changed = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._reader = reader
+        self._clock = clock
+        self._rules: ClusterSnapshot | None = None
+
+        def watched(part: UnreadPart, selection: Selection, trim: Callable[[JsonDict], object]) -> _Watched:
+            informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
+            return _Watched(part, informer)
+
+        def trimmed(parse: Callable[[JsonDict], object]) -> Callable[[JsonDict], object]:
+            return partial(_or_fault, parse)
+
+        self._transfers = [
+            watched(UnreadPart.TRANSFERS, Selection(kind.resource, namespace), partial(transfer_record, kind))
+            for kind in TRANSFER_KINDS
+        ]
+        self._agents = watched(UnreadPart.AGENTS, Selection(PODS, namespace, AGENT_SELECTOR), trimmed(agent_record))
+        self._repositories = watched(
+            UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), trimmed(repository_record)
+        )
+        self._locations = watched(
+            UnreadPart.LOCATIONS, Selection(BACKUP_STORAGE_LOCATIONS, namespace), trimmed(location_record)
+        )
+
+    @property
+    def _all(self) -> list[_Watched]:
+        return [*self._transfers, self._agents, self._repositories, self._locations]
+
+    async def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run `work` beside the watches once everything was observed or rejected; return when it does.
+
+        Raises:
+            AgentError: what `work` raised, or the cluster does not answer.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._follow(one), name=one.part) for one in self._all]
+                tasks.append(group.create_task(self._read_rules(), name="rules"))
+                while self._rules is None or not all(one.settled for one in self._all):
+                    self.changed.clear()
+                    await self.changed.wait()
+                await work()
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as e:
+            raise _first_of(e) from e
+
+    @property
+    def outdated_seconds(self) -> float:
+        """For how long a part of what was observed may have changed without notice; 0.0: all watches are open.
+
+        What may not be read is named in the snapshot, and does not count.
+        """
+        observed = (one.informer for one in self._all if one.informer.synced.is_set() and not one.rejected)
+        return max((each.outdated_seconds for each in observed), default=0.0)
+
+    def snapshot(self) -> ClusterSnapshot:
+        """Return what is known now; what is outdated, or not permitted, counts as not read."""
+        if self._rules is None:
+            raise RuntimeError("nothing was read yet")
+        lost = [Unread(one.part, one.unread, passing=one.passing) for one in self._all if one.unread]
+        malformed = [
+            Unread(one.part, f"{name} does not have the form of its kind")
+            for one in self._all
+            for name in one.informer.malformed
+        ]
+        faults = [
+            Unread(one.part, str(each))
+            for one in (self._agents, self._repositories, self._locations)
+            for each in one.informer.items()
+            if isinstance(each, ContractError)
+        ]
+        return dataclasses.replace(
+            self._rules,
+            at=self._reader.now(),
+            transfers=tuple(record for one in self._transfers for record in one.informer.items()),
+            agents=_good(self._agents),
+            repositories=_good(self._repositories),
+            locations=_good(self._locations),
+            unread=(*self._rules.unread, *lost, *malformed, *faults),
+        )
+
+    def _note_change(self, _: object) -> None:
+        self._moved.set()
+        self.changed.set()
+
+    async def _follow(self, one: _Watched) -> None:
+        def reject(error: KubeError) -> None:
+            one.rejected = str(error)
+            self.changed.set()
+
+        async def announce() -> None:
+            await one.informer.synced.wait()
+            self.changed.set()
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(announce(), name=f"first {one.part}")
+            group.create_task(one.informer.run_despite_rejections(reject), name=f"watch of {one.part}")
+
+    async def _read_rules(self) -> None:
+        while not self._agents.settled:
+            self.changed.clear()
+            await self.changed.wait()
+        while True:
+            self._moved.clear()
+            self._rules = await self._reader.read_rules(_good(self._agents))
+            self.changed.set()
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until what has no watch may differ: for longer while nothing changes, and all watches are open."""
+        for _ in range(_IDLE_PAUSES):
+            await self._clock.sleep(_RULES_SECONDS)
+            if self._moved.is_set() or any(one.unread for one in self._all):
+                return
+
+
+def _first_of(group: ExceptionGroup[Exception]) -> Exception:
+    """Return the first error in the group, at any depth."""
+    first = group.exceptions[0]
+    return _first_of(first) if isinstance(first, ExceptionGroup) else first
+
+
+def _or_fault(parse: Callable[[JsonDict], object], raw: JsonDict) -> object:
+    """Return the record of an object, or the error that it has."""
+    try:
+        return parse(raw)
+    except ContractError as e:
+        return e
+
+
+def _good(one: _Watched) -> tuple[Any, ...]:
+    """Return the records of objects that are valid."""
+    return tuple(record for record in one.informer.items() if not isinstance(record, ContractError))
+
+
+class ProgressRates:
+    """The rates of transfers by what was observed of them in the last half minute."""
+
+    def __init__(self) -> None:
+        """Begin without observations."""
+        self._seen: dict[str, deque[tuple[datetime, int]]] = {}
+
+    def observe(self, transfers: Iterable[TransferRecord], now: datetime) -> None:
+        """Record how many bytes each transfer has moved at `now`, and forget those that move none."""
+        before, self._seen = self._seen, {}
+        for one in transfers:
+            if not one.moving:
+                continue
+            seen = before.get(one.uid, deque())
+            if seen and one.bytes_done < seen[-1][1]:
+                # Another attempt counts from the beginning.
+                seen.clear()
+            if not seen or one.bytes_done != seen[-1][1]:
+                seen.append((now, one.bytes_done))
+            while len(seen) > 2 and (now - seen[0][0]).total_seconds() > _WINDOW_SECONDS:  # noqa: PLR2004 - two give a rate
+                seen.popleft()
+            self._seen[one.uid] = seen
+
+    def rate_of(self, transfer: TransferRecord, now: datetime) -> float | None:
+        """Return the rate in bytes per second; the average since the start before two observations."""
+        seen = self._seen.get(transfer.uid)
+        if seen is None or len(seen) < 2:  # noqa: PLR2004 - as above
+            return average_rate(transfer, now)
+        seconds = (now - seen[0][0]).total_seconds()
+        return (seen[-1][1] - seen[0][1]) / seconds if seconds >= 1.0 else average_rate(transfer, now)

@@ -1,0 +1,279 @@
+"""The judgment about a cluster: every rule, and the worst of what they find.
+
+Pure. What could not be read is a finding of its own, so that unknown never looks healthy.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from enum import StrEnum
+from typing import Final
+
+from client.leader_page import node_of_holder
+from client.status.records import ClusterSnapshot, TransferRecord, UnreadPart
+from core.models.base import WireModel
+from core.models.names import NO_CONFIG
+from core.models.phases import Phase
+from core.models.reasons import PendingReason
+from core.models.storage import RepositoryPhase
+from nodeagent.runtime.own_pod import shown
+
+__all__ = ["RECENT", "Finding", "Health", "Rule", "failed_recently", "is_blocked", "is_managed", "judge", "worst"]
+
+RECENT: Final = timedelta(hours=24)
+"""How long a transfer that failed is shown, and keeps the cluster from being healthy."""
+
+
+class Health(StrEnum):
+    """How a cluster is, from best to worst."""
+
+    HEALTHY = "healthy"
+    UNKNOWN = "unknown"
+    DEGRADED = "degraded"
+    UNHEALTHY = "unhealthy"
+
+
+_ORDER: Final = tuple(Health)
+
+
+class Rule(StrEnum):
+    """What makes a cluster anything but healthy."""
+
+    NOT_READ = "not-read"
+    NO_AGENTS = "no-agents"
+    AGENTS_NOT_READY = "agents-not-ready"
+    NO_LEADER = "no-leader"
+    CONFIG_REJECTED = "configuration-rejected"
+    CONFIG_DIFFERS = "configuration-differs"
+    ADMISSION_FAILS = "admission-fails"
+    LOCATION_UNAVAILABLE = "location-unavailable"
+    LOCATION_NOT_VALIDATED = "location-not-validated"
+    REPOSITORY_NOT_READY = "repository-not-ready"
+    MAINTENANCE_FAILED = "maintenance-failed"
+    MAINTENANCE_OVERDUE = "maintenance-overdue"
+    TRANSFERS_BLOCKED = "transfers-blocked"
+    TRANSFERS_UNREADABLE = "transfers-unreadable"
+    TRANSFERS_FAILED = "transfers-failed"
+    RETENTION_FAILED = "retention-failed"
+    RETENTION_BACKLOG = "retention-backlog"
+    RETENTION_OLD_RULES = "retention-old-rules"
+
+
+class Finding(WireModel):
+    """One reason; `see` is the part of the documentation that helps, empty if there is none."""
+
+    health: Health
+    rule: Rule
+    message: str
+    see: str = ""
+
+
+_USUAL: Final = frozenset(
+    {
+        "",
+        PendingReason.BINDING,
+        PendingReason.CLAIM_UNBOUND,
+        PendingReason.CLEANING_UP,
+        PendingReason.CONTAINER_CREATING,
+        PendingReason.COPY_IN_USE,
+        PendingReason.DATA_MOVER_WAITING,
+        PendingReason.DETACHING,
+        PendingReason.FENCING,
+        PendingReason.INTERRUPTED,
+        PendingReason.MOVER_LOST,
+        PendingReason.NAME_TAKEN,
+        PendingReason.NODE_BUSY,
+        PendingReason.NOT_TAKEN_OVER,
+        PendingReason.QUEUED,
+        PendingReason.RESUMING,
+        PendingReason.SCHEDULING,
+        PendingReason.SNAPSHOT_HANDOVER,
+        PendingReason.SNAPSHOT_NOT_READY,
+        PendingReason.TARGET_CLAIM_ABSENT,
+        PendingReason.TARGET_CLAIM_UNCONSUMED,
+        PendingReason.WAITING_FOR_SLOT,
+        PendingReason.WORKLOAD_ABSENT,
+        PendingReason.WORKLOAD_NOT_WAITING,
+    }
+)
+"""Pending reasons that occur in healthy transfers; all others, Kubernetes' own among them, may need action."""
+
+
+def is_blocked(transfer: TransferRecord) -> bool:
+    """Return whether a transfer is pending for a cause that may need action."""
+    return transfer.active and transfer.reason not in _USUAL
+
+
+def is_managed(snapshot: ClusterSnapshot, transfer: TransferRecord) -> bool:
+    """Return whether the transfer is meant for the agents of the namespace; if their flags are not known, it may be."""
+    return snapshot.settings is None or transfer.datamover in snapshot.settings.datamover_names
+
+
+def failed_recently(snapshot: ClusterSnapshot, transfer: TransferRecord) -> bool:
+    """Return whether the transfer failed within the last day."""
+    if transfer.phase is not Phase.FAILED:
+        return False
+    return transfer.completed is None or transfer.completed > snapshot.at - RECENT
+
+
+def judge(snapshot: ClusterSnapshot) -> list[Finding]:
+    """Return all findings, the worst first; none: the cluster is healthy."""
+    found = [finding for rule in _RULES for finding in rule(snapshot)]
+    return sorted(found, key=lambda finding: _ORDER.index(finding.health), reverse=True)
+
+
+def worst(findings: list[Finding]) -> Health:
+    """Return the health that the findings leave."""
+    return max((finding.health for finding in findings), key=_ORDER.index, default=Health.HEALTHY)
+
+
+def _not_read(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    for one in snapshot.unread:
+        message = f"{one.part} not read: {one.why}"
+        if one.part is UnreadPart.PAGE:
+            # Without a leader nothing is admitted, and another rule says so.
+            if not snapshot.agents or any(_no_leader(snapshot)):
+                continue
+            message = f"whether admission fails is not known: {message}"
+        yield Finding(health=Health.UNKNOWN, rule=Rule.NOT_READ, message=message)
+
+
+def _no_agents(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    if not snapshot.agents and not snapshot.is_unread(UnreadPart.AGENTS):
+        message = f"there are no agents in namespace {snapshot.namespace}"
+        yield Finding(health=Health.UNHEALTHY, rule=Rule.NO_AGENTS, message=message, see="docs/install.md")
+
+
+def _agents_not_ready(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    nodes = [agent.node or agent.pod for agent in snapshot.agents if not agent.ready]
+    if nodes:
+        message = f"{len(nodes)} of {len(snapshot.agents)} agents are not ready: {shown(nodes)}"
+    elif (missing := snapshot.wanted_agents - snapshot.ready_agents) > 0:
+        # Such as pods that are not created: admission or a quota rejects them.
+        message = f"{missing} of {snapshot.wanted_agents} agents are not ready, as their DaemonSet says"
+    else:
+        return
+    yield _degraded(Rule.AGENTS_NOT_READY, message, "troubleshooting.md#agent-unavailable")
+
+
+def _no_leader(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    lease, message = snapshot.lease, ""
+    if snapshot.is_unread(UnreadPart.LEASE) or not snapshot.agents:
+        return
+    nodes = {agent.node for agent in snapshot.agents if agent.ready}
+    if not lease.holder:
+        message = "there is no leader: no transfer is admitted"
+    elif lease.expires is None or lease.expires < (lease.seen or snapshot.at):
+        message = f"the leader {lease.holder} has not renewed its Lease in time: no transfer is admitted"
+    elif node_of_holder(lease.holder) not in nodes:
+        message = f"the leader {lease.holder} has no ready agent"
+    if message:
+        yield Finding(health=Health.UNHEALTHY, rule=Rule.NO_LEADER, message=message)
+
+
+def _config_rejected(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    config, page = snapshot.config, snapshot.page
+    reasons = config.errors or (page.config.rejected if page else ())
+    if reasons:
+        message = f"ConfigMap {config.name} is rejected, the one before stays active: {'; '.join(reasons)}"
+        yield _degraded(Rule.CONFIG_REJECTED, message, "configuration.md")
+
+
+def _config_differs(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    config = snapshot.config
+    if config.errors or snapshot.is_unread(UnreadPart.CONFIG):
+        return
+    wanted = config.hash or NO_CONFIG
+    nodes = [agent.node for agent in snapshot.agents if agent.ready and agent.config not in {"", wanted}]
+    if nodes:
+        message = f"{len(nodes)} of {len(snapshot.agents)} agents use another configuration: {shown(nodes)}"
+        yield _degraded(Rule.CONFIG_DIFFERS, message, "configuration.md")
+
+
+def _admission_fails(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    if snapshot.page is not None and snapshot.page.queue.last_error:
+        message = f"the leader cannot admit transfers: {snapshot.page.queue.last_error}"
+        yield Finding(health=Health.UNHEALTHY, rule=Rule.ADMISSION_FAILS, message=message)
+
+
+def _locations(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    for one in snapshot.locations:
+        if not one.phase:
+            message = f"BackupStorageLocation {one.name} was not validated: whether it can be reached is not known"
+            yield Finding(health=Health.UNKNOWN, rule=Rule.LOCATION_NOT_VALIDATED, message=message)
+        elif one.phase != "Available":
+            message = f"BackupStorageLocation {one.name} is {one.phase}: {one.message or 'no message'}"
+            see = "docs/troubleshooting.md#the-backup-repository-cannot-be-used"
+            yield Finding(health=Health.UNHEALTHY, rule=Rule.LOCATION_UNAVAILABLE, message=message, see=see)
+
+
+def _repositories(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    decisions = snapshot.page.maintenance if snapshot.page else {}
+    for one in snapshot.repositories:
+        if one.phase == RepositoryPhase.NOT_READY:
+            message = f"BackupRepository {one.name} is not ready: {one.message or 'no message'}"
+            yield _degraded(Rule.REPOSITORY_NOT_READY, message, "troubleshooting.md#repository-not-ready")
+        if one.failed:
+            message = f"the last maintenance of BackupRepository {one.name} failed: {one.failed}"
+            yield _degraded(Rule.MAINTENANCE_FAILED, message, "repositories.md")
+        said = decisions.get(one.name)
+        if said is not None and said.overdue:
+            message = f"maintenance of BackupRepository {one.name} is overdue: {said.hold or 'it is about to start'}"
+            yield _degraded(Rule.MAINTENANCE_OVERDUE, message, "repositories.md")
+
+
+def _blocked(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    blocked = [one for one in snapshot.transfers if is_blocked(one) and is_managed(snapshot, one)]
+    for reason, number in Counter(one.reason for one in blocked).most_common():
+        first = next(one for one in blocked if one.reason == reason)
+        others = f" and {number - 1} more" if number > 1 else ""
+        message = f"{first.shown}{others}: {reason}: {first.message or 'no message'}"
+        yield _degraded(Rule.TRANSFERS_BLOCKED, message, "troubleshooting.md")
+
+
+def _unreadable(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    faulty = [one for one in snapshot.transfers if one.fault]
+    if faulty:
+        message = f"{len(faulty)} transfers cannot be read, such as {faulty[0].shown}: {faulty[0].fault}"
+        yield _degraded(Rule.TRANSFERS_UNREADABLE, message, "troubleshooting.md#unreadable")
+
+
+def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    failed = [one for one in snapshot.transfers if failed_recently(snapshot, one) and is_managed(snapshot, one)]
+    if failed:
+        last = max(failed, key=lambda one: one.completed or snapshot.at)
+        message = f"{len(failed)} transfers failed within a day, the last one is {last.shown}: {last.message}"
+        yield _degraded(Rule.TRANSFERS_FAILED, message, "troubleshooting.md")
+
+
+def _retention(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    report, old = snapshot.retention, snapshot.old_schedules
+    if report is not None and report.failure:
+        message = f"the last deletion of expired backups failed: {report.failure}"
+        yield _degraded(Rule.RETENTION_FAILED, message, "")
+    if report is not None and report.backlog is not None:
+        yield _degraded(Rule.RETENTION_BACKLOG, report.backlog, "alerts.md#nodeagentretentionbacklog")
+    if old:
+        message = f"schedules delete by the rules of an older version: {', '.join(old)}: run nodeagent schedule renew"
+        yield _degraded(Rule.RETENTION_OLD_RULES, message, "alerts.md#nodeagentretentionoldrules")
+
+
+def _degraded(rule: Rule, message: str, see: str) -> Finding:
+    return Finding(health=Health.DEGRADED, rule=rule, message=message, see=f"docs/{see}" if see else "")
+
+
+_RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
+    _no_agents,
+    _no_leader,
+    _admission_fails,
+    _locations,
+    _agents_not_ready,
+    _config_rejected,
+    _config_differs,
+    _repositories,
+    _blocked,
+    _unreadable,
+    _failed,
+    _retention,
+    _not_read,
+)

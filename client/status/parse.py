@@ -1,0 +1,328 @@
+"""From objects as the API server delivers them to records.
+
+Nothing that tenants or other versions wrote is an error here: a transfer that cannot be read is a record that says so.
+"""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from msgspec import field
+
+from client.status.kinds import TransferKind
+from client.status.records import (
+    AgentRecord,
+    ConfigRecord,
+    LeaseRecord,
+    LocationRecord,
+    RepositoryRecord,
+    TransferRecord,
+)
+from core.errors import ConfigError, ContractError
+from core.kube.decode import parse_json
+from core.models.attempts import Attempts
+from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time, parse_time
+from core.models.names import BACKUP_ANNOTATION, CONFIG_ANNOTATION, VELERO_BACKUP_LABEL
+from core.models.phases import FINAL_PHASES, Phase
+from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.verification import read_verification
+from nodeagent.config.current import resolve_slots
+from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.source import parse_config_map
+
+__all__ = [
+    "agent_record",
+    "config_record",
+    "decode_agent",
+    "decode_transfer",
+    "lease_record",
+    "location_record",
+    "repository_record",
+    "slots_by_node",
+    "transfer_record",
+]
+
+
+class _EndedMeta(WireModel, gc=False):
+    name: str
+    namespace: str = ""
+    uid: str = ""
+
+
+class _EndedSpec(WireModel, gc=False):
+    datamover: str = ""
+
+
+class _EndedStatus(WireModel, gc=False):
+    phase: str = ""
+    message: str = ""
+    node: str = ""
+    completion_timestamp: Time | None = None
+
+
+class _Ended(WireModel, gc=False):
+    """The few fields that are shown of a transfer that has ended: most have, and others are decoded twice."""
+
+    metadata: _EndedMeta
+    spec: _EndedSpec
+    status: _EndedStatus = field(default_factory=_EndedStatus)
+
+
+_DECODER: Final = msgspec.json.Decoder(_Ended)
+
+
+def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
+    """Return the record of a transfer in JSON; one that has ended has only what is shown of it."""
+    try:
+        one = _DECODER.decode(text)
+        if one.status.phase in FINAL_PHASES:
+            return _ended_record(kind, one)
+        return _record(kind, msgspec.json.decode(text, type=kind.model))
+    except (ValueError, RecursionError):
+        # A field that is null, which counts as absent; or one that is invalid.
+        raw = parse_json(bytes(text))
+    return transfer_record(kind, raw if isinstance(raw, dict) else {})
+
+
+def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
+    meta, status = one.metadata, one.status
+    return TransferRecord(
+        kind=kind.name,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        phase=Phase(status.phase),
+        node=status.node,
+        completed=status.completion_timestamp,
+        message=status.message,
+        datamover=one.spec.datamover,
+    )
+
+
+def transfer_record(kind: TransferKind, raw: JsonDict) -> TransferRecord:
+    """Return the record of a transfer as JSON dict."""
+    try:
+        return _record(kind, kind.model.parse(raw))
+    except ContractError as e:
+        meta = raw.get("metadata")
+        known = meta if isinstance(meta, dict) else {}
+        namespace, name, uid = (str(known.get(key) or "") for key in ("namespace", "name", "uid"))
+        return TransferRecord(kind=kind.name, namespace=namespace, name=name or "?", uid=uid, fault=str(e))
+
+
+def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
+    meta, status, phase = cr.metadata, cr.status, cr.phase
+    # Most transfers have ended, and nothing is shown of their attempts.
+    attempts = Attempts() if phase.final else cr.attempts
+    queue, volume, datamover = _volume_of(cr)
+    return TransferRecord(
+        kind=kind.name,
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        phase=phase,
+        # A pod's volume is backed up where the pod runs: that is known before.
+        node=status.node or (cr.spec.node if isinstance(cr, PodVolumeBackup) else ""),
+        queue=queue,
+        volume=volume,
+        location=cr.spec.backup_storage_location,
+        created=format_time(meta.creation_timestamp) if meta.creation_timestamp else "",
+        accepted=status.accepted_timestamp,
+        began=(attempts.starts[-1] if attempts.starts else None) or status.start_timestamp,
+        completed=status.completion_timestamp,
+        bytes_done=status.progress.bytes_done,
+        total_bytes=status.progress.total_bytes,
+        reason="" if phase.final else cr.pending_reason,
+        message=status.message,
+        number=attempts.number,
+        stage=attempts.stage if phase is Phase.IN_PROGRESS else None,
+        canceling=cr.cancel_requested and not phase.final,
+        datamover=datamover,
+        backup=meta.annotations.get(BACKUP_ANNOTATION) or meta.labels.get(VELERO_BACKUP_LABEL, ""),
+        new_bytes=status.incremental_bytes,
+        verification=read_verification(meta.annotations),
+    )
+
+
+def _volume_of(cr: Transfer) -> tuple[str, str, str]:
+    """Return the volume namespace, the volume in it, and `spec.datamover`."""
+    match cr:
+        case DataUpload():
+            return cr.spec.source_namespace, cr.spec.source_pvc, cr.spec.datamover
+        case DataDownload():
+            return cr.spec.target_volume.namespace, cr.spec.target_volume.pvc, cr.spec.datamover
+        case PodVolumeBackup() | PodVolumeRestore():
+            return cr.spec.pod.namespace, f"{cr.spec.pod.name}:{cr.spec.volume}", ""
+    return "", "", ""
+
+
+class _Condition(WireModel):
+    type: str
+    status: str
+
+
+class _Container(WireModel):
+    restart_count: int = 0
+
+
+class _PodSpec(WireModel):
+    node_name: str = ""
+
+
+class _PodStatus(WireModel):
+    conditions: list[_Condition] = field(default_factory=list)
+    container_statuses: list[_Container] = field(default_factory=list)
+
+
+class _Pod(WireModel):
+    """The few fields of a v1 Pod that are read here: there may be hundreds of agents."""
+
+    metadata: ObjectMeta
+    spec: _PodSpec = field(default_factory=_PodSpec)
+    status: _PodStatus = field(default_factory=_PodStatus)
+
+
+def decode_agent(text: msgspec.Raw) -> AgentRecord:
+    """Return the record of an agent's pod in JSON.
+
+    Raises:
+        ContractError: it does not have the form of a Pod.
+    """
+    try:
+        return _agent_record(msgspec.json.decode(text, type=_Pod))
+    except (ValueError, RecursionError):
+        return agent_record(parse_json(bytes(text)))
+
+
+def agent_record(raw: object) -> AgentRecord:
+    """Return the record of an agent's pod as JSON dict.
+
+    Raises:
+        ContractError: it does not have the form of a Pod.
+    """
+    return _agent_record(_Pod.from_wire(raw))
+
+
+def _agent_record(pod: _Pod) -> AgentRecord:
+    ready = any(one.type == "Ready" and one.status == "True" for one in pod.status.conditions)
+    return AgentRecord(
+        node=pod.spec.node_name,
+        pod=pod.metadata.name,
+        ready=ready and pod.metadata.deletion_timestamp is None,
+        config=pod.metadata.annotations.get(CONFIG_ANNOTATION, ""),
+        restarts=sum(one.restart_count for one in pod.status.container_statuses),
+    )
+
+
+class _LeaseSpec(WireModel):
+    holder_identity: str = ""
+    lease_duration_seconds: int = 0
+    renew_time: Time | None = None
+
+
+class _Lease(WireModel):
+    spec: _LeaseSpec = field(default_factory=_LeaseSpec)
+
+
+_SLACK: Final = timedelta(seconds=5)
+"""A Date header has whole seconds, and a renewal may be under way."""
+
+
+def lease_record(raw: JsonDict | None, changed_at: str = "") -> LeaseRecord:
+    """Return the record of the leader's Lease; None: there is none.
+
+    `changed_at` is when it was changed, by the API server's clock; empty: not known, and the leader's clock counts.
+
+    Raises:
+        ContractError: it does not have the form of a Lease.
+    """
+    spec = _Lease.from_wire(raw or {}).spec
+    renewed = spec.renew_time
+    if renewed is None:
+        return LeaseRecord(holder=spec.holder_identity)
+    if changed_at:
+        # The leader's clock may be off, and renewals by it count for other agents by their own clocks only.
+        renewed = parse_time(changed_at)
+    try:
+        expires = renewed + timedelta(seconds=spec.lease_duration_seconds) + _SLACK
+    except OverflowError as e:
+        raise ContractError(f"leaseDurationSeconds: {spec.lease_duration_seconds} is out of range") from e
+    return LeaseRecord(holder=spec.holder_identity, expires=expires)
+
+
+def config_record(name: str, raw: JsonDict | None) -> tuple[ConfigRecord, LoadConcurrency]:
+    """Return the record of the agents' ConfigMap, None if it does not exist, and its `loadConcurrency`."""
+    if raw is None:
+        absent = ConfigRecord(name=name, errors=(f"ConfigMap {name} does not exist",)) if name else ConfigRecord()
+        defaults = LoadConcurrency()
+        return msgspec.structs.replace(absent, slots=defaults.global_config), defaults
+    try:
+        parsed = parse_config_map(raw)
+    except ConfigError as e:
+        defaults = LoadConcurrency()
+        return ConfigRecord(name=name, errors=(str(e),), slots=defaults.global_config), defaults
+    concurrency = parsed.config.load_concurrency
+    record = ConfigRecord(
+        name=name,
+        hash=parsed.digest,
+        errors=tuple(map(str, parsed.errors)),
+        warnings=tuple(map(str, parsed.notes)),
+        slots=concurrency.global_config,
+        queue_length=concurrency.prepare_queue_length,
+        restores_first=concurrency.restores_first,
+    )
+    return record, concurrency
+
+
+class _Node(WireModel):
+    metadata: ObjectMeta
+
+
+def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> Mapping[str, int]:
+    """Return the number of slots of each node in JSON, by its name.
+
+    Raises:
+        ContractError: one does not have the form of a Node.
+    """
+    nodes = [_Node.from_json(bytes(text).decode(errors="replace")).metadata for text in texts]
+    return {node.name: resolve_slots(node.labels, concurrency) for node in nodes}
+
+
+def location_record(raw: JsonDict) -> LocationRecord:
+    """Return the record of a BackupStorageLocation.
+
+    Raises:
+        ContractError: it is invalid.
+    """
+    location = BackupStorageLocation.parse(raw)
+    status = location.status
+    return LocationRecord(
+        name=location.name,
+        phase=status.phase,
+        message=status.message,
+        validated=status.last_validation_time,
+        read_only=location.read_only,
+    )
+
+
+def repository_record(raw: JsonDict) -> RepositoryRecord:
+    """Return the record of a BackupRepository.
+
+    Raises:
+        ContractError: it is invalid.
+    """
+    repository = BackupRepository.parse(raw)
+    status, spec = repository.status, repository.spec
+    last = status.recent_maintenance[-1] if status.recent_maintenance else None
+    failed = last is not None and last.result is MaintenanceOutcome.FAILED
+    return RepositoryRecord(
+        name=repository.name,
+        volume_namespace=spec.volume_namespace,
+        location=spec.backup_storage_location,
+        phase=str(repository.phase),
+        message=status.message,
+        maintained=status.last_maintenance_time,
+        failed=(last.message or "no message") if failed and last is not None else "",
+    )

@@ -1,0 +1,247 @@
+"""Reads a cluster once: a constant number of requests, apart from the pages of its lists.
+
+Everything is read with the user's permissions. What cannot be read is named in the snapshot, and never looks healthy.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from client.installation import InstalledAgents, read_agents
+from client.leader_page import LeaderPage, LeaderUnavailableError, node_of_holder, read_leader_page
+from client.status.kinds import TRANSFER_KINDS, TransferKind
+from client.status.parse import (
+    config_record,
+    decode_agent,
+    decode_transfer,
+    lease_record,
+    location_record,
+    repository_record,
+    slots_by_node,
+)
+from client.status.records import (
+    AgentRecord,
+    ClusterSnapshot,
+    ConfigRecord,
+    LeaseRecord,
+    TransferRecord,
+    Unread,
+    UnreadPart,
+)
+from core.errors import AgentError, ConfigError, ContractError
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    CONFIG_MAPS,
+    CRON_JOBS,
+    LEASES,
+    NODES,
+    PODS,
+)
+from core.models.base import JsonDict
+from core.models.names import DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
+from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
+from nodeagent.config.models import LoadConcurrency
+from nodeagent.runtime.own_pod import AGENT_SELECTOR
+from nodeagent.runtime.settings import Settings
+
+__all__ = ["StatusReader"]
+
+_T = TypeVar("_T")
+
+_NO_CONFIG = (ConfigRecord(), LoadConcurrency())
+
+
+class StatusReader:
+    """Reads the cluster for one command."""
+
+    def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime]) -> None:
+        """Read through `client`; `now` returns the API server's time."""
+        self._client = client
+        self._namespace = namespace
+        self.now = now
+        self._unread: list[Unread] = []
+
+    async def read(self) -> ClusterSnapshot:
+        """Return everything, as far as it can be read.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._unread = []
+        namespace = self._namespace
+        places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
+        no_agents: tuple[AgentRecord, ...] = ()
+        reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
+        rules, agents, transfers, repositories, locations = await asyncio.gather(
+            self._read_rules(reading),
+            reading,
+            self._read_transfers(),
+            self._read_all(UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), repository_record),
+            self._read_all(UnreadPart.LOCATIONS, places, location_record),
+        )
+        return dataclasses.replace(
+            rules,
+            at=self.now(),
+            transfers=transfers,
+            agents=agents,
+            repositories=repositories,
+            locations=locations,
+            unread=tuple(self._unread),
+        )
+
+    async def _read_transfers(self) -> tuple[TransferRecord, ...]:
+        none: list[TransferRecord] = []
+        kinds = await asyncio.gather(
+            *(self._try(UnreadPart.TRANSFERS, partial(self._list, one), none) for one in TRANSFER_KINDS)
+        )
+        return tuple(record for listed in kinds for record in listed)
+
+    async def read_rules(self, agents: Sequence[AgentRecord]) -> ClusterSnapshot:
+        """Return what no watch shows: the leader, its page, the settings, retention; by a handful of requests.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._unread = []
+
+        known: asyncio.Future[Sequence[AgentRecord]] = asyncio.get_running_loop().create_future()
+        known.set_result(agents)
+        read = await self._read_rules(known)
+        return dataclasses.replace(read, unread=tuple(self._unread))
+
+    async def _list(self, kind: TransferKind) -> list[TransferRecord]:
+        found: list[TransferRecord] = []
+        async for texts in self._client.raw_pages(Selection(kind.resource, self._namespace)):
+            found += [decode_transfer(kind, text) for text in texts]
+        return found
+
+    async def _read_rules(self, agents: Awaitable[Sequence[AgentRecord]]) -> ClusterSnapshot:
+        no_schedules: tuple[str, ...] = ()
+        lease, installed, retention, old_schedules = await asyncio.gather(
+            self._try(UnreadPart.LEASE, self._read_lease, LeaseRecord()),
+            self._try(UnreadPart.FLAGS, self._read_installed, None),
+            self._try(UnreadPart.RETENTION, self._read_retention, None),
+            self._try(UnreadPart.RETENTION, self._read_old_schedules, no_schedules),
+        )
+        settings = installed.settings if installed is not None else None
+        page, (config, concurrency) = await asyncio.gather(
+            self._try(UnreadPart.PAGE, lambda: self._read_page(settings, lease, agents), None),
+            self._try(UnreadPart.CONFIG, lambda: self._read_config(settings), _NO_CONFIG),
+        )
+        none: Mapping[str, int] = {}
+        slots = await self._try(UnreadPart.NODES, lambda: self._read_slots(concurrency), none)
+        return ClusterSnapshot(
+            self._namespace,
+            self.now(),
+            lease=lease,
+            config=config,
+            slots=slots,
+            settings=settings,
+            wanted_agents=installed.wanted if installed is not None else 0,
+            ready_agents=installed.ready if installed is not None else 0,
+            page=page,
+            retention=retention,
+            old_schedules=old_schedules,
+        )
+
+    async def _try(self, part: UnreadPart, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise`, and record why, if that fails."""
+        try:
+            return await read()
+        except (UnreachableError, UnauthorizedError):
+            if part is not UnreadPart.PAGE:
+                raise
+            self._unread.append(Unread(part, "it did not answer in time"))
+        except AgentError as e:
+            self._unread.append(Unread(part, str(e)))
+        return otherwise
+
+    async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]) -> tuple[_T, ...]:
+        """Return the records of all objects; one that is invalid counts as not read."""
+        records = []
+        async for page in self._client.pages(selection):
+            # Each was logged, which is a note about the answer.
+            names = [str((raw.get("metadata") or {}).get("name", "?")) for raw in page.malformed]
+            self._unread += [Unread(part, f"{name} does not have the form of its kind") for name in names]
+            for raw in page.items:
+                try:
+                    records.append(parse(raw))
+                except ContractError as e:
+                    self._unread.append(Unread(part, str(e)))
+        return tuple(records)
+
+    async def _read_agents(self) -> tuple[AgentRecord, ...]:
+        """Return the records of all agents; hundreds of pods cost too much to be read as a whole."""
+        selection = Selection(PODS, self._namespace, AGENT_SELECTOR)
+        texts = [text async for page in self._client.raw_pages(selection) for text in page]
+        return tuple(decode_agent(text) for text in texts)
+
+    async def _read_all(
+        self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]
+    ) -> tuple[_T, ...]:
+        none: tuple[_T, ...] = ()
+        return await self._try(part, lambda: self._each(part, selection, parse), none)
+
+    async def _read_lease(self) -> LeaseRecord:
+        record = lease_record(*await self._client.read_stamped(LEASES, self._namespace, DISPATCHER_LEASE))
+        return replace(record, seen=self.now())
+
+    async def _read_installed(self) -> InstalledAgents:
+        """Return the agents' settings, and how many agents there are to be.
+
+        Raises:
+            KubeError: their DaemonSet cannot be read.
+            ConfigError: there is none, or its arguments are not those of this version.
+        """
+        try:
+            return await read_agents(self._client, self._namespace)
+        except ConfigError as e:
+            if isinstance(e.__cause__, KubeError):
+                raise e.__cause__ from e
+            raise
+
+    async def _read_retention(self) -> RetentionReport | None:
+        stored = await self._client.read(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
+        return read_report((stored or {}).get("data"))
+
+    async def _read_old_schedules(self) -> tuple[str, ...]:
+        cron_jobs = await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
+        return tuple(one["metadata"]["name"] for one in cron_jobs if deletes_by_old_rules(one))
+
+    async def _read_page(
+        self, settings: Settings | None, lease: LeaseRecord, agents: Awaitable[Sequence[AgentRecord]]
+    ) -> LeaderPage | None:
+        """Return the leader's status page.
+
+        Raises:
+            AgentError: it cannot be read; the message says why.
+        """
+        node = node_of_holder(lease.holder)
+        pods = [agent.pod for agent in await agents if node and agent.node == node]
+        if settings is None or not pods:
+            missing = "the flags of the agents are not known" if settings is None else "there is no leader with a pod"
+            raise LeaderUnavailableError(missing)
+        return await read_leader_page(self._client, self._namespace, settings, pods[0])
+
+    async def _read_config(self, settings: Settings | None) -> tuple[ConfigRecord, LoadConcurrency]:
+        if settings is None:
+            raise ConfigError("the flags of the agents are not known, which name their ConfigMap")
+        name = settings.config_map_name
+        return config_record(name, await self._client.read(CONFIG_MAPS, self._namespace, name) if name else None)
+
+    async def _read_slots(self, concurrency: LoadConcurrency) -> Mapping[str, int]:
+        """Return the slots of each node; nodes are read only where rules for single ones exist."""
+        if not concurrency.per_node_config:
+            return {}
+        texts = [text async for page in self._client.raw_pages(Selection(NODES)) for text in page]
+        return slots_by_node(texts, concurrency)

@@ -1,0 +1,199 @@
+"""What was read of a cluster at one moment: small frozen records, most of which are shown as they are.
+
+Their fields are stable: they are the JSON that `nodeagent status` prints, in camelCase; times are RFC 3339.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from client.leader_page import LeaderPage
+from core.models.attempts import AttemptStage
+from core.models.base import Time, WireModel
+from core.models.phases import Phase
+from core.models.retention import RetentionReport
+from core.models.verification import Verification
+from nodeagent.runtime.settings import Settings
+
+__all__ = [
+    "AgentRecord",
+    "ClusterSnapshot",
+    "ConfigRecord",
+    "LeaseRecord",
+    "LocationRecord",
+    "RepositoryRecord",
+    "TransferRecord",
+    "Unread",
+    "UnreadPart",
+]
+
+
+class TransferRecord(WireModel):
+    """One transfer. `volume` is its PVC, or pod and volume; `fault` says why its resource cannot be read.
+
+    `queue` is the volume namespace, `created` as the API prints it: both are what the admission queue is ordered by.
+    `began` is when the data path of the present attempt started; `number` counts attempts from 1.
+    `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
+    belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` changed since the backup before, None where
+    that is not known. `verification` is the last one of a backup.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str = ""
+    phase: Phase = Phase.NEW
+    node: str = ""
+    queue: str = ""
+    volume: str = ""
+    location: str = ""
+    created: str = ""
+    accepted: Time | None = None
+    began: Time | None = None
+    completed: Time | None = None
+    bytes_done: int = 0
+    total_bytes: int = 0
+    reason: str = ""
+    message: str = ""
+    number: int = 1
+    stage: AttemptStage | None = None
+    canceling: bool = False
+    datamover: str = ""
+    backup: str = ""
+    new_bytes: int | None = None
+    verification: Verification | None = None
+    fault: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Its name in a message, such as `DataUpload velero/du-1`."""
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+    @property
+    def active(self) -> bool:
+        """Whether it has not ended."""
+        return not self.phase.final and not self.fault
+
+    @property
+    def moving(self) -> bool:
+        """Whether it has a slot: its data mover may move data."""
+        return self.phase in {Phase.IN_PROGRESS, Phase.CANCELING} and self.stage in {None, AttemptStage.RUNNING}
+
+
+class AgentRecord(WireModel):
+    """One agent's pod; `config` is the hash of its active configuration, as it announces it."""
+
+    node: str
+    pod: str
+    ready: bool
+    config: str = ""
+    restarts: int = 0
+
+
+class LeaseRecord(WireModel):
+    """The Lease of the leader: who holds it, and until when unless it is renewed; `seen` is when it was read."""
+
+    holder: str = ""
+    expires: Time | None = None
+    seen: Time | None = None
+
+
+class ConfigRecord(WireModel):
+    """The agents' ConfigMap as it is now: empty `name`, there is none.
+
+    `hash` is that of the document; `errors` keep agents from using it, `warnings` do not. `slots` is how many
+    transfers a node runs at a time where no rule for it exists; `queue_length` of None: no limit.
+    """
+
+    name: str = ""
+    hash: str = ""
+    errors: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    slots: int = 0
+    queue_length: int | None = None
+    restores_first: bool = False
+
+
+class LocationRecord(WireModel):
+    """One BackupStorageLocation; an empty phase was not validated yet: whether it can be reached is not known."""
+
+    name: str
+    phase: str = ""
+    message: str = ""
+    validated: Time | None = None
+    read_only: bool = False
+
+
+class RepositoryRecord(WireModel):
+    """One BackupRepository; `failed` is the message of the last maintenance if it failed."""
+
+    name: str
+    volume_namespace: str
+    location: str
+    phase: str
+    message: str = ""
+    maintained: Time | None = None
+    failed: str = ""
+
+
+class UnreadPart(StrEnum):
+    """What a command may not be able to read."""
+
+    TRANSFERS = "transfers"
+    AGENTS = "agents"
+    LEASE = "leader"
+    CONFIG = "configuration"
+    NODES = "nodes"
+    REPOSITORIES = "repositories"
+    LOCATIONS = "locations"
+    PAGE = "leader's status page"
+    FLAGS = "flags of the agents"
+    RETENTION = "retention"
+
+
+@dataclass(frozen=True)
+class Unread:
+    """What could not be read, and why; `passing`: a watch broke a moment ago, and is being opened again."""
+
+    part: UnreadPart
+    why: str
+    passing: bool = False
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """Everything that is judged, as read at `at`, a time by the API server's clock.
+
+    What `unread` names is empty, and not known. `slots` is by node, where rules for single nodes exist. `settings` are
+    the agents'; None: there is no DaemonSet. `wanted_agents` and `ready_agents` are what its controller counts. `page`
+    is None where it could not be read. `retention` is the last report of retention, None if there is none;
+    `old_schedules` are the names of CronJobs that delete by older rules.
+    """
+
+    namespace: str
+    at: datetime
+    transfers: tuple[TransferRecord, ...] = ()
+    agents: tuple[AgentRecord, ...] = ()
+    lease: LeaseRecord = field(default_factory=LeaseRecord)
+    config: ConfigRecord = field(default_factory=ConfigRecord)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    repositories: tuple[RepositoryRecord, ...] = ()
+    locations: tuple[LocationRecord, ...] = ()
+    settings: Settings | None = None
+    wanted_agents: int = 0
+    ready_agents: int = 0
+    page: LeaderPage | None = None
+    retention: RetentionReport | None = None
+    old_schedules: tuple[str, ...] = ()
+    unread: tuple[Unread, ...] = ()
+
+    def is_unread(self, part: UnreadPart) -> bool:
+        """Return whether the part, or some of it, could not be read."""
+        return any(one.part is part for one in self.unread)
+
+    def slots_of(self, node: str) -> int | None:
+        """Return how many transfers the node runs at a time; None: not known."""
+        if self.is_unread(UnreadPart.CONFIG) or self.is_unread(UnreadPart.NODES):
+            return None
+        return self.slots.get(node, self.config.slots)

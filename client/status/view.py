@@ -1,0 +1,293 @@
+"""The document of `nodeagent status`: what a snapshot shows, in the order in which it is shown.
+
+Pure. Its fields are stable: they are the JSON of the command, in camelCase.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+from client.leader_page import node_of_holder
+from client.status.health import Finding, Health, failed_recently, is_managed, judge, worst
+from client.status.kinds import TRANSFER_KINDS
+from client.status.records import (
+    AgentRecord,
+    ClusterSnapshot,
+    ConfigRecord,
+    LocationRecord,
+    RepositoryRecord,
+    TransferRecord,
+    UnreadPart,
+)
+from core.models.attempts import AttemptStage
+from core.models.base import Time, WireModel
+from core.models.phases import HOLDING_PHASES, Phase
+from core.models.queue_order import in_order
+from core.models.reasons import PendingReason
+from core.models.retention import RetentionReport
+
+__all__ = ["ActiveRow", "LeaderRow", "NodeRow", "PendingRow", "RateOf", "StatusView", "average_rate", "build_view"]
+
+RateOf = Callable[[TransferRecord, datetime], float | None]
+"""Returns how many bytes a second a transfer moves at that time; None: not known."""
+
+_RESTORES: Final = frozenset(kind.name for kind in TRANSFER_KINDS if kind.restores)
+_BETWEEN: Final = frozenset({AttemptStage.WAITING, AttemptStage.READY})
+
+
+class PendingRow(WireModel):
+    """A transfer that is not admitted, or waits for its next attempt; `position` in the queue, None: it has none."""
+
+    position: int | None
+    kind: str
+    namespace: str
+    name: str
+    volume_namespace: str
+    volume: str
+    reason: str
+    message: str
+    created: str
+    attempt: int
+    canceling: bool
+
+
+class ActiveRow(WireModel):
+    """A transfer that has a node. `bytes_per_second` and `eta_seconds` are None where they are not known."""
+
+    kind: str
+    namespace: str
+    name: str
+    phase: Phase
+    node: str
+    volume_namespace: str
+    volume: str
+    bytes_done: int
+    total_bytes: int
+    bytes_per_second: float | None
+    eta_seconds: float | None
+    began: Time | None
+    reason: str
+    message: str
+    attempt: int
+    canceling: bool
+
+
+class FailedRow(WireModel):
+    """A transfer that failed within the last day."""
+
+    kind: str
+    namespace: str
+    name: str
+    completed: Time | None
+    message: str
+
+
+class NodeRow(WireModel):
+    """A node with an agent. `slots` is None where it is not known; `preparing` counts Accepted and Prepared."""
+
+    node: str
+    pod: str
+    ready: bool
+    leader: bool
+    running: int
+    slots: int | None
+    preparing: int
+    config: str
+    restarts: int
+
+
+class LeaderRow(WireModel):
+    """The leader: `holder` is empty if there is none; `page` says whether its status page was read."""
+
+    holder: str = ""
+    node: str = ""
+    expires: Time | None = None
+    version: str = ""
+    page: bool = False
+
+
+class StatusView(WireModel):
+    """Everything that `nodeagent status` shows, the most important first in each list.
+
+    `phases` counts all transfers. `queued` are those that wait for the admission quota alone, `queue_length` is the
+    quota; None: there is none. `positions_computed`: the leader did not say them. `retention` is the last report of
+    retention, None if there is none, and `old_schedules` are the schedules that delete by older rules. `unread` are the
+    parts that could not be read, or not as a whole: what is shown of them is not known to be all.
+    """
+
+    health: Health
+    namespace: str
+    at: Time
+    findings: list[Finding]
+    leader: LeaderRow
+    phases: dict[str, int]
+    queued: int
+    queue_length: int | None
+    positions_computed: bool
+    pending: list[PendingRow]
+    transfers: list[ActiveRow]
+    failed: list[FailedRow]
+    nodes: list[NodeRow]
+    repositories: list[RepositoryRecord]
+    locations: list[LocationRecord]
+    retention: RetentionReport | None
+    old_schedules: list[str]
+    configuration: ConfigRecord
+    unread: list[str]
+    notes: list[str]
+
+
+def average_rate(transfer: TransferRecord, now: datetime) -> float | None:
+    """Return the rate since the data path of the present attempt began."""
+    if transfer.began is None or not transfer.moving or not transfer.bytes_done:
+        return None
+    seconds = (now - transfer.began).total_seconds()
+    return transfer.bytes_done / seconds if seconds >= 1.0 else None
+
+
+def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> StatusView:
+    """Return what the snapshot shows."""
+    findings = judge(snapshot)
+    managed = [one for one in snapshot.transfers if not one.fault and is_managed(snapshot, one)]
+    active = [one for one in managed if one.active]
+    waiting = [one for one in active if _is_waiting(one)]
+    busy = [one for one in active if not _is_waiting(one)]
+    positions = _positions(snapshot, waiting)
+    page = snapshot.page
+    return StatusView(
+        health=worst(findings),
+        namespace=snapshot.namespace,
+        at=snapshot.at,
+        findings=findings,
+        leader=LeaderRow(
+            holder=snapshot.lease.holder,
+            node=node_of_holder(snapshot.lease.holder),
+            expires=snapshot.lease.expires,
+            version=page.version if page else "",
+            page=page is not None,
+        ),
+        phases=dict(Counter(str(one.phase) for one in managed)),
+        queued=page.queue.queued if page else len(positions),
+        queue_length=snapshot.config.queue_length,
+        positions_computed=page is None,
+        pending=_pending_rows(waiting, positions),
+        transfers=[_active_row(one, snapshot.at, rate_of) for one in sorted(busy, key=_by_progress)],
+        failed=_failed_rows(snapshot, managed),
+        nodes=_node_rows(snapshot, busy),
+        repositories=sorted(snapshot.repositories, key=lambda one: one.name),
+        locations=sorted(snapshot.locations, key=lambda one: one.name),
+        retention=snapshot.retention,
+        old_schedules=list(snapshot.old_schedules),
+        configuration=snapshot.config,
+        unread=sorted({str(one.part) for one in snapshot.unread}),
+        notes=_notes(snapshot, len(snapshot.transfers) - len(managed)),
+    )
+
+
+def _is_waiting(transfer: TransferRecord) -> bool:
+    return transfer.phase is Phase.NEW or transfer.stage in _BETWEEN
+
+
+def _positions(snapshot: ClusterSnapshot, waiting: Iterable[TransferRecord]) -> Mapping[tuple[str, str], int]:
+    """Return the positions in the queue by kind and name: the leader's, or computed as it does."""
+    if snapshot.page is not None:
+        return {(one.kind, one.name): one.position for one in snapshot.page.queue.queue}
+    queued = (
+        one
+        for one in waiting
+        if one.phase is Phase.NEW and one.reason in {"", PendingReason.QUEUED} and not one.canceling
+    )
+    first = _RESTORES if snapshot.config.restores_first else frozenset[str]()
+    return {(one.kind, one.name): n for n, one in enumerate(in_order(queued, after="", first=first), start=1)}
+
+
+def _pending_rows(waiting: Iterable[TransferRecord], positions: Mapping[tuple[str, str], int]) -> list[PendingRow]:
+    """Return the rows of transfers that wait: the queue in order, then the others, the oldest first."""
+    rows = [
+        PendingRow(
+            position=positions.get((one.kind, one.name)),
+            kind=one.kind,
+            namespace=one.namespace,
+            name=one.name,
+            volume_namespace=one.queue,
+            volume=one.volume,
+            reason=one.reason,
+            message=one.message,
+            created=one.created,
+            attempt=one.number,
+            canceling=one.canceling,
+        )
+        for one in waiting
+    ]
+    return sorted(rows, key=lambda row: (row.position is None, row.position or 0, row.created, row.name))
+
+
+def _by_progress(transfer: TransferRecord) -> tuple[bool, str, str]:
+    """Order transfers that move data first, then by node and name."""
+    return (not transfer.moving, transfer.node, transfer.name)
+
+
+def _active_row(one: TransferRecord, now: datetime, rate_of: RateOf) -> ActiveRow:
+    rate = rate_of(one, now) if one.moving else None
+    left = one.total_bytes - one.bytes_done
+    return ActiveRow(
+        kind=one.kind,
+        namespace=one.namespace,
+        name=one.name,
+        phase=one.phase,
+        node=one.node,
+        volume_namespace=one.queue,
+        volume=one.volume,
+        bytes_done=one.bytes_done,
+        total_bytes=one.total_bytes,
+        bytes_per_second=rate,
+        eta_seconds=left / rate if rate and one.total_bytes and left >= 0 else None,
+        began=one.began,
+        reason=one.reason,
+        message=one.message,
+        attempt=one.number,
+        canceling=one.canceling,
+    )
+
+
+def _failed_rows(snapshot: ClusterSnapshot, managed: Iterable[TransferRecord]) -> list[FailedRow]:
+    failed = [one for one in managed if failed_recently(snapshot, one)]
+    failed.sort(key=lambda one: one.completed or snapshot.at, reverse=True)
+    return [
+        FailedRow(kind=one.kind, namespace=one.namespace, name=one.name, completed=one.completed, message=one.message)
+        for one in failed
+    ]
+
+
+def _node_rows(snapshot: ClusterSnapshot, busy: Iterable[TransferRecord]) -> list[NodeRow]:
+    """Return a row for each agent: those that are not ready, then the busiest ones."""
+    running, preparing = Counter[str](), Counter[str]()
+    for one in busy:
+        (preparing if one.phase in HOLDING_PHASES or not one.moving else running)[one.node] += 1
+    leader = node_of_holder(snapshot.lease.holder)
+
+    def row(agent: AgentRecord) -> NodeRow:
+        return NodeRow(
+            node=agent.node,
+            pod=agent.pod,
+            ready=agent.ready,
+            leader=bool(leader) and agent.node == leader,
+            running=running[agent.node],
+            slots=snapshot.slots_of(agent.node),
+            preparing=preparing[agent.node],
+            config=agent.config,
+            restarts=agent.restarts,
+        )
+
+    rows = [row(agent) for agent in snapshot.agents]
+    return sorted(rows, key=lambda row: (row.ready, -row.running, -row.preparing, row.node))
+
+
+def _notes(snapshot: ClusterSnapshot, others: int) -> list[str]:
+    """Return what limits the answer."""
+    said = "the leader did not answer, so positions in the queue are computed here"
+    notes = [f"{said}: {one.why}" for one in snapshot.unread if one.part is UnreadPart.PAGE]
+    if others:
+        notes.append(f"{others} transfers are for other data movers or cannot be read, and are not listed")
+    return notes

@@ -1,0 +1,72 @@
+"""Durations, sizes and messages in their short form, for people."""
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from core.contract import DataPathReason, ProgressMessage
+from core.errors import ContractError
+from core.models.bandwidth import BandwidthLimits
+from core.models.verification import WHOLE_PERCENT, Verification
+
+__all__ = [
+    "format_age",
+    "format_bytes",
+    "format_event",
+    "format_limits",
+    "format_verification",
+]
+
+_AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
+"""Seconds of a unit, its letter, and from how many on it is used."""
+
+_KIB: Final = 1024
+
+
+def format_age(age: timedelta) -> str:
+    """Return a duration in whole units, the largest of which it has two: `90s`, `45m`, `3h` or `12d`."""
+    seconds = max(0, int(age.total_seconds()))
+    for unit, letter, limit in _AGE_UNITS:
+        if seconds >= limit * unit:
+            return f"{seconds // unit}{letter}"
+    return f"{seconds}s"
+
+
+def format_verification(found: Verification | None, now: datetime) -> str:
+    """Return what the last verification found, and when; empty: there is none."""
+    if found is None:
+        return ""
+    share = "" if found.percent == WHOLE_PERCENT else f", {found.percent:g} % of the files"
+    return f"{found.outcome} {format_age(now - found.at)} ago{share}"
+
+
+def format_bytes(size: int) -> str:
+    """Return a number of bytes with a binary unit, such as `1.5 GiB`."""
+    number, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(number) < _KIB:
+            break
+        number, unit = number / _KIB, larger
+    return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def format_event(reason: str, message: str) -> str:
+    """Return the message of an Event; what a data mover writes as JSON, for agents, in words."""
+    if reason not in {DataPathReason.PROGRESS, DataPathReason.COMPLETED}:
+        return message
+    try:
+        said = ProgressMessage.from_json(message)
+    except ContractError:
+        return message
+    total = format_bytes(said.total_bytes)
+    if reason == DataPathReason.COMPLETED:
+        return f"{total} moved"
+    return f"{format_bytes(said.done_bytes)} of {total}, {format_bytes(said.bytes_per_second)}/s"
+
+
+def format_limits(limits: BandwidthLimits) -> str:
+    """Return how much a data mover may exchange with its storage, such as `47.7 MiB/s sent`; empty: there is no limit.
+
+    A direction without a limit is left out.
+    """
+    rates = {"sent": limits.upload_bytes_per_second, "received": limits.download_bytes_per_second}
+    return ", ".join(f"{format_bytes(rate)}/s {way}" for way, rate in rates.items() if rate)

@@ -1,0 +1,259 @@
+"""The web server of `nodeagent ui`: its routes, and what each page is made from. It changes nothing in the cluster.
+
+A page is text for every browser. One with a script asks for the same address as a stream of server-sent events, and
+gets the part that changes again whenever it has changed.
+"""
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from importlib.resources import files
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import jinja2
+from aiohttp import web
+
+from client.status.kinds import TRANSFER_KINDS, Target
+from client.text import format_age, format_bytes, format_event, format_limits, format_verification
+from client.ui.details import Details, Observed
+from client.ui.growth import sum_growth
+from client.ui.guard import Guard
+from client.ui.live import Live, State
+from client.ui.nodes import build_grid, describe_configuration, find_node
+from client.ui.tables import TransferFilter, choose_transfers, cut, list_volumes, parse_page
+from client.ui.timeline import build_timeline
+from core.errors import AgentError
+from core.kube.errors import NotFoundError
+from core.models.base import parse_time
+from core.models.phases import HOLDING_PHASES
+from core.text import one_line, printable
+
+__all__ = ["Pages", "serve"]
+
+_Values = Mapping[str, Any]
+_Build = Callable[[web.Request, State], Awaitable[_Values]]
+
+_SHORT: Final = {kind.name: kind for kind in TRANSFER_KINDS}
+_BY_SHORT: Final = {kind.short: kind for kind in TRANSFER_KINDS}
+_FOLDER: Final = files("client.ui") / "static"
+_TYPES: Final = {".css": "text/css", ".js": "text/javascript"}
+_EVENTS: Final = "text/event-stream"
+_SILENCE_SECONDS: Final = 20.0
+"""Between two signs of life on a stream; browsers and proxies end one that is silent."""
+
+_OVERVIEW_ROWS: Final = 20
+_MOST_SECONDS: Final = 1e9
+"""Of a duration: tenants' sizes may lead to more than can be computed with."""
+
+
+def _environment() -> jinja2.Environment:
+    def ago(moment: datetime | None, now: datetime) -> str:
+        return f"{format_age(now - moment)} ago" if moment is not None else "-"
+
+    def moment(at: datetime | str | None) -> str:
+        at = parse_time(at) if isinstance(at, str) and at else at
+        return f"{at:%Y-%m-%d %H:%M:%S} UTC" if isinstance(at, datetime) else "-"
+
+    def harmless(value: object) -> object:
+        # A subclass of str is what a template has made, and is safe already.
+        return printable(value) if type(value) is str else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("client.ui"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "bytes": format_bytes,
+        "limits": format_limits,
+        "ago": ago,
+        "moment": moment,
+        "short": lambda kind: _SHORT[kind].short,
+        "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, _MOST_SECONDS))),
+        "verified": format_verification,
+        "configuration": describe_configuration,
+        "text": one_line,
+        "words": lambda event: format_event(event.reason, event.message),
+        "count": lambda number, thing: f"{number} {thing}{'' if number == 1 else 's'}",
+    }
+    return environment
+
+
+class Pages:
+    """The handlers of all pages."""
+
+    def __init__(self, live: Live, details: Details) -> None:
+        """Show what `live` has; `details` reads single objects."""
+        self._live = live
+        self._details = details
+        self._templates = _environment()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return the routes of the server."""
+        pages: dict[str, tuple[str, _Build]] = {
+            "/": ("overview.html", self._overview),
+            "/transfers": ("transfers.html", self._transfers),
+            "/transfers/{kind}/{name}": ("transfer.html", self._transfer),
+            "/nodes/{name}": ("node.html", self._node),
+            "/queue": ("queue.html", self._queue),
+            "/repositories": ("repositories.html", self._nothing_more),
+            "/repositories/{name}": ("repository.html", self._repository),
+        }
+        shown = [web.get(path, self._handler(template, build)) for path, (template, build) in pages.items()]
+        return [*shown, web.get("/static/{path:.+}", self._static)]
+
+    def _handler(self, template: str, build: _Build) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            state = self._live.state
+            if _EVENTS in request.headers.get("Accept", ""):
+                return await self._stream(request, template, build)
+            if state is None:
+                return self._answer("starting.html", {"why": self._live.error}, status=503)
+            try:
+                values = await build(request, state)
+            except web.HTTPNotFound as e:
+                return self._answer("error.html", self._values(request, state, _fault(request, e.text)), status=404)
+            except AgentError as e:
+                return self._answer("error.html", self._values(request, state, _fault(request, e)), status=503)
+            return self._answer(template, self._values(request, state, values))
+
+        return handle
+
+    async def _stream(self, request: web.Request, template: str, build: _Build) -> web.StreamResponse:
+        """Send the part of the page that changes, now and whenever it has changed, and now and then a sign of life.
+
+        Before the cluster was read, an event `why` has the reason.
+        """
+        answer = web.StreamResponse(headers={"Content-Type": _EVENTS})
+        await answer.prepare(request)
+        sent = ""
+        while True:
+            number, state = self._live.number, self._live.state
+            if state is not None:
+                part = await self._live_part(request, state, template, build)
+                text = "".join(f"data: {line}\n" for line in part.splitlines())
+            else:
+                text = f"event: why\ndata: {one_line(self._live.error)}\n" if self._live.error else ""
+            if text != sent:
+                await answer.write(f"{text}\n".encode())
+                sent = text
+            if await self._live.wait(number, _SILENCE_SECONDS) == number:
+                await answer.write(b": still here\n\n")
+
+    async def _live_part(self, request: web.Request, state: State, template: str, build: _Build) -> str:
+        try:
+            values, name = await build(request, state), template
+        except web.HTTPNotFound as e:
+            values, name = _fault(request, e.text), "error.html"
+        except AgentError as e:
+            values, name = _fault(request, e), "error.html"
+        whole = self._values(request, state, values, layout="part.html")
+        return self._templates.get_template(name).render(whole)
+
+    async def _nothing_more(self, _: web.Request, __: State) -> _Values:
+        return {}
+
+    async def _overview(self, request: web.Request, state: State) -> _Values:
+        volumes = list_volumes(state.snapshot.transfers)
+        pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
+        shown = {
+            name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
+            for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
+        }
+        unprotected = sum(row.last is None for row in volumes)
+        return {**shown, "chosen": pages, "count": len(volumes), "unprotected": unprotected}
+
+    async def _transfers(self, request: web.Request, state: State) -> _Values:
+        chosen = TransferFilter.of(request.query)
+        page = choose_transfers(state.snapshot, state.view, chosen)
+        kinds = [kind.name for kind in TRANSFER_KINDS]
+        return {"page": page, "chosen": chosen, "kinds": kinds, "grid": build_grid(state.view)}
+
+    async def _transfer(self, request: web.Request, state: State) -> _Values:
+        kind, name = _BY_SHORT.get(request.match_info["kind"]), request.match_info["name"]
+        if kind is None:
+            raise web.HTTPNotFound(text="there is no such kind: du, dd, pvb and pvr are")
+        known = next((one for one in state.snapshot.transfers if (one.kind, one.name) == (kind.name, name)), None)
+        try:
+            found = await self._details.transfer(Target(kind, name), Observed(known, state.lost))
+        except NotFoundError as e:
+            raise web.HTTPNotFound(text=str(e)) from e
+        key = (found.kind, found.name)
+        moving = next((one for one in state.view.transfers if (one.kind, one.name) == key), None)
+        waiting = next((one for one in state.view.pending if (one.kind, one.name) == key), None)
+        timeline = build_timeline(found, state.view.at)
+        return {"one": found, "moving": moving, "waiting": waiting, "timeline": timeline}
+
+    async def _node(self, request: web.Request, state: State) -> _Values:
+        name = request.match_info["name"]
+        node = find_node(state.view, state.snapshot.transfers, name)
+        if node is None:
+            raise web.HTTPNotFound(text=f"there is no agent on a node {name}")
+        bound = {(one.kind, one.name) for one in state.snapshot.transfers if one.node}
+        anywhere = [one for one in state.view.pending if one.position is not None and (one.kind, one.name) not in bound]
+        return {"node": node, "anywhere": cut(anywhere, 1)}
+
+    async def _queue(self, request: web.Request, state: State) -> _Values:
+        holders = sorted(state.view.transfers, key=lambda one: (one.node, one.name))
+        quota = [one for one in holders if one.phase in HOLDING_PHASES]
+        slots = [one for one in holders if one.phase not in HOLDING_PHASES]
+        pending = cut(state.view.pending, parse_page(request.query.get("page", "")))
+        return {"pending": pending, "quota": cut(quota, 1), "slots": cut(slots, 1)}
+
+    async def _repository(self, request: web.Request, state: State) -> _Values:
+        name = request.match_info["name"]
+        known = next((one for one in state.snapshot.repositories if one.name == name), None)
+        try:
+            one = await self._details.repository(name, Observed(known, state.lost))
+        except NotFoundError as e:
+            raise web.HTTPNotFound(text=str(e)) from e
+        return {"one": one, "growth": sum_growth(state.snapshot.transfers, one.volume_namespace, one.location)}
+
+    async def _static(self, request: web.Request) -> web.Response:
+        path = PurePosixPath(request.match_info["path"])
+        file = _FOLDER.joinpath(*path.parts)
+        if path.suffix not in _TYPES or ".." in path.parts or path.is_absolute() or not file.is_file():
+            raise web.HTTPNotFound
+        return web.Response(body=file.read_bytes(), content_type=_TYPES[path.suffix], charset="utf-8")
+
+    def _values(self, request: web.Request, state: State, more: _Values, *, layout: str = "base.html") -> _Values:
+        view = state.view
+        return {"layout": layout, "here": request.path_qs, "state": state, "view": view, "now": view.at, **more}
+
+    def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
+        text = self._templates.get_template(name).render(values)
+        return web.Response(text=text, content_type="text/html", status=status)
+
+
+def _fault(request: web.Request, why: str | AgentError | None) -> _Values:
+    """Return the values of a page of something that does not exist, or cannot be read: it may be there later."""
+    text = f"This cannot be read: {why}" if isinstance(why, AgentError) else why
+    return {"what": request.match_info.get("name", ""), "why": text}
+
+
+@asynccontextmanager
+async def serve(pages: Pages, port: int) -> AsyncIterator[str]:
+    """Serve on loopback, and yield the address to open; it works once.
+
+    Raises:
+        OSError: the port is in use.
+    """
+    listener = socket.create_server(("127.0.0.1", port))
+    found: int = listener.getsockname()[1]
+    guard = Guard(found)
+    app = web.Application(middlewares=[guard.middleware])
+    app.add_routes(pages.routes())
+    # A stream of changes ends with its browser.
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        yield guard.url
+    finally:
+        await runner.cleanup()
+        listener.close()

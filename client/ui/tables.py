@@ -1,0 +1,188 @@
+"""The rows of the pages: transfers filtered, sorted and paged, and the copies that each volume has. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Generic, TypeVar
+from urllib.parse import urlencode
+
+from client.status.kinds import TRANSFER_KINDS
+from client.status.records import ClusterSnapshot, TransferRecord
+from client.status.view import ActiveRow, PendingRow, StatusView
+from core.models.phases import Phase
+from core.models.verification import Verification
+
+__all__ = [
+    "PAGE_ROWS",
+    "Cut",
+    "TransferFilter",
+    "TransferPage",
+    "VolumeRow",
+    "choose_transfers",
+    "cut",
+    "list_volumes",
+    "parse_page",
+]
+
+_T = TypeVar("_T")
+
+PAGE_ROWS: Final = 100
+_BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
+_SORTS: Final = ("created", "name", "phase", "node", "volume")
+_STATES: Final = ("", "active", "pending", "running", "failed", "ended")
+
+
+@dataclass(frozen=True)
+class Cut(Generic[_T]):
+    """The rows of one page of a table, which counts from 1; of how many rows and pages."""
+
+    rows: Sequence[_T]
+    page: int
+    pages: int
+    total: int
+
+
+def cut(rows: Sequence[_T], page: int) -> Cut[_T]:
+    """Return the rows of that page; the last page, if there are fewer."""
+    pages = max(1, -(-len(rows) // PAGE_ROWS))
+    page = min(page, pages)
+    return Cut(rows[(page - 1) * PAGE_ROWS : page * PAGE_ROWS], page, pages, len(rows))
+
+
+def parse_page(text: str) -> int:
+    """Return the number of a page in a query; an invalid one counts as the first."""
+    return int(text) if text.isascii() and text.isdecimal() and 0 < int(text) < 10**6 else 1
+
+
+@dataclass(frozen=True)
+class TransferFilter:
+    """What a person asked for; `state` is one of the words of the page, `page` counts from 1."""
+
+    state: str = ""
+    kind: str = ""
+    text: str = ""
+    sort: str = "created"
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> "TransferFilter":
+        """Return the filter in a query; an unknown value counts as absent."""
+        state, kind, sort = (query.get(key, "") for key in ("state", "kind", "sort"))
+        return cls(
+            state=state if state in _STATES else "",
+            kind=kind if kind in {one.name for one in TRANSFER_KINDS} else "",
+            text=query.get("q", "").strip(),
+            sort=sort if sort in _SORTS else "created",
+            page=parse_page(query.get("page", "")),
+        )
+
+    def link(self, **changes: str | int) -> str:
+        """Return the query of the same filter with some changes."""
+        own = {"state": self.state, "kind": self.kind, "q": self.text, "sort": self.sort, "page": self.page} | changes
+        defaults = {"state": "", "kind": "", "q": "", "sort": "created", "page": 1}
+        query = urlencode({key: value for key, value in own.items() if value != defaults[key]})
+        return f"?{query}" if query else ""
+
+
+@dataclass(frozen=True)
+class TransferPage:
+    """The transfers of one page; `active` and `pending` have what is known of these."""
+
+    cut: Cut[TransferRecord]
+    active: Mapping[tuple[str, str], ActiveRow]
+    pending: Mapping[tuple[str, str], PendingRow]
+
+
+def choose_transfers(snapshot: ClusterSnapshot, view: StatusView, chosen: TransferFilter) -> TransferPage:
+    """Return the transfers that the filter chooses, in its order."""
+    active = {(one.kind, one.name): one for one in view.transfers}
+    pending = {(one.kind, one.name): one for one in view.pending}
+    text = chosen.text.lower()
+    found = [
+        one
+        for one in snapshot.transfers
+        if chosen.kind in {"", one.kind}
+        and _is_in(one, chosen.state, (one.kind, one.name) in pending)
+        and text in f"{one.name} {one.queue}/{one.volume} {one.node} {one.location} {one.backup} {one.reason}".lower()
+    ]
+    found.sort(key=lambda one: (_sort_key(one, chosen.sort), one.name), reverse=chosen.sort == "created")
+    return TransferPage(cut(found, chosen.page), active, pending)
+
+
+def _is_in(one: TransferRecord, state: str, waits: bool) -> bool:  # noqa: FBT001 - one of several conditions
+    match state:
+        case "active":
+            return one.active
+        case "pending":
+            return waits
+        case "running":
+            return one.moving
+        case "failed":
+            return one.phase is Phase.FAILED or bool(one.fault)
+        case "ended":
+            return one.phase.final
+    return True
+
+
+def _sort_key(one: TransferRecord, sort: str) -> str:
+    match sort:
+        case "phase":
+            return str(one.phase)
+        case "node":
+            return one.node
+        case "volume":
+            return f"{one.queue}/{one.volume}"
+        case "name":
+            return one.name
+    return one.created
+
+
+@dataclass(frozen=True)
+class VolumeRow:
+    """A volume that was backed up, or tried to be; `last` is its newest complete backup, None: it has none.
+
+    `failed` is its newest backup if that failed after `last`. `verified` is the verification of `last`; `earlier` is
+    the newest one of another backup, unless that of `last` is newer.
+    """
+
+    namespace: str
+    volume: str
+    last: TransferRecord | None
+    failed: TransferRecord | None
+    verified: Verification | None
+    earlier: Verification | None
+
+    @property
+    def completed(self) -> datetime | None:
+        """When its newest complete backup ended."""
+        return self.last.completed if self.last is not None else None
+
+
+def list_volumes(transfers: Iterable[TransferRecord]) -> list[VolumeRow]:
+    """Return the volumes of all backups: those without a complete one first, then verifications that failed.
+
+    The others follow by the age of the last copy, the oldest first.
+    """
+    by_volume: dict[tuple[str, str], list[TransferRecord]] = {}
+    for one in transfers:
+        if one.kind in _BACKUPS and one.volume and not one.fault:
+            by_volume.setdefault((one.queue, one.volume), []).append(one)
+    rows = []
+    for (namespace, volume), found in by_volume.items():
+        found.sort(key=lambda one: one.created)
+        last = next((one for one in reversed(found) if one.phase is Phase.COMPLETED), None)
+        newest = found[-1]
+        failed = newest if newest.phase is Phase.FAILED and newest is not last else None
+        verified = last.verification if last is not None else None
+        others = [one.verification for one in found if one.verification and one is not last]
+        earlier = max(others, key=lambda one: one.at, default=None)
+        if earlier is not None and verified is not None and earlier.at <= verified.at:
+            earlier = None
+        rows.append(VolumeRow(namespace, volume, last, failed, verified, earlier))
+    return sorted(rows, key=lambda row: (*_urgency(row), row.namespace, row.volume))
+
+
+def _urgency(row: VolumeRow) -> tuple[bool, bool, float]:
+    """Return what volumes are ordered by: the least is the most urgent."""
+    good = all(one.passed for one in (row.verified, row.earlier) if one is not None)
+    return row.last is not None, good, row.completed.timestamp() if row.completed is not None else 0.0

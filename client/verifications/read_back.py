@@ -1,0 +1,100 @@
+"""Jobs that read kopia snapshots back: one for the volumes of a backup in one repository."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import timedelta
+from typing import Final, TypeAlias
+
+from client.mover_jobs import JobError, JobSubject, JobTools, plan_job, read_location, run_job
+from core.contract import parse_result
+from core.kube.client import Selection
+from core.kube.errors import NotFoundError
+from core.kube.resources import BACKUP_REPOSITORIES
+from core.models.base import JsonDict
+from core.models.storage import BackupRepository, RepositoryKey
+from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
+from exposer.maintenance_job import build_verification_job
+from exposer.pod_files import MoverVolume
+
+__all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
+
+Keep: TypeAlias = Callable[[Mapping[str, VerifiedSnapshot]], Awaitable[None]]
+"""Gets results by the IDs of their snapshots, before the Job that found them out is deleted: also of one that failed,
+did not end in time, or whose command is interrupted."""
+
+_JOB_EXTRA: Final = timedelta(minutes=15)
+"""A Job whose command was killed ends by itself, later than the command would have ended it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class VerificationWork:
+    """What a Job verifies: snapshots of one repository, of which it reads `percent` of the files.
+
+    With `volume`, all files of the only snapshot are compared with it instead.
+    """
+
+    repository: BackupRepository
+    snapshots: tuple[str, ...]
+    percent: float
+    timeout: timedelta
+    volume: MoverVolume | None = None
+
+
+async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupRepository:
+    """Return the BackupRepository of a namespace and a location.
+
+    Raises:
+        NotFoundError: there is none.
+        KubeError: they cannot be listed.
+    """
+    listed = await tools.client.list(Selection(BACKUP_REPOSITORIES, tools.namespace))
+    found = [BackupRepository.parse(raw) for raw in listed if RepositoryKey.of(raw) == key]
+    if not found:
+        raise NotFoundError(f"there is no BackupRepository of {key}", status=404, reason="NotFound")
+    return min(found, key=lambda repository: repository.name)
+
+
+async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict:
+    """Return the manifest of the Job.
+
+    Raises:
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        KubeError: the API server rejected a request.
+    """
+    location = await read_location(tools.client, tools.namespace, work.repository.spec.backup_storage_location)
+    run, expose = await plan_job(tools, JobSubject.of(work.repository, "verify"), location)
+    settings = dataclasses.replace(run.settings, active_deadline=work.timeout + _JOB_EXTRA)
+    run = dataclasses.replace(run, settings=settings, volume=work.volume)
+    return build_verification_job(run, expose, work.snapshots, work.percent)
+
+
+async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) -> None:
+    """Run the Job, whose results `keep` gets.
+
+    Raises:
+        ConfigError: no agent is installed, or its configuration cannot be read.
+        ResultError: the termination message is not that of a verification.
+        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
+        KubeError: the API server rejected a request.
+    """
+    await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
+
+
+async def run_verification(tools: JobTools, manifest: JsonDict, what: str, work: VerificationWork, keep: Keep) -> None:
+    """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
+
+    Raises:
+        ResultError: the termination message is not that of a verification.
+        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
+        KubeError: the API server rejected a request.
+    """
+    found: dict[str, VerifiedSnapshot] = {}
+
+    async def read(log: str) -> None:
+        found.update((one.id, one) for one in VERIFIED_LINE.find(log))
+        await keep(found)
+
+    answer = await run_job(tools, manifest, what, work.timeout, read)
+    parse_result(SnapshotVerification, answer.message)
+    if missing := [one for one in work.snapshots if one not in found]:
+        raise JobError(f"the log of the pod has no result of {len(missing)} snapshots, such as {missing[0]}")

@@ -1,0 +1,254 @@
+"""A scratch volume: one volume of a backup restored into a new PVC, compared with its snapshot, and removed again.
+
+The PVC is as the old one was, under a generated name in the agents' namespace, where the Job can mount it. So no
+workload is touched, and a class with late binding binds it for the Job's pod. What a command that was killed has left,
+the next one removes.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+from msgspec import structs
+
+from client.backups.objects import transfer_name
+from client.backups.view import BackupVolume
+from client.mover_jobs import JobTools, end_jobs
+from client.restores.create import check_restore, plan_restore, start_restore
+from client.restores.objects import PlannedRestore, RestoreRequest
+from client.restores.sources import SavedVolume
+from client.restores.waiting_pods import RestoreTools
+from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
+from client.verifications.view import VerificationError
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.contract import VolumeMode
+from core.errors import AgentError
+from core.kube.client import Selection
+from core.kube.errors import KubeError
+from core.kube.resources import DATA_DOWNLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
+from core.models.base import JsonDict, parse_time
+from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
+from core.models.phases import Phase
+from core.models.transfers import DataDownload
+from exposer.pod_files import MoverVolume
+
+__all__ = ["NotRestoredError", "compare_restored", "remove_abandoned"]
+
+_PREFIX: Final = "nodeagent-verify-"
+
+_POLL_SECONDS: Final = 2.0
+_CLEANUP_TIMEOUT: Final = timedelta(minutes=5)
+"""An agent deletes what a transfer needed within a minute, and a pod that is deleted ends within half a minute."""
+_ABANDONED_AFTER: Final = timedelta(minutes=30)
+"""A command creates the Job seconds after the PVC, and deletes it seconds after its end."""
+
+
+class NotRestoredError(AgentError):
+    """The transfer of the restore has failed; its message says why."""
+
+
+async def compare_restored(tools: JobTools, volume: BackupVolume, work: VerificationWork, keep: Keep) -> None:
+    """Restore the volume and compare it with its snapshot; `keep` gets the result, before the volume is removed again.
+
+    Raises:
+        NotRestoredError: the restore failed.
+        VerificationError: it is not known which PVC the volume had.
+        RestoreError: its PVC or its transfer cannot be created.
+        ResultError: the termination message of the Job is not that of a verification.
+        JobError: the Job that compares failed, cannot start, or did not end in time.
+        KubeError: the API server rejected a request.
+    """
+    request, saved = _plan_scratch(volume, tools.namespace)
+    # Which classes bind late, and whether they exist, is no news for the user: the Job's pod uses the PVC.
+    restoring = RestoreTools(tools.client, tools.clock, lambda _: None)
+    planned = await plan_restore(restoring, request, [saved])
+    await check_restore(restoring, planned)
+    scratch = _Scratch(tools, planned[0])
+    mode = VolumeMode(saved.claim.volume_mode)
+    source = {"persistentVolumeClaim": {"claimName": planned[0].target.name}}
+    manifest = await plan_verification(tools, replace(work, volume=MoverVolume(source, mode, read_only=True)))
+    try:
+        await start_restore(restoring, planned)
+        # The pod of the Job is there before the volume: it decides where a volume with late binding is.
+        await scratch.wait_beside(run_verification(scratch.quiet_tools, manifest, "comparison", work, keep))
+    finally:
+        deadline = Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
+        remove = partial(_remove, tools, planned[0].name, planned[0].target.name)
+        await run_shielded(remove, name="remove the scratch volume", deadline=deadline)
+
+
+async def remove_abandoned(tools: JobTools, now: datetime) -> None:
+    """Remove the scratch volumes of commands that were killed, with their Jobs and transfers, and name each of them."""
+    client, namespace = tools.client, tools.namespace
+    try:
+        listed = await client.list(Selection(PERSISTENT_VOLUME_CLAIMS, namespace, RESTORE_LABEL))
+        names = [one["metadata"]["name"] for one in listed if _is_abandoned(one["metadata"], now)]
+        jobs = await client.list(Selection(JOBS, namespace, SNAPSHOT_VERIFICATION_LABEL)) if names else []
+        for name in names:
+            mounting = [job for job in jobs if _mounts(job, name)]
+            if any(_is_in_use(job, now) for job in mounting):
+                continue
+            await end_jobs(tools, mounting, _CLEANUP_TIMEOUT)
+            if await _remove(tools, transfer_name(name, namespace, name), name):
+                tools.on_note(f"removed PVC {namespace}/{name}, which a verification that was killed had left")
+    except AgentError as e:
+        tools.on_note(f"what verifications that were killed have left was not removed: {e}")
+
+
+def _is_abandoned(meta: JsonDict, now: datetime) -> bool:
+    name, restore = meta["name"], (meta.get("annotations") or {}).get(RESTORE_ANNOTATION)
+    old = now - parse_time(meta["creationTimestamp"]) >= _ABANDONED_AFTER
+    # Of a PVC that a person restores, the restore has another name.
+    return bool(old and name.startswith(_PREFIX) and restore == name)
+
+
+def _mounts(job: JsonDict, claim: str) -> bool:
+    volumes = job["spec"]["template"]["spec"].get("volumes") or []
+    return any((one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes)
+
+
+def _is_in_use(job: JsonDict, now: datetime) -> bool:
+    """Return whether the Job has not ended, or so recently that its command may not have read the result."""
+    conditions = (job.get("status") or {}).get("conditions") or []
+    ended = [
+        parse_time(one["lastTransitionTime"])
+        for one in conditions
+        if one["type"] in {"Complete", "Failed"} and one["status"] == "True"
+    ]
+    return not ended or now - max(ended) < _ABANDONED_AFTER
+
+
+def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest, SavedVolume]:
+    """Return the restore of the volume into a new PVC of the namespace.
+
+    Raises:
+        VerificationError: the backup does not say the size of the PVC.
+    """
+    if volume.saved is None or not volume.saved.size:
+        raise VerificationError("its backup does not say the size of its PVC: verify it without --restore")
+    name = f"{_PREFIX}{secrets.token_hex(4)}"
+    # Without a class, it gets the default one: the empty class makes no volume.
+    storage_class = volume.saved.storage_class or None
+    claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={}, storage_class=storage_class)
+    saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
+    return RestoreRequest(name=name, namespace=namespace), saved
+
+
+@dataclass
+class _Scratch:
+    """The PVC and the transfer of `planned`; `restored` once the data is there."""
+
+    tools: JobTools
+    planned: PlannedRestore
+    restored: bool = False
+
+    @property
+    def quiet_tools(self) -> JobTools:
+        """Tools for the Job, whose pod waits for the PVC, which is nothing to show before it is restored."""
+
+        def show(doing: str) -> None:
+            if self.restored:
+                self.tools.on_progress(doing)
+
+        return replace(self.tools, on_progress=show)
+
+    async def wait_beside(self, job: Coroutine[Any, Any, None]) -> None:
+        """Return once the Job has ended, and the restore has completed too.
+
+        Raises:
+            NotRestoredError: the restore failed.
+            JobError: the Job did.
+        """
+        comparing = asyncio.create_task(job, name="compare")
+        restoring = asyncio.create_task(self._wait_restored(), name="restore")
+        both: set[asyncio.Task[Any]] = {comparing, restoring}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.wait(both)
+        if not restoring.cancelled():
+            restoring.result()
+        comparing.result()
+
+    async def _wait_restored(self) -> None:
+        namespace, name, shown = self.planned.request.namespace, self.planned.name, ""
+        client = self.tools.client.patiently()
+        place = f"{DATA_DOWNLOADS.kind} {namespace}/{name}"
+        while True:
+            raw = await client.read(DATA_DOWNLOADS, namespace, name)
+            if raw is None:
+                raise NotRestoredError(f"{place} was deleted before it ended")
+            transfer = DataDownload.parse(raw)
+            if transfer.phase is Phase.COMPLETED:
+                self.restored = True
+                return
+            doing = ": ".join(filter(None, (f"{place} is {transfer.phase}", transfer.status.message)))
+            if transfer.phase.final:
+                raise NotRestoredError(doing)
+            if doing != shown:
+                self.tools.on_progress(doing)
+                shown = doing
+            await self.tools.clock.sleep(_POLL_SECONDS)
+
+
+async def _remove(tools: JobTools, transfer: str, claim: str) -> bool:
+    """Delete the transfer, whose agent then deletes what it needed, and the PVC; name what stays.
+
+    Returns:
+        Whether both are gone.
+    """
+    namespace, deadline = tools.namespace, Deadline.after(tools.clock, _CLEANUP_TIMEOUT)
+    tools.on_progress(f"removing the scratch volume {namespace}/{claim}")
+    ended = await _delete(tools, DATA_DOWNLOADS, transfer, deadline)
+    volume = await _find_volume(tools, claim)
+    removed = await _delete(tools, PERSISTENT_VOLUME_CLAIMS, claim, deadline)
+    if volume:
+        await _name_retained(tools, volume)
+    return ended and removed
+
+
+async def _find_volume(tools: JobTools, name: str) -> str:
+    """Return the name of the restored PersistentVolume; empty: there is none, or it is not known."""
+    try:
+        claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, tools.namespace, name)
+    except KubeError:
+        return ""
+    return str(claim["spec"].get("volumeName") or "") if claim is not None else ""
+
+
+async def _delete(tools: JobTools, resource: Resource, name: str, deadline: Deadline) -> bool:
+    """Delete an object, and return once it is gone; if it stays, say how to delete it, and return False."""
+    client, namespace, cause = tools.client.patiently(), tools.namespace, ""
+    try:
+        while await client.read(resource, namespace, name) is not None:
+            if not cause:
+                await client.delete(resource, namespace, name)
+                cause = "it is being deleted, and still there"
+            if deadline.expired:
+                break
+            await tools.clock.sleep(_POLL_SECONDS)
+        else:
+            return True
+    except KubeError as e:
+        cause = str(e)
+    command = f"kubectl -n {namespace} delete {resource.plural} {name}"
+    tools.on_note(f"{resource.kind} {namespace}/{name} of the verification is left, to delete by {command}: {cause}")
+    return False
+
+
+async def _name_retained(tools: JobTools, volume: str) -> None:
+    """Say that a volume stays in the storage, by the policy of its class."""
+    try:
+        stored = await tools.client.read(PERSISTENT_VOLUMES, "", volume)
+    except KubeError:
+        return
+    if stored is not None and stored["spec"].get("persistentVolumeReclaimPolicy") == "Retain":
+        text = f"PersistentVolume {volume} of the verification stays by its policy Retain, as does its volume"
+        tools.on_note(f"{text} in the storage: delete both, the first by kubectl delete pv {volume}")

@@ -1,0 +1,263 @@
+"""A check of the installed agents by a small volume: written, backed up, restored, compared, and removed again."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from typing import Final
+
+from client.volume_check_cleanup import CheckCleanup
+from client.volume_check_objects import CheckPlan
+from core.aio import run_shielded
+from core.clock import Clock, Deadline
+from core.errors import AgentError, ExposeError
+from core.kube import resources as kube
+from core.kube.client import KubeClient
+from core.kube.resources import Resource
+from core.models.base import JsonDict, WireModel
+from core.models.phases import FINAL_PHASES, Phase
+from core.models.units import format_duration
+from exposer.causes import CauseFinder
+from exposer.pod_status import explain_exit, parse_pod_end
+
+__all__ = ["CheckReport", "CheckStep", "CheckTools", "VolumeCheckError", "check_volume"]
+
+_POLL_SECONDS: Final = 1.0
+_CLEANUP_TIMEOUT: Final = timedelta(minutes=3)
+"""An agent deletes what a transfer needed within a minute."""
+
+
+class VolumeCheckError(AgentError):
+    """A step of the check failed; the message has its cause."""
+
+
+class CheckStep(WireModel):
+    """One step; an empty `error` is a success."""
+
+    name: str
+    seconds: float
+    error: str = ""
+
+
+class CheckReport(WireModel):
+    """The steps, in their order, and the kopia snapshot that stays in the repository."""
+
+    steps: list[CheckStep]
+    snapshot_id: str = ""
+
+    @property
+    def error(self) -> str:
+        """The first error; empty: all steps succeeded."""
+        return next((step.error for step in self.steps if step.error), "")
+
+
+@dataclass(frozen=True)
+class CheckTools:
+    """What a check works with; each callback gets a text or a step for the user."""
+
+    client: KubeClient
+    clock: Clock
+    on_step: Callable[[CheckStep], None]
+    on_progress: Callable[[str], None]
+    on_note: Callable[[str], None]
+
+
+async def check_volume(tools: CheckTools, plan: CheckPlan, timeout: timedelta) -> CheckReport:  # noqa: ASYNC109 - of all steps
+    """Run all steps until one fails, and return them; what was created is deleted, also after a cancellation."""
+    for one in plan.retaining:
+        tools.on_note(f"{one}: what the test creates with it stays in the storage")
+    run = _Run(tools, plan, Deadline.after(tools.clock, timeout), timeout)
+    cleanup = CheckCleanup(tools.client, tools.clock, plan, tools.on_note)
+    try:
+        await run.carry_out(cleanup)
+    finally:
+        await run_shielded(
+            lambda: run.clean(cleanup), name="clean up", deadline=Deadline.after(tools.clock, 2 * _CLEANUP_TIMEOUT)
+        )
+    return run.report
+
+
+@dataclass
+class _Run:
+    """One run of the check."""
+
+    tools: CheckTools
+    plan: CheckPlan
+    deadline: Deadline
+    timeout: timedelta
+    steps: list[CheckStep] = field(default_factory=list)
+    snapshot_id: str = ""
+    written: str = ""
+    shown: str = ""
+
+    @property
+    def report(self) -> CheckReport:
+        """The steps so far."""
+        return CheckReport(steps=self.steps, snapshot_id=self.snapshot_id)
+
+    async def carry_out(self, cleanup: CheckCleanup) -> None:
+        """Take one step after the other, until one fails."""
+        steps: dict[str, Callable[[], Awaitable[None]]] = {
+            "prepare": partial(self._prepare, cleanup),
+            "volume": self._fill,
+            "snapshot": self._take_snapshot,
+            "backup": self._back_up,
+            "restore": self._restore,
+            "compare": self._compare,
+        }
+        for name, step in steps.items():
+            async with self._timed(name):
+                await step()
+            if self.report.error:
+                return
+
+    async def clean(self, cleanup: CheckCleanup) -> None:
+        """Delete everything, as the last step."""
+        async with self._timed("clean up"):
+            await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT))
+            if self.plan.retaining and (left := await cleanup.find_retained()):
+                self.tools.on_note(f"kept by the policy Retain, to delete by: kubectl delete {' '.join(left)}")
+
+    @asynccontextmanager
+    async def _timed(self, name: str) -> AsyncIterator[None]:
+        self.tools.on_progress(name)
+        began, error = self.tools.clock.monotonic(), ""
+        try:
+            yield
+        except AgentError as e:
+            error = str(e)
+        step = CheckStep(name=name, seconds=round(self.tools.clock.monotonic() - began, 1), error=error)
+        self.steps.append(step)
+        self.tools.on_step(step)
+
+    async def _prepare(self, cleanup: CheckCleanup) -> None:
+        if await cleanup.clean(Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT)):
+            self.tools.on_note("deleted what an earlier preflight had left")
+        if await self.tools.client.read(kube.NAMESPACES, "", self.plan.space) is None:
+            await self._create(kube.NAMESPACES, self.plan.build_namespace())
+            await self._wait_account()
+
+    async def _wait_account(self) -> None:
+        """Return once the namespace has the account without which no pod is created in it."""
+
+        async def find() -> str:
+            found = await self.tools.client.read(kube.SERVICE_ACCOUNTS, self.plan.space, "default")
+            return "" if found is not None else f"ServiceAccount {self.plan.space}/default does not exist yet"
+
+        await self._until(find)
+
+    async def _fill(self) -> None:
+        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_claim())
+        await self._create(kube.PODS, self.plan.build_writer())
+        self.written = await self._wait_pod(self.plan.name)
+        # A volume that one node has attached may not be mounted on another.
+        await self.tools.client.delete(kube.PODS, self.plan.space, self.plan.name)
+
+    async def _take_snapshot(self) -> None:
+        await self._create(kube.VOLUME_SNAPSHOTS, self.plan.build_snapshot())
+
+        async def find() -> str:
+            found = await self._get(kube.VOLUME_SNAPSHOTS, self.plan.space, self.plan.name)
+            status = found.get("status") or {}
+            if status.get("readyToUse"):
+                return ""
+            cause = (status.get("error") or {}).get("message") or "no snapshot controller or driver has reported yet"
+            return f"VolumeSnapshot {self.plan.space}/{self.plan.name} is not ready: {cause}"
+
+        await self._until(find)
+
+    async def _back_up(self) -> None:
+        await self._create(kube.DATA_UPLOADS, self.plan.build_upload())
+        ended = await self._wait_transfer(kube.DATA_UPLOADS)
+        self.snapshot_id = str(ended.get("snapshotID", ""))
+
+    async def _restore(self) -> None:
+        await self._create(kube.PERSISTENT_VOLUME_CLAIMS, self.plan.build_target())
+        # Where volumes wait for their first consumer, it decides on the node.
+        await self._create(kube.PODS, self.plan.build_reader())
+        await self._create(kube.DATA_DOWNLOADS, self.plan.build_download(self.snapshot_id))
+        await self._wait_transfer(kube.DATA_DOWNLOADS)
+
+    async def _compare(self) -> None:
+        found = await self._wait_pod(self.plan.restored)
+        if found != self.written:
+            raise VolumeCheckError(f"the restored file differs: SHA-256 {found or 'unknown'} instead of {self.written}")
+
+    async def _wait_transfer(self, resource: Resource) -> JsonDict:
+        """Return the status of the transfer once it is Completed.
+
+        Raises:
+            VolumeCheckError: it ended in another phase, or not in time.
+        """
+        status: JsonDict = {}
+
+        async def find() -> str:
+            nonlocal status
+            status = (await self._get(resource, self.plan.namespace, self.plan.name)).get("status") or {}
+            phase = status.get("phase") or Phase.NEW
+            if phase == Phase.COMPLETED:
+                return ""
+            text = f"{resource.kind} {self.plan.namespace}/{self.plan.name} is {phase}: "
+            text += status.get("message") or "no message"
+            if phase in FINAL_PHASES:
+                raise VolumeCheckError(text)
+            return text
+
+        await self._until(find)
+        return status
+
+    async def _wait_pod(self, name: str) -> str:
+        """Return the termination message of the pod once it has succeeded.
+
+        Raises:
+            VolumeCheckError: it failed, cannot start, or did not end in time.
+        """
+        message, causes = "", CauseFinder(self.tools.client, self.tools.clock)
+
+        async def find() -> str:
+            nonlocal message
+            pod = await self._get(kube.PODS, self.plan.space, name)
+            end = parse_pod_end(pod)
+            if end is None:
+                try:
+                    pending = await causes.explain(pod)
+                except ExposeError as e:
+                    raise VolumeCheckError(str(e)) from e
+                return pending.message if pending is not None else f"Pod {self.plan.space}/{name} is running"
+            if end.exit_code != 0:
+                cause = ": ".join(filter(None, (explain_exit(end), " ".join(end.message.split()))))
+                raise VolumeCheckError(f"Pod {self.plan.space}/{name} failed: {cause}")
+            message = end.message.strip()
+            return ""
+
+        await self._until(find)
+        return message
+
+    async def _until(self, find: Callable[[], Awaitable[str]]) -> None:
+        """Return once `find` returns nothing; show what it returns.
+
+        Raises:
+            VolumeCheckError: the time of the check is over.
+        """
+        while missing := await find():
+            if missing != self.shown:
+                self.tools.on_progress(missing)
+                self.shown = missing
+            if self.deadline.expired:
+                raise VolumeCheckError(f"not within {format_duration(self.timeout)} (--timeout): {missing}")
+            await self.tools.clock.sleep(min(_POLL_SECONDS, max(self.deadline.remaining_seconds, 0.1)))
+
+    async def _get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
+        found = await self.tools.client.read(resource, namespace, name)
+        if found is None:
+            raise VolumeCheckError(f"{resource.kind} {namespace}/{name} was deleted meanwhile")
+        return found
+
+    async def _create(self, resource: Resource, manifest: JsonDict) -> None:
+        """Create an object; a request whose answer is not awaited might create it after the cleanup."""
+        await run_shielded(
+            lambda: self.tools.client.create(resource, manifest),
+            name=f"create {resource.kind}",
+            deadline=Deadline.after(self.tools.clock, _CLEANUP_TIMEOUT),
+        )

@@ -1,0 +1,1 @@
+"""What leader and client both know about the maintenance of repositories."""

@@ -1,0 +1,220 @@
+"""Maintenance Jobs as the leader finds them: whose they are, whether they have ended, and how.
+
+Jobs of a Velero server count, too: one that still runs is waited for, and its end is history.
+Source: Velero v1.18, pkg/repository/maintenance/maintenance.go, as recorded in
+tests/recordings/velero-1.18.2/maintenance.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Self
+
+from core.contract import MAINTENANCE_ERROR, MaintenanceCause, MaintenanceMode, MaintenanceResult, parse_result
+from core.errors import ResultError
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.resources import JOBS, PODS
+from core.models.base import JsonDict, parse_time
+from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
+from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
+from core.models.units import format_duration, parse_quantity
+from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
+from nodeagent.maintenance.record import FailureCause, RunningJob
+
+__all__ = ["JobEnd", "MaintenanceJob", "describe_end", "jobs_of", "list_jobs", "read_pod"]
+
+_OUT_OF_MEMORY: Final = "OOMKilled"
+_DEADLINE: Final = "DeadlineExceeded"
+"""Source: Kubernetes v1.34, pkg/kubelet/active_deadline.go; batch/v1, JobReasonDeadlineExceeded."""
+
+_CAUSES: Final = {
+    MaintenanceCause.CLOCK_SKEW: FailureCause.CLOCK_SKEW,
+    MaintenanceCause.WRONG_PASSWORD: FailureCause.NEEDS_CHANGE,
+    MaintenanceCause.NOT_OWNER: FailureCause.NEEDS_CHANGE,
+    MaintenanceCause.OTHER_REPOSITORY: FailureCause.NEEDS_CHANGE,
+    MaintenanceCause.OUT_OF_MEMORY: FailureCause.OUT_OF_MEMORY,
+}
+
+_JOB_NAME_LABEL: Final = "job-name"
+_NOT_FOUND: Final = "Repo maintenance failed but result is not retrieveable"
+"""What Velero 1.18 writes, misspelled, for a Job whose pod left no result."""
+_POD_DELETED: Final = "its pod was deleted before its result was read, as a drain or an eviction does"
+
+
+@dataclass(frozen=True)
+class MaintenanceJob:
+    """One Job of the namespace.
+
+    `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
+    None: it has none. `reason` and `message` are of its failure.
+    """
+
+    name: str
+    uid: str
+    version: str
+    created: datetime
+    owner_uid: str | None
+    repo_name: str | None
+    ended: bool
+    succeeded: bool
+    completed: datetime | None
+    reason: str
+    message: str
+
+    @classmethod
+    def parse(cls, raw: JsonDict) -> Self:
+        """Return the Job `raw`, a batch/v1 Job as JSON dict.
+
+        As in Velero, its counters tell whether it has ended. Its condition counts too: a Job that ran into its own
+        deadline before it had a pod has counted none.
+
+        Raises:
+            ContractError: its creation time is invalid.
+        """
+        meta, status = raw["metadata"], raw.get("status") or {}
+        labels = meta.get("labels") or {}
+        conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
+        failed: JsonDict = conditions.get("Failed", {})
+        completed = status.get("completionTime")
+        # The counter may come before the time.
+        succeeded = "Complete" in conditions or bool(status.get("succeeded") and completed)
+        return cls(
+            name=meta["name"],
+            uid=meta["uid"],
+            version=meta["resourceVersion"],
+            created=parse_time(meta.get("creationTimestamp", "")),
+            owner_uid=labels.get(OWNER_UID_LABEL),
+            repo_name=labels.get(REPO_NAME_LABEL),
+            ended=succeeded or bool(failed) or bool(status.get("failed")),
+            succeeded=succeeded,
+            completed=parse_time(completed) if completed else None,
+            reason=failed.get("reason", ""),
+            message=failed.get("message", ""),
+        )
+
+    @classmethod
+    def of_lost(cls, running: RunningJob, owner_uid: str) -> Self:
+        """Return the Job of the BackupRepository `owner_uid` that was running and no longer exists."""
+        return cls(
+            name=running.name,
+            uid=running.uid,
+            version="",
+            created=running.created,
+            owner_uid=owner_uid,
+            repo_name=None,
+            ended=True,
+            succeeded=False,
+            completed=None,
+            reason="",
+            message="",
+        )
+
+    @property
+    def ours(self) -> bool:
+        """Whether an agent created it."""
+        return self.owner_uid is not None
+
+    @property
+    def labeled(self) -> bool:
+        """Whether a Velero server sees it."""
+        return self.repo_name is not None
+
+    def maintains(self, name: str, uid: str) -> bool:
+        """Return whether it is one of the BackupRepository: ours, a server's, or of an earlier one of that name."""
+        return self.owner_uid == uid or self.repo_name == repo_name_label(name)
+
+    def failure(self, message: str) -> MaintenanceEntry:
+        """Return the entry of a failure: without a completion, which a Velero server would take for a success."""
+        return MaintenanceEntry(result=MaintenanceOutcome.FAILED, start_timestamp=self.created, message=message)
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """How a Job ended: its entry of the history, None where it ran nothing, and what follows for the next one.
+
+    `limit_bytes` is the memory limit that its pod had; 0: none, or unknown.
+    """
+
+    entry: MaintenanceEntry | None
+    result: MaintenanceResult | None = None
+    cause: FailureCause = FailureCause.OTHER
+    limit_bytes: int = 0
+
+
+def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
+    """Return the Jobs of the repository among `jobs`, oldest first."""
+    found = [job for job in jobs if job.maintains(repository.name, repository.uid)]
+    return sorted(found, key=lambda job: (job.created, job.name))
+
+
+async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
+    """Return all Jobs of the namespace.
+
+    Raises:
+        KubeError: the API server rejected the request.
+        ContractError: the creation time of one is invalid.
+    """
+    return [MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace))]
+
+
+async def read_pod(client: KubeClient, namespace: str, job_name: str) -> JsonDict | None:
+    """Return the pod of the Job, the newest if there are several; None if there is none."""
+    selector = select_labels({_JOB_NAME_LABEL: job_name})
+    pods = await client.list(Selection(PODS, namespace, label_selector=selector))
+    return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
+
+
+def describe_end(job: MaintenanceJob, pod: JsonDict | None) -> JobEnd:
+    """Return how the Job ended, from itself and its pod."""
+    end = parse_pod_end(pod) if pod is not None else None
+    if job.succeeded:
+        return _describe_success(job, end)
+    limit = _memory_limit(pod)
+    if end is not None and end.reason == _OUT_OF_MEMORY:
+        text = f"{MaintenanceCause.OUT_OF_MEMORY}: the memory limit of its pod is {end.memory_limit or 'not set'}"
+        return JobEnd(job.failure(text), cause=FailureCause.OUT_OF_MEMORY, limit_bytes=limit)
+    if job.reason == _DEADLINE or (end is not None and end.reason == _DEADLINE):
+        return JobEnd(job.failure(f"it did not end before its deadline{_deadline(pod)}"), limit_bytes=limit)
+    if end is None and job.ours:
+        return JobEnd(job.failure(_POD_DELETED), limit_bytes=limit)
+    if end is None:
+        text = ": ".join(filter(None, (_NOT_FOUND, job.message)))
+        return JobEnd(job.failure(text), limit_bytes=limit)
+    _, found, cause = end.message.rpartition(MAINTENANCE_ERROR)
+    if found:
+        return JobEnd(job.failure(cause), cause=_classify(cause), limit_bytes=limit)
+    text = end.message or end.reason or f"exit code {end.exit_code}"
+    if not end.plain:
+        text = ": ".join(filter(None, (end.reason, end.message)))
+    return JobEnd(job.failure(text), limit_bytes=limit)
+
+
+def _describe_success(job: MaintenanceJob, end: PodEnd | None) -> JobEnd:
+    entry = MaintenanceEntry(
+        result=MaintenanceOutcome.SUCCEEDED, start_timestamp=job.created, complete_timestamp=job.completed
+    )
+    if not job.ours:
+        return JobEnd(entry)
+    if end is None:
+        # It may have had nothing to do.
+        return JobEnd(job.failure(_POD_DELETED))
+    try:
+        result = parse_result(MaintenanceResult, end.message)
+    except ResultError as e:
+        return JobEnd(job.failure(str(e)))
+    return JobEnd(None if result.mode is MaintenanceMode.NONE else entry, result)
+
+
+def _classify(cause: str) -> FailureCause:
+    begins = cause.partition(":")[0]
+    return next((meaning for known, meaning in _CAUSES.items() if known == begins), FailureCause.OTHER)
+
+
+def _memory_limit(pod: JsonDict | None) -> int:
+    text = memory_limit(pod) if pod is not None else ""
+    return int(parse_quantity(text)) if text else 0
+
+
+def _deadline(pod: JsonDict | None) -> str:
+    seconds = (pod or {}).get("spec", {}).get("activeDeadlineSeconds")
+    return f" of {format_duration(timedelta(seconds=seconds))}" if seconds else ""

@@ -1,0 +1,236 @@
+"""The rules of retention: each one by itself, and what no set of transfers may break."""
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.backups.copies import Copy
+from client.backups.retention import Check, Judgment, Rule, Situation, judge_backups
+from core.models.base import JsonDict
+from core.models.phases import FINAL_PHASES, Phase
+from tests.client.support.copies import DAY, make_copy
+from tests.nodeagent.support.hand_clock import NOON
+
+
+def _judge(*copies: Copy, **situation: Any) -> dict[str, Judgment]:
+    return {one.backup: one for one in judge_backups(copies, Situation(now=NOON, **situation))}
+
+
+def _rules(judgment: Judgment) -> list[Rule]:
+    return [hold.rule for hold in judgment.holds]
+
+
+_NEWER: Final = make_copy("newer", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "rules", "text"),
+    [
+        pytest.param({}, [], "", id="expired"),
+        pytest.param(
+            {"created": NOON - DAY},
+            [Rule.NOT_EXPIRED],
+            "it expires after 2026-11-21T12",
+            id="as old as its ttl",
+        ),
+        pytest.param({"created": NOON - DAY - timedelta(seconds=1)}, [], "", id="a second older"),
+        pytest.param({"created": NOON + DAY}, [Rule.NOT_EXPIRED, Rule.NEWEST_COPY], "it has", id="from the future"),
+        pytest.param({"created": None}, [Rule.NOT_EXPIRED], "it has no time to live", id="without a stamp"),
+        pytest.param({"ttl": None}, [Rule.NOT_EXPIRED], "it has no time to live", id="without a ttl"),
+        pytest.param({"ttl": timedelta.max}, [Rule.NOT_EXPIRED], "it expires after 9999", id="a ttl without end"),
+        pytest.param(
+            {"phase": Phase.IN_PROGRESS},
+            [Rule.IN_PROGRESS],
+            "DataUpload old-1 of app/data is InProgress: cancel the backup first",
+            id="in progress",
+        ),
+        pytest.param({"phase": Phase.NEW}, [Rule.IN_PROGRESS], "DataUpload old-1 of app/data is New", id="new"),
+        pytest.param({"phase": Phase.FAILED, "snapshot_id": ""}, [], "", id="failed"),
+        pytest.param({"phase": Phase.CANCELED, "snapshot_id": ""}, [], "", id="canceled"),
+        pytest.param({"snapshot_id": "s-now"}, [Rule.RESTORING], "DataDownload x restores app/data", id="restored"),
+        pytest.param(
+            {"foreign": "is not of nodeagent backup create alone: Backup b owns it"},
+            [Rule.FOREIGN],
+            "DataUpload old-1 is not of nodeagent backup create alone: Backup b owns it",
+            id="foreign",
+        ),
+    ],
+)
+def test_a_backup_is_kept_by_each_rule(change: JsonDict, rules: list[Rule], text: str) -> None:
+    judgment = _judge(replace(make_copy("old"), **change), _NEWER, restoring={"s-now": "DataDownload x"})["old"]
+    assert sorted(_rules(judgment)) == sorted(rules)
+    assert not text or any(hold.text.startswith(text) for hold in judgment.holds)
+
+
+def test_the_newest_complete_copy_of_a_volume_is_kept() -> None:
+    judged = _judge(make_copy("a", 3), make_copy("b", 2), make_copy("c", 9, phase=Phase.FAILED, snapshot_id=""))
+    assert {name: _rules(one) for name, one in judged.items()} == {"a": [], "b": [Rule.NEWEST_COPY], "c": []}
+    assert judged["b"].holds[0].text == "it has the newest copy of app/data in default"
+    assert list(judged) == ["c", "a", "b"]
+    assert _judge(make_copy("a", 3))["a"].holds[0].text == "it has the only copy of app/data in default"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"phase": Phase.FAILED}, {"phase": Phase.IN_PROGRESS}, {"snapshot_id": ""}, {"deleting": True}, {"foreign": "x"}],
+    ids=str,
+)
+def test_what_is_no_complete_copy_does_not_replace_one(change: JsonDict) -> None:
+    judged = _judge(make_copy("a", 3), replace(make_copy("b", 2), **change))
+    assert _rules(judged["a"]) == [Rule.NEWEST_COPY]
+
+
+def test_each_location_is_judged_by_itself() -> None:
+    nightly = [make_copy(f"n{day}", day) for day in (2, 3, 4)]
+    judged = _judge(*nightly, make_copy("lab", 1.5, location="lab"))
+    assert {name: _rules(one) for name, one in judged.items()} == {
+        "n4": [],
+        "n3": [],
+        "n2": [Rule.NEWEST_COPY],
+        "lab": [Rule.NEWEST_COPY],
+    }
+    closed = _judge(
+        *nightly, make_copy("lab-old", 5, location="lab"), closed={"lab": "BackupStorageLocation lab is gone"}
+    )
+    assert _rules(closed["lab-old"]) == [Rule.NEWEST_COPY, Rule.LOCATION]
+    assert _rules(closed["n3"]) == []
+
+
+@pytest.mark.parametrize(
+    ("phase", "rule"),
+    [
+        (Phase.FAILED, Rule.FAILING_VOLUME),
+        (Phase.CANCELED, Rule.FAILING_VOLUME),
+        (Phase.IN_PROGRESS, Rule.UNDECIDED),
+    ],
+    ids=str,
+)
+def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase, rule: Rule) -> None:
+    copies = [make_copy(f"n{day}", day) for day in (2, 3, 4, 5)]
+    judged = _judge(*copies, make_copy("bad", 1.5, location="lab", phase=phase, snapshot_id=""))
+    assert {name: set(_rules(one)) - {Rule.IN_PROGRESS} for name, one in judged.items()} == {
+        "n5": set(),
+        "n4": {rule},
+        "n3": {rule},
+        "n2": {Rule.NEWEST_COPY},
+        # Once it were gone, nothing would say that the volume fails.
+        "bad": {rule},
+    }
+    why = f"DataUpload bad-1, the newest of app/data, is {phase}"
+    assert judged["n4"].holds[0].text == f"{why}: the newest 3 complete copies of app/data in default stay"
+
+
+_CHECKED: Final = Check(frozenset({"old-data"}), frozenset({"old-data"}), {"new-data": ""})
+
+
+@pytest.mark.parametrize(
+    ("change", "rule", "text"),
+    [
+        ({}, None, ""),
+        (
+            {"faults": {"new-data": "snapshot s-new is not in the repository"}},
+            Rule.UNCONFIRMED,
+            (
+                "DataUpload new-1, the newest copy of app/data in default: snapshot s-new is not in the repository "
+                "(nodeagent backup verify new)"
+            ),
+        ),
+        (
+            {"faults": {}},
+            Rule.UNCONFIRMED,
+            (
+                "DataUpload new-1, the newest copy of app/data in default: not looked at in this run "
+                "(nodeagent backup verify new)"
+            ),
+        ),
+        ({"found": frozenset()}, Rule.NOT_FOUND, "DataUpload old-1 of app/data: its snapshot s-old is not in default"),
+        (
+            {"refused": {("default", ""): "it is read-only"}},
+            Rule.LOCATION,
+            "nothing can be deleted in BackupStorageLocation default: it is read-only",
+        ),
+        (
+            {"refused": {("default", "app"): "it is locked"}},
+            Rule.LOCATION,
+            "nothing can be deleted in BackupStorageLocation default: it is locked",
+        ),
+        ({"refused": {("default", "db"): "it is locked"}}, None, ""),
+    ],
+    ids=["confirmed", "gone", "not looked at", "own gone", "location", "repository", "other repository"],
+)
+def test_what_justifies_a_deletion_was_seen_in_the_bucket(change: JsonDict, rule: Rule | None, text: str) -> None:
+    judged = _judge(make_copy("old", 3), make_copy("new", 2), check=replace(_CHECKED, **change))
+    assert [(hold.rule, hold.text) for hold in judged["old"].holds] == ([(rule, text)] if rule else [])
+
+
+def test_a_copy_that_a_command_has_begun_to_delete_counts_as_gone_and_stays() -> None:
+    judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, recorded=True))
+    assert {name: _rules(one) for name, one in judged.items()} == {
+        "a": [],
+        "b": [Rule.NEWEST_COPY],
+        "c": [Rule.NEWEST_COPY],
+    }
+
+
+def test_a_copy_whose_verification_failed_does_not_replace_one() -> None:
+    judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, damaged=True))
+    assert {name: _rules(one) for name, one in judged.items()} == {
+        "a": [],
+        "b": [Rule.NEWEST_COPY],
+        "c": [Rule.NEWEST_COPY],
+    }
+    assert judged["b"].holds[0].text == "it has the newest copy of app/data in default whose verification did not fail"
+
+
+def test_one_volume_holds_the_whole_backup() -> None:
+    gone = make_copy("a", 5, volume=("app", "gone"))
+    judged = _judge(make_copy("a", 5), gone, make_copy("b", 2))
+    assert [hold.text for hold in judged["a"].holds] == ["it has the only copy of app/gone in default"]
+    late = replace(gone, created=NOON - DAY / 2)
+    assert Rule.NOT_EXPIRED in _rules(_judge(make_copy("a", 5), late, make_copy("b", 2))["a"])
+
+
+def test_a_copy_by_the_other_method_counts() -> None:
+    judged = _judge(make_copy("a", 3), make_copy("b", 2, kind="PodVolumeBackup"))
+    assert _rules(judged["a"]) == []
+
+
+_ANY_COPY: Final = st.builds(
+    make_copy,
+    backup=st.sampled_from("abcde"),
+    days_old=st.floats(0, 20),
+    volume=st.sampled_from([("app", "data"), ("app", "files"), ("db", "data")]),
+    phase=st.sampled_from(Phase),
+    snapshot_id=st.sampled_from(["", "s1", "s2", "s3"]),
+    ttl=st.sampled_from([None, timedelta(hours=1), 5 * DAY]),
+    foreign=st.sampled_from(["", "", "Velero's"]),
+    deleting=st.booleans(),
+    damaged=st.booleans(),
+    recorded=st.booleans(),
+    location=st.sampled_from(["default", "default", "lost"]),
+    uid=st.uuids().map(str),
+)
+
+
+@given(st.lists(_ANY_COPY, max_size=12), st.sets(st.sampled_from(["s1", "s2"])))
+def test_no_set_of_copies_breaks_a_rule(copies: list[Copy], restoring: set[str]) -> None:
+    judged = judge_backups(copies, Situation(dict.fromkeys(restoring, "a restore"), {"lost": "gone"}, NOON))
+    deleted = [copy for one in judged if not one.holds for copy in one.copies]
+    kept = [copy for copy in copies if copy not in deleted]
+    assert sorted(copy.uid for one in judged for copy in one.copies) == sorted(copy.uid for copy in copies)
+    for copy in deleted:
+        assert not copy.foreign
+        assert copy.location != "lost"
+        assert copy.phase in FINAL_PHASES
+        assert copy.snapshot_id not in restoring
+        assert copy.ttl is not None
+        assert copy.created is not None
+        assert NOON - copy.created > copy.ttl
+        if copy.has_data:
+            left = [other for other in kept if other.complete and other.series == copy.series]
+            assert any(not other.damaged for other in left)
+            assert copy.recorded or max(other.created or NOON for other in left) >= copy.created

@@ -1,0 +1,133 @@
+"""Backups as the transfers of one name show them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from client.backups.view import Backup, BackupOrigin, BackupPhase, gather
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
+from core.models.base import JsonDict
+from core.models.saved_claim import SavedClaim
+
+_CREATED = "2026-11-21T10:00:00Z"
+
+
+def _upload(
+    claim: str, phase: str = "", *, volumes: str = "2", ttl: str = "", **more: Any
+) -> tuple[Resource, JsonDict]:
+    marks = {
+        "nodeagent.io/backup": "night",
+        "nodeagent.io/backup-volumes": volumes,
+        "nodeagent.io/claim": SavedClaim(namespace="app", name=claim, size="1Gi").text,
+    }
+    meta = {
+        "name": f"night-{claim}",
+        "namespace": "velero",
+        "creationTimestamp": _CREATED,
+        "labels": {"nodeagent.io/backup": "night"},
+        "annotations": marks | ({"nodeagent.io/backup-ttl": ttl} if ttl else {}),
+    }
+    spec = {"snapshotType": "CSI", "sourceNamespace": "app", "sourcePVC": claim, "backupStorageLocation": "default"}
+    spec |= more.pop("spec", {})
+    status = {"progress": {"totalBytes": 100, "bytesDone": 40}, **more} | ({"phase": phase} if phase else {})
+    raw = {"apiVersion": "velero.io/v2alpha1", "kind": "DataUpload", "metadata": meta, "spec": spec, "status": status}
+    return DATA_UPLOADS, raw
+
+
+def _of_velero(volume: str, **annotations: str) -> tuple[Resource, JsonDict]:
+    meta = {"name": "v-1", "namespace": "velero", "labels": {"velero.io/backup-name": "night"}}
+    pod = {"kind": "Pod", "namespace": "app", "name": "writer", "uid": "u"}
+    spec = {"node": "node-a", "pod": pod, "volume": volume, "backupStorageLocation": "default", "uploaderType": "kopia"}
+    raw = {
+        "apiVersion": "velero.io/v1",
+        "kind": "PodVolumeBackup",
+        "metadata": meta | {"annotations": annotations},
+        "spec": spec,
+        "status": {"phase": "Completed"},
+    }
+    return POD_VOLUME_BACKUPS, raw
+
+
+def _one(*found: tuple[Resource, JsonDict]) -> Backup:
+    (backup,) = gather(found).backups
+    return backup
+
+
+@pytest.mark.parametrize(
+    ("phases", "phase"),
+    [
+        pytest.param(["", ""], BackupPhase.NEW, id="new"),
+        pytest.param(["Prepared", "Accepted"], BackupPhase.NEW, id="exposed"),
+        pytest.param(["InProgress", ""], BackupPhase.IN_PROGRESS, id="one moves"),
+        pytest.param(["Completed", ""], BackupPhase.IN_PROGRESS, id="one waits"),
+        pytest.param(["Completed", "Completed"], BackupPhase.COMPLETED, id="completed"),
+        pytest.param(["Completed", "Failed"], BackupPhase.PARTIALLY_FAILED, id="one failed"),
+        pytest.param(["Completed", "Canceled"], BackupPhase.PARTIALLY_FAILED, id="one canceled"),
+        pytest.param(["Failed", "Failed"], BackupPhase.FAILED, id="failed"),
+        pytest.param(["Failed", "Canceled"], BackupPhase.FAILED, id="failed and canceled"),
+        pytest.param(["Canceled", "Canceled"], BackupPhase.CANCELED, id="canceled"),
+        pytest.param(["Completed"], BackupPhase.INCOMPLETE, id="a transfer is missing"),
+        pytest.param(["InProgress"], BackupPhase.IN_PROGRESS, id="missing, and one moves"),
+    ],
+)
+def test_the_phase_follows_from_those_of_the_transfers(phases: list[str], phase: BackupPhase) -> None:
+    backup = _one(*(_upload(f"c{index}", each) for index, each in enumerate(phases)))
+    assert backup.phase is phase
+    assert backup.missing == 2 - len(phases)
+    assert backup.counted == f"{phases.count('Completed')}/2"
+
+
+def test_a_cancel_request_shows_until_all_have_ended() -> None:
+    canceled: dict[str, Any] = {"spec": {"cancel": True}}
+    assert _one(_upload("a", "InProgress", **canceled), _upload("b", "Completed")).phase is BackupPhase.CANCELING
+    ended = _one(_upload("a", "Canceled", **canceled), _upload("b", "Canceled", **canceled))
+    assert ended.phase is BackupPhase.CANCELED
+
+
+def test_sizes_and_times_are_those_of_all_volumes() -> None:
+    ends = {"completionTimestamp": "2026-11-21T11:00:00Z"}, {"completionTimestamp": "2026-11-21T12:00:00Z"}
+    backup = _one(_upload("a", "Completed", ttl="24h0m0s", **ends[1]), _upload("b", "Completed", **ends[0]))
+    created = datetime(2026, 11, 21, 10, tzinfo=UTC)
+    assert (backup.bytes_done, backup.total_bytes) == (80, 200)
+    assert (backup.created, backup.completed) == (created, created + timedelta(hours=2))
+    assert backup.expires == created + timedelta(hours=24)
+
+
+@pytest.mark.parametrize("ttl", ["", "long", "2562047h47m0s"])
+def test_a_backup_without_a_valid_end_does_not_expire(ttl: str) -> None:
+    backup = _one(_upload("a", ttl=ttl))
+    assert backup.expires is None or backup.expires.year > 2300
+
+
+@pytest.mark.parametrize("volumes", ["", "many", "-1"])
+def test_a_count_that_is_no_number_is_not_known(volumes: str) -> None:
+    backup = _one(_upload("a", "Completed", volumes=volumes))
+    assert (backup.expected, backup.missing, backup.phase) == (None, 0, BackupPhase.COMPLETED)
+
+
+@pytest.mark.parametrize(
+    ("annotations", "claim"), [({"velero.io/pvc-name": "data"}, "data"), ({}, "writer:vol")], ids=["PVC", "no PVC"]
+)
+def test_backups_of_velero_are_shown_by_its_label(annotations: dict[str, str], claim: str) -> None:
+    backup = _one(_of_velero("vol", **annotations))
+    assert (backup.origin, backup.name, backup.expected, backup.counted) == (BackupOrigin.VELERO, "night", None, "1/1")
+    assert (backup.volumes[0].namespace, backup.volumes[0].claim) == ("app", claim)
+
+
+def test_backups_of_one_name_and_two_makers_are_two() -> None:
+    found = gather([_upload("a"), _of_velero("vol")])
+    assert {(one.origin, one.name) for one in found.backups} == {
+        (BackupOrigin.NODEAGENT, "night"),
+        (BackupOrigin.VELERO, "night"),
+    }
+
+
+def test_a_transfer_of_no_backup_is_left_out_and_an_unreadable_one_is_noted() -> None:
+    resource, stray = _upload("a")
+    stray["metadata"]["annotations"].pop("nodeagent.io/backup")
+    _, broken = _upload("b")
+    broken["status"] = {"startTimestamp": "yesterday"}
+    found = gather([(resource, stray), (resource, broken)])
+    assert found.backups == []
+    assert [note.partition(":")[0] for note in found.notes] == ["invalid DataUpload velero/night-b"]

@@ -1,0 +1,136 @@
+"""`nodeagent backup get`, `describe` and `cancel`: what they print, their errors and exit codes."""
+
+import json
+import re
+
+import msgspec
+import pytest
+import yaml
+from click.shell_completion import ShellComplete
+
+from client.backups.view import BackupList
+from client.cli.user_commands import _root
+from core.kube.errors import UnreachableError
+from core.kube.resources import DATA_UPLOADS
+from nodeagent.__main__ import main
+from tests.client.cli.backup_shell import BackupShell, backup_shell
+from tests.support.golden import assert_golden, assert_golden_text
+
+__all__ = ["backup_shell"]
+
+
+@pytest.fixture
+def shell(backup_shell: BackupShell) -> BackupShell:
+    """A shell in which two backups exist: one of three volumes that runs, and a completed one of Velero's."""
+    shell = backup_shell
+    assert shell.run("create", "night", "--pvc=app/data", "--pvc=app/files", "--ttl=24h").code == 0
+    shell.scene.move("data", "Completed", snapshotID="k1", progress={"totalBytes": 2**30, "bytesDone": 2**30})
+    shell.scene.move("files", "Accepted", reason="Queued", message="position 3\x1b[2J of 7")
+    (raw,) = shell.scene.kube.objects(DATA_UPLOADS)
+    labels = {"velero.io/backup-name": "weekly"}
+    meta = {"name": "weekly-x", "namespace": "velero", "labels": labels, "creationTimestamp": "2026-11-20T12:00:00Z"}
+    status = {"phase": "Completed", "completionTimestamp": "2026-11-20T12:10:00Z"}
+    shell.scene.kube.put(raw | {"metadata": meta, "status": status})
+    shell.scene.clock.seconds = 600
+    return shell
+
+
+def test_get_prints_a_row_for_each_backup(shell: BackupShell) -> None:
+    done = shell.run("get")
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/backup-get", done.out)
+    assert_golden_text("cli/backup-get-wide", shell.run("get", "-o", "wide").out)
+
+
+def test_get_shows_those_of_a_namespace_or_a_name(shell: BackupShell) -> None:
+    assert shell.run("get", "-n", "other").err == "note: there is no backup in namespace velero\n"
+    assert shell.run("get", "-n", "app").out == shell.run("get").out
+    assert "night" not in shell.run("get", "weekly").out
+
+
+def test_describe_prints_each_volume_and_what_it_waits_for(shell: BackupShell) -> None:
+    done = shell.run("describe", "night")
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/backup-describe", done.out)
+    assert done.out.replace("\n", "").isprintable()
+
+
+def test_programs_get_documents_of_the_schema(shell: BackupShell) -> None:
+    found = shell.run("get", "-o", "json").out
+    assert_golden("cli/backup-schema", json.loads(json.dumps(msgspec.json.schema(BackupList))))
+    assert json.loads(BackupList.from_json(found).to_json()) == json.loads(found)
+    assert_golden("cli/backup-get", json.loads(found))
+    described = shell.run("describe", "night", "-o", "yaml").out
+    assert yaml.safe_load(described) == json.loads(found)["backups"][0]
+
+
+def test_a_backup_of_velero_with_the_same_name_is_a_note(shell: BackupShell) -> None:
+    raw = next(one for one in shell.scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "weekly-x")
+    raw["metadata"]["labels"] = {"velero.io/backup-name": "night"}
+    shell.scene.kube.put(raw)
+    done = shell.run("describe", "night")
+    assert "nodeagent backup create" in done.out
+    assert done.err == "note: velero has another backup of this name\n"
+
+
+def test_cancel_names_what_it_ends(shell: BackupShell) -> None:
+    done = shell.run("cancel", "night")
+    assert done.code == 0
+    assert "app/files" in done.out
+    assert "app/data" not in done.out
+    assert done.err == "note: cancel requested: nodeagent backup describe night shows how it ends\n"
+    assert "Canceling" in shell.run("describe", "night").out
+    shell.scene.move("files", "Canceled")
+    assert shell.run("cancel", "night").err == "note: backup night has ended already: nothing to cancel\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["get", "nigth"], 1, r"there is no backup nigth in namespace velero \(did you mean night\?\)"),
+        (["describe", "\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
+        (["cancel", "zzz"], 1, "there is no backup zzz in namespace velero"),
+        (["cancel", "weekly"], 1, "backup weekly is Velero's: use the command velero backup for it"),
+        (["get", "-o", "xml"], 2, r"Invalid value for '--output' .*\(see nodeagent backup get --help\)"),
+        (["describe"], 2, r"Missing argument 'NAME' \(see nodeagent backup describe --help\)"),
+        (["get", "--agent-namespace", "a/../b"], 1, "a/../b"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: BackupShell, words: list[str], code: int, error: str) -> None:
+    done = shell.run(*words)
+    assert (done.code, done.out) == (code, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", done.err)
+
+
+@pytest.mark.parametrize("words", [["get"], ["describe", "night"], ["cancel", "night"]], ids=" ".join)
+def test_a_missing_permission_is_one_line(shell: BackupShell, words: list[str]) -> None:
+    shell.scene.kube.fail_next("GET", "/datauploads", 403, times=9, message="eve cannot list datauploads in velero")
+    done = shell.run(*words)
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(r"error: list DataUpload velero: .*eve cannot list datauploads in velero\n", done.err)
+
+
+def test_an_unreadable_transfer_is_a_note(shell: BackupShell) -> None:
+    (raw, *_) = shell.scene.kube.objects(DATA_UPLOADS)
+    shell.scene.kube.put(raw | {"status": {"phase": "Odd\x1b[2J"}})
+    done = shell.run("get")
+    assert done.code == 0
+    assert re.match(r"note: .*invalid DataUpload velero/", done.err)
+
+
+def test_a_shell_completes_the_names_of_backups(shell: BackupShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    assert [one.value for one in complete.get_completions(["backup", "describe"], "n")] == ["night"]
+    assert [one.value for one in complete.get_completions(["backup", "get", "--agent-namespace", "x"], "")] == []
+    monkeypatch.setattr(shell.scene.kube, "request", _unreachable)
+    assert complete.get_completions(["backup", "cancel"], "") == []
+
+
+async def _unreachable(_: object) -> None:
+    raise UnreachableError("no answer", status=0)
+
+
+def test_a_command_of_the_group_is_required(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backup"]) == 2
+    assert "Missing command (see nodeagent backup --help)" in capsys.readouterr().err

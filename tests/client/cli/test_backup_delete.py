@@ -1,0 +1,171 @@
+"""`nodeagent backup delete`: its plan, its question, its errors and exit codes."""
+
+import json
+import re
+import sys
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+from click.shell_completion import ShellComplete
+
+from client.backups.deletion_view import BackupDeletion
+from client.cli import job_tools
+from client.cli.user_commands import _root
+from core.kube.resources import JOBS
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.client.support.deletion_scene import DeletionScene, JobKube
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+@dataclass
+class Shell:
+    """Runs the command; without an `answer` there is no terminal, else it is what the user types."""
+
+    scene: DeletionScene
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+
+    def run(self, *words: str, answer: str | None = None) -> tuple[int, str, str]:
+        self.monkeypatch.setattr(sys.stdin, "isatty", lambda: answer is not None, raising=False)
+        self.monkeypatch.setattr("click.termui.visible_prompt_func", lambda _: _answer(answer))
+        code = main(["backup", "delete", *words])
+        captured = self.capsys.readouterr()
+        return code, captured.out, re.sub(r"default-delete-[0-9a-f]{8}", "default-delete-HASH", captured.err)
+
+
+def _answer(answer: str | None) -> str:
+    if not answer:
+        raise EOFError
+    return answer
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    shell = Shell(DeletionScene(), capsys, monkeypatch)
+
+    async def load(*_: object) -> tuple[JobKube, str]:
+        return shell.scene.kube, "somewhere"
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    monkeypatch.setattr(job_tools, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    shell.scene.put_backup("night", 9, "data", "gone")
+    shell.scene.put_backup("day", 1)
+    return shell
+
+
+def test_the_plan_is_shown_and_a_yes_deletes_the_backup(shell: Shell) -> None:
+    code, out, err = shell.run("night", answer="y")
+    assert (code, err.splitlines()[0]) == (0, "checking the snapshots of backup night")
+    assert_golden_text("cli/backup-delete", out)
+    assert shell.scene.names() == {"day-data"}
+    assert shell.scene.kube.bucket.keys() == {"s-day-data"}
+    assert shell.scene.names(JOBS) == set()
+
+
+def test_a_no_deletes_nothing(shell: Shell) -> None:
+    code, _, err = shell.run("night", answer="n")
+    assert code == 0
+    assert err.endswith("note: nothing was deleted\n")
+    assert len(shell.scene.names()) == 3
+    assert [one.dry_run for one in shell.scene.kube.ran] == [True]
+
+
+def test_without_an_answer_nothing_is_deleted(shell: Shell) -> None:
+    assert shell.run("night") == (
+        *(2, ""),
+        "error: backup delete asks a question, and there is no terminal: --yes skips it\n",
+    )
+    code, _, err = shell.run("night", answer="")
+    assert code == 2
+    assert err.endswith("error: nothing was deleted: there is no answer to the question (use --yes)\n")
+    assert len(shell.scene.names()) == 3
+
+
+def test_a_dry_run_deletes_nothing_and_asks_nothing(shell: Shell) -> None:
+    code, out, _ = shell.run("night", "--dry-run", "-o", "json")
+    assert code == 0
+    assert_golden("cli/backup-delete-schema", json.loads(json.dumps(msgspec.json.schema(BackupDeletion))))
+    assert_golden("cli/backup-delete", json.loads(out))
+    assert len(shell.scene.names()) == 3
+
+
+def test_expired_backups_are_deleted_as_a_schedule_would_or_so_many(shell: Shell) -> None:
+    for day in range(6, 2, -1):
+        shell.scene.put_backup(f"n{day}", day)
+    code, out, _ = shell.run("--expired", "--dry-run")
+    assert (code, [line for line in out.splitlines() if line.startswith("Backup")]) == (0, ["Backup n6:", "Backup n5:"])
+    code, out, err = shell.run("--expired", "--at-most", "3", answer="y")
+    assert (code, out.splitlines()[-1]) == (0, "3 expired backups were deleted, with 3 snapshots")
+    assert "note: backup night is expired, and kept: it has the only copy of app/gone in default" in err
+    assert shell.scene.names() == {"night-data", "night-gone", "n3-data", "day-data"}
+    code, _, err = shell.run("--expired", "-y")
+    assert (code, err.splitlines()[-1]) == (0, "note: there is nothing to delete")
+
+
+def test_programs_get_what_was_deleted(shell: Shell) -> None:
+    code, out, _ = shell.run("night", "--yes", "-o", "json")
+    deletion = BackupDeletion.from_json(out)
+    assert (code, deletion.done, [one.name for one in deletion.backups]) == (0, True, ["night"])
+    assert sum(one.snapshots for one in deletion.backups[0].volumes) == 2
+
+
+def test_an_interrupted_deletion_is_finished_by_the_same_command(shell: Shell) -> None:
+    shell.scene.kube.failure = "object is locked until 2027 (object lock)"
+    code, out, err = shell.run("night", "--confirm")
+    assert code == 1
+    assert "was deleted" not in out
+    assert re.search(
+        r"error: snapshots were not deleted, repeat the command to delete them: Pod .* of the deletion failed: .*lock",
+        err,
+    )
+    assert shell.scene.names() == {"day-data"}
+    shell.scene.kube.failure = ""
+    code, out, err = shell.run("night", "--confirm")
+    assert (code, out) == (0, "backup night was deleted, with 2 snapshots\n")
+    assert "note: snapshots of 2 transfers are left of a deletion that was interrupted\n" in err
+    assert shell.scene.kube.bucket.keys() == {"s-day-data"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["nigth"], 1, r"there is no backup nigth in namespace velero \(did you mean night\?\)"),
+        (["\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
+        ([], 2, "backup delete takes the name of a backup, or --expired"),
+        (["night", "--expired"], 2, "backup delete takes the name of a backup, or --expired"),
+        (["night", "--at-most", "3"], 2, "--at-most goes with --expired"),
+        (["night", "-o", "xml"], 2, "Invalid value for '--output'"),
+    ],
+    ids=["unknown", "control characters", "no name", "both", "at most", "format"],
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
+    found, out, err = shell.run(*words, "--confirm")
+    assert (found, out) == (code, "")
+    assert re.fullmatch(rf"error: .*{error}.*", err.splitlines()[-1])
+
+
+def test_a_location_with_velero_s_backups_is_refused_before_anything_is_deleted(shell: Shell) -> None:
+    shell.scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
+    code, out, err = shell.run("night", "--confirm")
+    assert (code, out) == (1, "")
+    assert "error: backup night cannot be deleted: Pod " in err
+    assert len(shell.scene.names()) == 3
+
+
+def test_a_missing_permission_is_one_line(shell: Shell) -> None:
+    shell.scene.kube.fail_next("POST", "/jobs", 403, times=9, message="eve cannot create jobs in velero")
+    code, out, err = shell.run("night", "--confirm")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        r"error: backup night cannot be deleted: create Job .*eve cannot create jobs.*", err.splitlines()[-1]
+    )
+    assert len(shell.scene.names()) == 3
+
+
+def test_a_shell_completes_the_names_of_backups(shell: Shell) -> None:
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    assert [one.value for one in complete.get_completions(["backup", "delete"], "n")] == ["night"]
+    assert shell.scene.names()

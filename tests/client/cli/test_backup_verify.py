@@ -1,0 +1,152 @@
+"""`nodeagent backup verify`: output, errors, exit codes and completion; the Jobs are those of a fake cluster."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import msgspec
+import pytest
+import yaml
+from click.shell_completion import ShellComplete
+
+from client.backups.view import BackupVolume
+from client.cli import backup_verify, job_tools
+from client.cli.user_commands import _root
+from client.verifications.verify import VerificationRequest, VerificationTools
+from client.verifications.view import VerificationReport, VerifiedVolume, describe_volume
+from core.kube.resources import DATA_UPLOADS
+from core.models.verification import VerifiedSnapshot
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.client.cli.backup_shell import Done
+from tests.client.support.restore_scene import RestoreScene
+from tests.client.support.verification_scene import failed, passed
+from tests.nodeagent.support.hand_clock import NOON, HandClock
+from tests.support.fakekube import FakeKube
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+@dataclass
+class _Shell:
+    """Runs commands against the scene; `results` by the IDs of snapshots, else they pass."""
+
+    capsys: pytest.CaptureFixture[str]
+    scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
+    results: dict[str, VerifiedSnapshot] = field(default_factory=dict)
+    asked: list[tuple[list[str], VerificationRequest]] = field(default_factory=list)
+
+    def run(self, *words: str) -> Done:
+        code = main(["backup", "verify", *words])
+        captured = self.capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    async def verify(
+        self, tools: VerificationTools, volumes: Sequence[BackupVolume], request: VerificationRequest
+    ) -> list[VerifiedVolume]:
+        self.asked.append(([one.claim for one in volumes], request))
+        tools.jobs.on_progress("Pod velero/x is running")
+        found = [self.results.get(one.snapshot_id) or passed(one.snapshot_id) for one in volumes]
+        return [
+            describe_volume(one, result, restored=request.restore, at=NOON if result.outcome else None)
+            for one, result in zip(volumes, found, strict=True)
+        ]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    shell = _Shell(capsys)
+
+    async def load(*_: object) -> tuple[FakeKube, str]:
+        return shell.scene.kube, ""
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    monkeypatch.setattr(backup_verify, "verify_volumes", shell.verify)
+    monkeypatch.setattr(job_tools, "SystemClock", HandClock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    return shell
+
+
+def test_volumes_that_pass_are_a_table_and_exit_code_0(shell: _Shell) -> None:
+    done = shell.run("night")
+    assert done.code == 0
+    assert_golden_text("cli/backup-verify", done.out)
+    assert done.err == "preparing the verification of night\nPod velero/x is running\n"
+    assert shell.asked == [(["data", "files"], VerificationRequest(100.0, restore=False, timeout=timedelta(hours=6)))]
+
+
+def test_a_failure_is_named_and_exit_code_1(shell: _Shell) -> None:
+    shell.results = {"s1": failed("s1"), "s2": VerifiedSnapshot(id="s2", faults=["no\x1b[2J bucket"], fault_count=1)}
+    done = shell.run("night", "-o", "wide")
+    assert done.code == 1
+    assert_golden_text("cli/backup-verify-failed", done.out)
+    assert done.err.splitlines()[-1] == (
+        "error: backup night: PVC app/data is failed: sub/first: object 1 is backed by missing blob p1; "
+        "and at least 1 more, and 1 more"
+    )
+    assert "\x1b" not in done.out + done.err
+
+
+def test_programs_get_a_document_of_the_schema(shell: _Shell) -> None:
+    shell.results["s2"] = failed("s2")
+    done = shell.run("night", "-o", "json")
+    assert done.code == 1
+    assert_golden("cli/backup-verify-schema", json.loads(json.dumps(msgspec.json.schema(VerificationReport))))
+    assert_golden("cli/backup-verify", json.loads(done.out))
+    assert json.loads(VerificationReport.from_json(done.out).to_json()) == json.loads(done.out)
+    assert yaml.safe_load(shell.run("night", "-o", "yaml").out) == json.loads(done.out)
+
+
+def test_options_choose_volumes_share_and_way(shell: _Shell) -> None:
+    assert shell.run("night", "--pvc", "app/data", "--percent", "12.5", "--timeout", "1h").code == 0
+    done = shell.run("night", "--pvc", "files", "-n", "db", "--restore")
+    assert "restored" in done.out
+    assert shell.asked == [
+        (["data"], VerificationRequest(12.5, restore=False, timeout=timedelta(hours=1))),
+        (["files"], VerificationRequest(100.0, restore=True, timeout=timedelta(hours=6))),
+    ]
+
+
+def test_volumes_that_are_not_completed_are_notes(shell: _Shell) -> None:
+    raw = shell.scene.kube.objects(DATA_UPLOADS)[1]
+    shell.scene.kube.put(raw | {"status": {"phase": "Failed", "message": "no\x1b[2J room"}})
+    done = shell.run("night")
+    assert done.code == 0
+    assert "note: not verified: DataUpload night-files of PVC db/files is Failed: no\\x1b[2J room\n" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["nihgt"], 1, r"there is no backup nihgt in namespace velero \(did you mean night\?\)"),
+        (["night", "--pvc", "app/dat"], 1, r"backup night has no PVC app/dat \(did you mean app/data\?\)"),
+        (["night", "--pvc", "data"], 2, '--pvc: "data" is not allowed'),
+        (["night", "-n", "app"], 2, "-n is the namespace of --pvc NAME, which is not set"),
+        (["night", "--percent", "x"], 2, r"Invalid value for '--percent': .*\(see nodeagent backup verify --help\)"),
+        (["night", "--percent", "0"], 2, "--percent: 0 is not allowed: more than 0, and at most 100"),
+        (["night", "--percent", "101"], 2, "--percent: 101 is not allowed"),
+        (["night", "--percent", "nan"], 2, "--percent: nan is not allowed"),
+        (["night", "--restore", "--percent", "10"], 2, "--percent is for reading back: --restore compares all files"),
+        (["night", "--timeout", "0"], 2, "not a positive duration"),
+        ([], 2, r"Missing argument 'NAME' \(see nodeagent backup verify --help\)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: _Shell, words: list[str], code: int, error: str) -> None:
+    done = shell.run(*words)
+    assert (done.code, done.out, shell.asked) == (code, "", [])
+    assert re.fullmatch(rf"error: .*{error}.*\n", done.err)
+
+
+def test_a_missing_permission_is_one_line(shell: _Shell) -> None:
+    shell.scene.kube.fail_next("GET", "/datauploads", 403, times=9, message="eve cannot list datauploads in velero")
+    done = shell.run("night")
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(r"error: list DataUpload velero: .*eve cannot list datauploads in velero\n", done.err)
+
+
+def test_a_shell_completes_the_names_of_backups(shell: _Shell) -> None:
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    assert [one.value for one in complete.get_completions(["backup", "verify"], "n")] == ["night"]
+    assert shell.asked == []

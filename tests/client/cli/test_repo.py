@@ -1,0 +1,245 @@
+"""`nodeagent repo`: what it prints, its errors and its exit codes."""
+
+import json
+import re
+from dataclasses import dataclass, field
+
+import pytest
+import yaml
+
+from client.cli import job_tools, repo
+from client.cli.output import Printer
+from client.cli.repo_pages import print_report
+from client.snapshot_report import SnapshotList
+from core.models.base import JsonDict
+from core.snapshot_contract import ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.client.support.user_scene import NAME, RECORD, UserScene
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.fakekube import FakeKube
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+@dataclass(frozen=True)
+class _Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class _Shell:
+    """Runs commands against the scene; it is always twelve o'clock."""
+
+    scene: UserScene
+    capsys: pytest.CaptureFixture[str]
+    context_namespace: str = ""
+    asked: list[object] = field(default_factory=list)
+
+    def run(self, *words: str) -> _Done:
+        code = main(["repo", *words])
+        captured = self.capsys.readouterr()
+        return _Done(code, captured.out, captured.err)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    shell = _Shell(UserScene(), capsys)
+
+    async def load(*asked: object) -> tuple[FakeKube, str]:
+        shell.asked.append(asked)
+        return shell.scene.kube, shell.context_namespace
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    for module in (job_tools, repo):
+        monkeypatch.setattr(module, "SystemClock", HandClock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    return shell
+
+
+def _fill(scene: UserScene) -> None:
+    """Add what makes a page long: history, a pending Job, Events, and a name that tries to move the cursor."""
+    history = [
+        {"result": "Failed", "startTimestamp": "2026-11-21T08:00:00Z", "message": "disk full\x1b[2J\nno"},
+        {
+            "result": "Succeeded",
+            "startTimestamp": "2026-11-21T09:59:00Z",
+            "completeTimestamp": "2026-11-21T10:00:30Z",
+        },
+    ]
+    orphans = {"reportedAt": "2026-11-20T10:00:00Z", "orphans": {"count": 2, "bytes": 2**20}}
+    raw = scene.put_repository(RECORD | orphans, recentMaintenance=history)
+    scene.answer({NAME: {"hold": "job-unfinished", "due": "", "overdue": False}})
+    labels = {"velero.io/repo-name": NAME, "nodeagent.io/owner-uid": raw["metadata"]["uid"]}
+    scene.put("Job", "job-1", "batch/v1", labels=labels, spec={}, status={"active": 1})
+    waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+    status = {"phase": "Pending", "conditions": [waiting]}
+    scene.put("Pod", "job-1-x", "v1", labels={"job-name": "job-1"}, status=status)
+    event: JsonDict = {"type": "Warning", "reason": "MaintenanceFailed", "message": "\x1b]0;x\x07", "count": 2}
+    event |= {"involvedObject": {"uid": raw["metadata"]["uid"]}, "lastTimestamp": "2026-11-21T11:00:00Z"}
+    scene.put("Event", "e", "v1", **event)
+
+
+def test_get_prints_a_row_for_each_repository(shell: _Shell) -> None:
+    scene = shell.scene
+    scene.put_repository({}, name="db-default-kopia", phase="NotReady", message="no\x1b[2J", lastMaintenanceTime=None)
+    for name in ("held", "late", "now", "retry"):
+        scene.put_repository(name=f"{name}-default-kopia")
+    due = "2026-11-21T09:00:00Z"
+    soon = "2026-11-21T12:05:00Z"
+    scene.answer(
+        {
+            NAME: {"hold": "not-due", "due": "2026-11-22T11:00:00Z", "overdue": False},
+            "db-default-kopia": {"hold": "job-unfinished", "due": "", "overdue": False},
+            "held-default-kopia": {"hold": "foreign", "due": "", "overdue": False},
+            "late-default-kopia": {"hold": "window", "due": due, "overdue": True},
+            "now-default-kopia": {"hold": "", "due": due, "overdue": False},
+            "retry-default-kopia": {"hold": "back-off", "due": soon, "overdue": False},
+        }
+    )
+    done = shell.run("get")
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/repo-get", done.out)
+    assert_golden_text("cli/repo-get-wide", shell.run("get", "-o", "wide").out)
+
+
+def test_describe_prints_everything(shell: _Shell) -> None:
+    _fill(shell.scene)
+    done = shell.run("describe", NAME)
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/repo-describe", done.out)
+    assert done.out.replace("\n", "").isprintable()
+
+
+def test_programs_get_documents(shell: _Shell) -> None:
+    _fill(shell.scene)
+    found = json.loads(shell.run("get", "-o", "json").out)
+    assert_golden("cli/repo-get", found)
+    assert yaml.safe_load(shell.run("get", "--output=yaml").out) == found
+    details = shell.run("describe", NAME, "-o", "json").out
+    assert_golden("cli/repo-describe", json.loads(details))
+    assert details.isascii()
+
+
+@pytest.mark.parametrize(
+    ("hold", "due", "sentence"),
+    [
+        ("not-due", "2026-11-21T13:00:00Z", "quick run due 2026-11-21T13:00:00Z (in 60m): it is maintained"),
+        ("window", "2026-11-21T10:00:00Z", "none now: no window is open; due since 2026-11-21T10:00:00Z (2h ago)"),
+        ("off", "", "none now: maintenance is switched off (serve --repo-maintenance=off)"),
+        ("", "2026-11-21T12:00:00Z", "quick run is due: the leader is about to start its Job"),
+    ],
+    ids=["later", "held", "off", "now"],
+)
+def test_the_next_maintenance_is_a_sentence(shell: _Shell, hold: str, due: str, sentence: str) -> None:
+    shell.scene.answer({NAME: {"hold": hold, "due": due, "overdue": False}})
+    assert re.findall(r"(?m)^Next maintenance: +(.*)$", shell.run("describe", NAME).out) == [sentence]
+
+
+def test_without_the_leader_a_note_says_why_and_the_time_is_the_earliest(shell: _Shell) -> None:
+    shell.scene.hush()
+    done = shell.run("describe", NAME)
+    assert done.code == 0
+    assert "quick run due 2026-11-21T13:00:00Z (in 60m), at the earliest: it is maintained" in done.out
+    assert re.fullmatch(
+        r"note: the leader did not answer, so the next maintenance is computed here: .*403.*\n", done.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [(["-n", "velero"], "a"), ([], "velero"), ([], "")],
+    ids=["flag", "environment", "default"],
+)
+def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch, words: list[str], environment: str
+) -> None:
+    monkeypatch.setenv("VELERO_NAMESPACE", environment)
+    shell.context_namespace = "app"
+    done = shell.run("get", "--kubeconfig=k", "--kubecontext=c", *words)
+    assert NAME in done.out
+    assert shell.asked == [("k", "c")]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["get", "app-defalt-kopia"], 1, rf"velero/app-defalt-kopia does not exist \(did you mean {NAME}\?\)"),
+        (["describe", "\x1b[2J"], 1, r"velero/\\x1b\[2J does not exist"),
+        (["report", "zzz"], 1, "BackupRepository velero/zzz does not exist"),
+        (["get", "-o", "xml"], 2, r"Invalid value for '--output' .*\(see nodeagent repo get --help\)"),
+        (["describe"], 2, r"Missing argument 'NAME' \(see nodeagent repo describe --help\)"),
+        (["delete"], 2, r"No such command 'delete'.*\(see nodeagent repo --help\)"),
+        ([], 2, r"Missing command \(see nodeagent repo --help\)"),
+        (["report", "a", "--timeout=soon"], 2, "not a duration such as 30s"),
+        (["report", "a", "--timeout=0"], 2, "not a positive duration"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: _Shell, words: list[str], code: int, error: str) -> None:
+    done = shell.run(*words)
+    assert (done.code, done.out) == (code, "")
+    assert re.search(rf"(?m)^error: .*{error}.*$", done.err)
+
+
+def test_a_malformed_object_is_a_note(shell: _Shell) -> None:
+    meta = {"name": "odd\x1b[2J", "namespace": "velero", "uid": "u", "resourceVersion": "1"}
+    body = {"metadata": {}, "items": [{"metadata": meta, "spec": 5}]}
+    shell.scene.kube.fail_next("GET", "/backuprepositories", json.dumps(body).encode())
+    done = shell.run("get")
+    assert (done.code, done.out) == (0, "")
+    assert r"note: object skipped: malformed BackupRepository velero/odd\x1b[2J" in done.err
+
+
+def test_a_missing_permission_is_an_error_of_the_cluster(shell: _Shell) -> None:
+    shell.scene.kube.fail_next("GET", "/backuprepositories", 403, message="not you")
+    done = shell.run("get")
+    assert (done.code, done.err) == (1, "error: list BackupRepository velero: 403 Injected: not you\n")
+
+
+def test_a_cluster_that_is_not_reachable_is_exit_code_2(shell: _Shell) -> None:
+    shell.scene.kube.fail_next("GET", "/backuprepositories", "lost", times=9)
+    done = shell.run("get")
+    assert done.code == 2
+    assert done.err.startswith("error: the cluster cannot be reached: GET /apis/velero.io/v1/")
+
+
+def test_an_interrupted_command_has_the_exit_code_of_shells(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repo, "connect", interrupt)
+    assert shell.run("get").code == 130
+
+
+def test_report_prints_snapshots_totals_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    found = SnapshotList(
+        repository=NAME,
+        totals=SnapshotReport(
+            unreferenced=SnapshotTotal(count=1, bytes=2**20), referenced=SnapshotTotal(count=3, bytes=2**30)
+        ),
+        snapshots=[
+            ReportedSnapshot(
+                id="k1",
+                verdict=SnapshotVerdict.UNREFERENCED,
+                reason="no Backup",
+                source="default@default:a\x1b[2J",
+                start="2026-01-01T00:00:00Z",
+                bytes=2**20,
+                command="kopia snapshot delete k1",
+            ),
+            ReportedSnapshot(id="k2", verdict=SnapshotVerdict.UNKNOWN, reason="no tags"),
+        ],
+        notes=[],
+    )
+    print_report(Printer(), found)
+    assert_golden_text("cli/repo-report", capsys.readouterr().out)
+    print_report(Printer(), found, wide=True)
+    assert_golden_text("cli/repo-report-wide", capsys.readouterr().out)
+
+
+def test_connect_command_reads_secrets_in_the_cluster_that_was_named(shell: _Shell) -> None:
+    done = shell.run("connect-command", NAME, "-n", "velero", "--kubecontext", "blue", "--kubeconfig", "/my config")
+    assert done.code == 0, done.err
+    assert "kubectl --context=blue '--kubeconfig=/my config' get secret velero-repo-credentials" in done.out

@@ -1,0 +1,362 @@
+"""`nodeagent restore`, and `nodeagent backup get --from-storage-location`: output, errors and exit codes."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from client.cli import restore, restore_create, stored
+from client.restores.stored import StoredList
+from client.restores.view import RestoreList
+from core.kube.errors import UnreachableError
+from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
+from core.models.base import JsonDict
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.client.support.restore_scene import DATA, FILES, RestoreScene
+from tests.client.support.restore_scene import stored as snapshot
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.fakekube import FakeKube
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+class _Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@dataclass
+class _Shell:
+    """Runs commands against the scene; it is always twelve o'clock."""
+
+    capsys: pytest.CaptureFixture[str]
+    scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
+    listed: StoredList = field(default_factory=lambda: StoredList(location="default"))
+    asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+
+    def run(self, *words: str) -> _Done:
+        code = main(list(words))
+        captured = self.capsys.readouterr()
+        return _Done(code, captured.out, captured.err)
+
+    def document(self, *words: str) -> JsonDict:
+        done = self.run(*words, "-o", "json")
+        assert done.code == 0, done.err
+        found: JsonDict = json.loads(done.out)
+        return found
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    shell = _Shell(capsys)
+
+    async def load(*_: object) -> tuple[FakeKube, str]:
+        return shell.scene.kube, ""
+
+    async def read(_: object, location: str, *, volume_namespaces: Sequence[str], timeout: object) -> StoredList:
+        assert timeout
+        shell.asked.append((location, tuple(volume_namespaces)))
+        return shell.listed
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    monkeypatch.setattr(stored, "list_stored", read)
+    for module in (restore, restore_create, stored):
+        monkeypatch.setattr(module, "SystemClock", HandClock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    return shell
+
+
+def _fill(shell: _Shell) -> None:
+    velero = snapshot(FILES, "s3", backup="", backup_uid="6bc33b7d-f98e", cluster="", requester="snapshot-pod-volume")
+    odd = snapshot(None, "s4", backup="\x1b[2J", cluster="uid-2", source="default@default:\u202ex")
+    both = [snapshot(DATA, "s1", requester="snapshot-data-upload-download"), snapshot(FILES, "s2", described=False)]
+    shell.listed = StoredList(location="default", snapshots=[velero, *both, odd], notes=["the repository of x: no"])
+
+
+def test_what_a_bucket_holds_is_shown_for_each_cluster(shell: _Shell) -> None:
+    _fill(shell)
+    done = shell.run("backup", "get", "--from-storage-location", "default")
+    assert done.code == 0
+    assert_golden_text("cli/backup-get-stored", done.out)
+    assert "note: the repository of x: no" in done.err
+
+
+def test_all_about_what_a_bucket_holds(shell: _Shell) -> None:
+    _fill(shell)
+    wide = shell.run("backup", "get", "--from-storage-location", "default", "-o", "wide")
+    assert_golden_text("cli/backup-get-stored-wide", wide.out)
+    found = shell.document("backup", "get", "--from-storage-location", "default")
+    assert [one["id"] for one in found["snapshots"]] == ["s3", "s1", "s2", "s4"]
+    assert found["snapshots"][1]["claim"]["storageClass"] == "fast"
+
+
+def test_the_backups_of_a_bucket_by_their_names(shell: _Shell) -> None:
+    _fill(shell)
+    found = shell.document("backup", "get", "6bc33b7d-f98e", "--from-storage-location", "default", "-n", "db")
+    assert [one["id"] for one in found["snapshots"]] == ["s3"]
+    assert shell.asked == [("default", ("db",))]
+    done = shell.run("backup", "get", "nihgt", "--from-storage-location", "default")
+    assert (done.code, "(did you mean night?)" in done.err) == (1, True)
+
+
+def test_an_empty_bucket_is_said_to_be_empty(shell: _Shell) -> None:
+    done = shell.run("backup", "get", "--from-storage-location", "default")
+    assert (done.code, done.out) == (0, "")
+    assert "there is no snapshot in BackupStorageLocation default" in done.err
+
+
+def test_a_restore_of_a_backup_in_the_cluster(shell: _Shell) -> None:
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert done.code == 0, done.err
+    assert_golden_text("cli/restore-create", done.out)
+    assert "the restore was started: nodeagent restore describe back shows it" in done.err
+    assert shell.scene.claims.keys() == {"app/data", "db/files"}
+
+
+def test_a_partial_creation_says_what_exists_and_how_to_continue(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(*_: object) -> None:
+        """Find nothing, so that the rejection is that of the creation."""
+
+    monkeypatch.setattr(restore_create, "check_restore", check)
+    shell.scene.kube.fail_next("POST", "/datadownloads", 403, message="is forbidden")
+    words = ("--from-backup", "night", "--pvc", "app/data", "--pvc", "db/files", "-o", "json")
+    done = shell.run("restore", "create", *words)
+    given = "--from-backup night --pvc app/data --pvc db/files --output json"
+    assert "none was started, but its PVC exists" in done.err
+    assert f"to continue: nodeagent restore create night-20261121120000 {given}" in done.err
+    again = shell.run("restore", "create", "night-20261121120000", *words)
+    assert (again.code, len(shell.scene.downloads)) == (0, 2), again.err
+    assert "nothing was created" not in again.err
+
+
+def test_a_repetition_says_that_nothing_was_created(shell: _Shell) -> None:
+    words = ("restore", "create", "back", "--from-backup", "night")
+    first = shell.run(*words)
+    assert "note: the restore was started: nodeagent restore describe back shows it\n" in first.err
+    again = shell.run(*words)
+    assert (again.code, again.out) == (0, first.out)
+    assert re.search(r"note: restore back exists since 20[-:0-9TZ]+: nothing was created\n", again.err)
+    assert "was started" not in again.err
+    assert "note: nodeagent restore describe back shows it\n" in again.err
+
+
+def test_shown_commands_lead_to_the_same_cluster(shell: _Shell) -> None:
+    flags = ("--kubecontext", "blue")
+    created = shell.run("restore", "create", "back", "--from-backup", "night", *flags)
+    canceled = shell.run("restore", "cancel", "back", *flags)
+    for done in (created, canceled):
+        assert "nodeagent restore describe back --kubecontext blue shows" in done.err
+
+
+def test_a_restore_of_what_a_bucket_holds(shell: _Shell) -> None:
+    _fill(shell)
+    words = ("restore", "create", "back", "--from-snapshot", "s1", "--from-storage-location", "default")
+    found = shell.document(*words, "--namespace-mappings", "app:trial", "--storage-class-mappings", "fast:late")
+    assert [(one["namespace"], one["claim"]) for one in found["volumes"]] == [("trial", "data")]
+    assert shell.scene.claims["trial/data"]["spec"]["storageClassName"] == "late"
+    assert shell.asked == [("default", ())]
+
+
+def test_a_restore_into_pods_that_wait_names_both(shell: _Shell) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
+    (volume,) = shell.document("restore", *words)["volumes"]
+    assert (volume["kind"], volume["namespace"], volume["claim"]) == ("PodVolumeRestore", "app", "data")
+    (pod,) = shell.scene.pods
+    assert pod["spec"]["initContainers"][0]["image"] == "mover:1"
+
+
+def test_a_velero_server_is_to_be_asked(shell: _Shell) -> None:
+    meta = {"name": "velero", "namespace": "velero"}
+    shell.scene.kube.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": {}})
+    words = ("restore", "create", "back", "--from-backup", "night")
+    done = shell.run(*words)
+    assert (done.code, shell.scene.claims) == (1, {})
+    text = "ask it (velero restore create), and it also restores manifests and runs hooks; --ignore-velero-server"
+    assert text in done.err
+    assert shell.run(*words, "--ignore-velero-server").code == 0
+
+
+def test_whether_a_velero_server_is_there_may_not_be_known(shell: _Shell) -> None:
+    shell.scene.kube.fail_next("GET", "/deployments", 403, message="deployments is forbidden")
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert (done.code, shell.scene.claims) == (1, {})
+    assert "cannot find out whether a Velero server is in namespace velero" in done.err
+
+
+def test_a_cancel_deletes_the_pods_that_wait(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait")
+    started = shell.run("restore", *words)
+    assert "nodeagent restore cancel back deletes its pods once it has ended" in started.err
+
+    async def end(*_: object) -> None:
+        (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
+        shell.scene.kube.put(transfer | {"status": {"phase": "Canceled"}})
+
+    monkeypatch.setattr(HandClock, "sleep", end)
+    done = shell.run("restore", "cancel", "back")
+    assert (done.code, "PodVolumeRestore/back-" in done.out, shell.scene.pods) == (0, True, [])
+
+
+def test_a_restore_whose_transfers_vanish_is_an_error_and_no_pod_stays(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+
+    async def vanish(*_: object) -> None:
+        (transfer,) = shell.scene.kube.objects(POD_VOLUME_RESTORES)
+        await shell.scene.client.delete(POD_VOLUME_RESTORES, "velero", transfer["metadata"]["name"])
+
+    monkeypatch.setattr(HandClock, "sleep", vanish)
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait", "--wait")
+    done = shell.run("restore", *words)
+    assert (done.code, shell.scene.pods) == (1, [])
+    assert "error: restore back has no transfer in namespace velero any more: they were deleted" in done.err
+
+
+def test_a_cluster_that_is_lost_while_creating_is_exit_code_2(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(_: object) -> None:
+        raise UnreachableError("no answer", status=0)
+
+    async def lose(*_: object) -> None:
+        monkeypatch.setattr(shell.scene.kube, "request", refuse)
+
+    monkeypatch.setattr(restore_create, "check_restore", lose)
+    done = shell.run("restore", "create", "back", "--from-backup", "night")
+    assert done.code == 2, done.err
+    assert "error: the cluster cannot be reached: PVC app/data is not restored: " in done.err
+
+
+def test_only_the_repositories_of_the_named_claims_are_listed(shell: _Shell) -> None:
+    _fill(shell)
+    words = ("--from-backup", "night", "--from-storage-location", "default", "--pvc", "app/data")
+    assert shell.run("restore", "create", "back", *words).code == 0
+    assert shell.asked == [("default", ("app",))]
+
+
+def test_without_a_name_it_has_that_of_the_backup_and_the_time(shell: _Shell) -> None:
+    assert shell.document("restore", "create", "--from-backup", "night")["name"] == "night-20261121120000"
+
+
+def _completing(shell: _Shell, phase: str, **status: Any) -> Callable[[float], Any]:
+    async def sleep(_: float) -> None:
+        shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
+        shell.scene.move("files", phase, **status)
+
+    return sleep
+
+
+def test_waiting_shows_the_end(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: _completing(shell, "Completed")(seconds))
+    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
+    assert (done.code, done.out) == (0, "restore back is Completed: 2/2 volumes, 7 B\n"), done.err
+    assert "app/data Completed 7 B / 7 B 100%" in done.err
+
+
+def test_waiting_fails_with_the_volume_that_was_not_restored(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleep = _completing(shell, "Failed", message="no space\x1b[2J")
+    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
+    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait", "-o", "json")
+    assert done.code == 1
+    assert json.loads(done.out)["phase"] == "PartiallyFailed"
+    assert "restore back is PartiallyFailed: PVC db/files is Failed: no space" in done.err
+    assert "\x1b" not in done.out + done.err
+
+
+def test_waiting_tells_a_volume_that_did_not_take_all_attributes_by_the_exit_code(
+    shell: _Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = _completing(shell, "Completed", message="the target did not take the owner of 2 of the entries: a; b")
+    monkeypatch.setattr(HandClock, "sleep", lambda _, seconds: sleep(seconds))
+    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
+    assert (done.code, done.out) == (3, "restore back is Completed: 2/2 volumes, 7 B\n")
+    assert "error: PVC db/files is restored, but the target did not take the owner of 2 of the " in done.err
+
+
+def test_ctrl_c_ends_the_waiting_and_says_how_to_cancel(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HandClock, "sleep", interrupt)
+    done = shell.run("restore", "create", "back", "--from-backup", "night", "--wait")
+    assert done.code == 130
+    assert (
+        "the restore goes on: nodeagent restore describe back shows it, nodeagent restore cancel back ends it"
+        in done.err
+    )
+    assert not any(one["spec"].get("cancel") for one in shell.scene.downloads)
+
+
+def test_ctrl_c_says_how_the_pods_that_wait_are_deleted(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = next(iter(shell.scene.kube.objects(DAEMON_SETS)))
+    shell.scene.kube.put(agents | {"status": {"numberReady": 1}})
+
+    async def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HandClock, "sleep", interrupt)
+    words = ("create", "back", "--from-backup", "night", "-n", "app", "--method", "restore-wait", "--wait")
+    done = shell.run("restore", *words)
+    assert (done.code, len(shell.scene.pods)) == (130, 1)
+    assert "nodeagent restore cancel back ends it and deletes its pods, also once it has ended" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "set either --from-backup or --from-snapshot"),
+        (("--from-backup", "a", "--from-snapshot", "b"), 2, "set either --from-backup or --from-snapshot"),
+        (("--from-backup", "night", "--cluster", "u"), 2, "--cluster needs --from-storage-location"),
+        (("--from-backup", "night", "--namespace-mappings", "app"), 2, '--namespace-mappings: "app" is not allowed'),
+        (
+            ("--from-backup", "night", "--namespace-mappings", "app:a,app:b"),
+            2,
+            "--namespace-mappings: app is given twice",
+        ),
+        (("--from-backup", "night", "--namespace-mappings", "apps:a"), 1, "(did you mean app?)"),
+        (("--from-backup", "night", "--size", "-1"), 2, '--size: "-1" is not allowed: expected such as 10Gi'),
+        (("--from-backup", "night", "--pvc", "data"), 2, '--pvc: "data" is not allowed'),
+        (("A", "--from-backup", "night"), 2, '"A" is no name of a restore'),
+        (("--from-backup", "nihgt"), 1, "(did you mean night?)"),
+        (("--from-backup", "night", "--pvc", "app/dat"), 1, "(did you mean app/data?)"),
+        (("--from-backup", "night", "--storage-class-mappings", "fast:fats"), 1, "(did you mean fast?)"),
+    ],
+)
+def test_an_error_is_one_line(shell: _Shell, words: Sequence[str], code: int, message: str) -> None:
+    done = shell.run("restore", "create", *words)
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err.splitlines()[-1]
+    assert shell.scene.downloads == []
+
+
+@pytest.mark.parametrize("model", [RestoreList, StoredList])
+def test_programs_get_documents_of_the_schema(model: type[RestoreList] | type[StoredList]) -> None:
+    schema = json.loads(json.dumps(msgspec.json.schema(model)))
+    assert_golden(f"cli/{model.__name__.lower()}-schema", schema)
+
+
+def test_get_describe_and_cancel(shell: _Shell) -> None:
+    assert shell.run("restore", "get").err == "note: there is no restore in namespace velero\n"
+    assert shell.run("restore", "create", "back", "--from-backup", "night").code == 0
+    shell.scene.move("data", "Completed", progress={"totalBytes": 7, "bytesDone": 7})
+    shell.scene.move("files", "InProgress", message="waiting\x1b[2J", progress={"totalBytes": 3})
+    assert_golden_text("cli/restore-get", shell.run("restore", "get").out)
+    assert_golden_text("cli/restore-describe", shell.run("restore", "describe", "back").out)
+    assert shell.document("restore", "describe", "back")["phase"] == "InProgress"
+    done = shell.run("restore", "cancel", "back")
+    assert (done.code, "db/files" in done.out, "app/data" in done.out) == (0, True, False)
+    shell.scene.move("files", "Canceled")
+    assert "has ended already: nothing to cancel" in shell.run("restore", "cancel", "back").err
+    missing = shell.run("restore", "describe", "bakc")
+    assert (missing.code, "(did you mean back?)" in missing.err) == (1, True)

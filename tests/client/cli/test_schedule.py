@@ -1,0 +1,273 @@
+"""`nodeagent schedule` and `run-schedule`: what they print, their errors and exit codes."""
+
+import json
+import re
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import yaml
+from click.shell_completion import ShellComplete
+
+from client.cli import install, job_tools
+from client.cli.user_commands import _root
+from client.schedules.store import ScheduleList
+from core.kube.resources import CRON_JOBS, SERVICE_ACCOUNTS
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.client.support.deletion_scene import JobKube
+from tests.client.support.schedule_scene import ScheduleScene
+from tests.support.golden import assert_golden, assert_golden_text
+
+_WHEN = ("--schedule", "0 2 * * *")
+_CREATE = ("schedule", "create", "night", *_WHEN, "--pvc", "app/data", "--ttl", "24h")
+
+
+@dataclass
+class Shell:
+    """Runs commands in the scene."""
+
+    scene: ScheduleScene
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        code = main(list(words))
+        captured = self.capsys.readouterr()
+        return code, captured.out, captured.err
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    shell = Shell(ScheduleScene(), capsys)
+
+    async def load(*_: object) -> tuple[JobKube, str]:
+        return shell.scene.kube, "somewhere"
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    for module in (job_tools, connection):
+        monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    monkeypatch.delenv("NODE_AGENT_JOB", raising=False)
+    shell.scene.old.put_backup("first", 9)
+    shell.scene.old.put_backup("second", 5)
+    return shell
+
+
+def test_a_schedule_is_created_shown_and_deleted(shell: Shell) -> None:
+    code, out, err = shell.run(*_CREATE)
+    assert (code, out) == (0, "schedule night was created: its first run is at 2026-11-22T02:00:00Z\n")
+    assert err == (
+        "note: nodeagent schedule get night shows it\n"
+        "note: the backup has the data of volumes only: no manifests, and no hooks run\n"
+    )
+    (cron_job,) = shell.scene.cron_jobs
+    status = {"lastScheduleTime": "2026-11-21T02:00:00Z", "lastSuccessfulTime": "2026-11-20T02:10:00Z"}
+    shell.scene.kube.put(cron_job | {"status": status})
+    assert_golden_text("cli/schedule-get", shell.run("schedule", "get")[1])
+    assert_golden_text("cli/schedule-get-wide", shell.run("schedule", "get", "night", "-o", "wide")[1])
+    found = shell.run("schedule", "get", "-o", "json")[1]
+    assert_golden("cli/schedule-get", json.loads(found))
+    assert_golden("cli/schedule-schema", json.loads(json.dumps(msgspec.json.schema(ScheduleList))))
+    assert ScheduleList.from_json(found).schedules[0].name == "night"
+    assert shell.run(*_CREATE)[1] == "schedule night was changed: its next run is at 2026-11-22T02:00:00Z\n"
+    assert shell.run(*_CREATE, "--suspend")[1] == "schedule night was changed: it is suspended\n"
+    code, out, err = shell.run("schedule", "delete", "night")
+    assert (code, err) == (0, "note: the backups of schedule night stay: nodeagent backup get shows them\n")
+    assert out.splitlines()[-1] == "CronJob velero/night: deleted"
+    assert (shell.scene.old.names(CRON_JOBS), shell.scene.old.names(SERVICE_ACCOUNTS)) == (set(), set())
+    assert shell.run("schedule", "get")[2] == "note: there is no schedule in namespace velero\n"
+
+
+def _age(shell: Shell) -> None:
+    """Let the schedule be of an older version."""
+    (cron_job,) = shell.scene.cron_jobs
+    del cron_job["metadata"]["annotations"]
+    shell.scene.kube.put(cron_job)
+
+
+def test_a_schedule_that_deletes_by_older_rules_is_named_until_it_is_renewed(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    _age(shell)
+    assert shell.run("schedule", "get")[2] == (
+        "note: schedule night deletes by older rules of retention: run nodeagent schedule renew night\n"
+    )
+    assert shell.run("schedule", "renew") == (0, "schedule night: renewed\n", "")
+    assert shell.run("schedule", "get")[2] == ""
+
+
+def test_schedules_that_were_not_renewed_are_an_error(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    shell.scene.kube.fail_next("PATCH", "/roles", 403, times=9, message="eve cannot patch roles")
+    code, out, err = shell.run("schedule", "renew", "night")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"error: schedule night was not renewed: patch Role .*eve cannot patch roles\n", err)
+
+
+def test_an_installation_renews_schedules_and_does_not_fail_where_it_cannot(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(*_: object) -> None:
+        return
+
+    monkeypatch.setattr(install, "run_install", run)
+    words = ("install", "--no-default-backup-location", "--no-secret", "--image=mover:1")
+    shell.run(*_CREATE)
+    _age(shell)
+    assert shell.run(*words) == (0, "schedule night: renewed\n", "checking permissions\n")
+    _age(shell)
+    assert shell.run(*words, "-o", "yaml")[0] == 0
+    assert "annotations" not in shell.scene.cron_jobs[0]["metadata"]
+    shell.scene.kube.fail_next("PATCH", "/roles", 403, times=9, message="eve cannot")
+    code, out, err = shell.run(*words)
+    assert (code, out) == (0, "")
+    assert re.fullmatch(
+        r"note: schedule night was not renewed: patch Role .*: run nodeagent schedule renew", err.splitlines()[1]
+    )
+    shell.scene.kube.fail_next("GET", "/cronjobs", 403, times=9, message="eve may not list")
+    code, out, err = shell.run(*words)
+    assert (code, out) == (0, "")
+    assert re.fullmatch(r"note: schedules were not renewed: .*eve.*: run nodeagent schedule renew", err.splitlines()[1])
+
+
+def test_for_gitops_the_objects_are_printed_and_not_created(shell: Shell) -> None:
+    code, out, err = shell.run(*_CREATE, "-o", "yaml")
+    assert (code, err) == (0, "")
+    kinds = [one["kind"] for one in yaml.safe_load(out)["items"]]
+    assert (kinds[0], kinds[-3:], len(kinds)) == ("ServiceAccount", ["ConfigMap", "Lease", "CronJob"], 10)
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_the_command_line_of_its_pods_backs_up_and_deletes(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    (cron_job,) = shell.scene.cron_jobs
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    shell.scene.end_backups()
+    code, out, err = shell.run(*container["args"])
+    assert (code, err) == (0, "")
+    out = re.sub(r"[0-9a-f]{8}(-x)?\b", "HASH", out)
+    assert_golden_text("cli/run-schedule", out)
+    (made,) = shell.scene.made
+    assert list(shell.scene.kube.bucket) == [f"s-{made['metadata']['name']}"]
+
+
+def test_a_dry_run_shows_both_and_changes_nothing(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    code, out, err = shell.run("schedule", "run", "night", "--dry-run")
+    assert code == 0
+    assert_golden_text("cli/schedule-dry-run", out)
+    assert "note: backup second is expired, and kept: it has the newest copy of app/data in default\n" in err
+    assert (shell.scene.made, len(shell.scene.kube.bucket)) == ([], 2)
+
+
+def test_a_person_can_run_it(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    shell.scene.end_backups("Failed")
+    code, out, err = shell.run("schedule", "run", "night")
+    assert code == 1
+    assert (
+        "backup second is expired, and kept: it has the newest copy of app/data in default (1.0 GiB, 5d old); "
+        "nodeagent backup delete second lets go\n"
+    ) in out
+    assert err.splitlines()[-1].startswith("error: backup night-20261121120000 is Failed: PVC app/data is Failed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["create", "night", *_WHEN], 2, "no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS"),
+        (
+            ["create", "night", "--pvc=app/data"],
+            2,
+            r"Missing option '--schedule' \(see nodeagent schedule create --help\)",
+        ),
+        (["create", "Night", *_WHEN, "--pvc=app/data"], 2, '"Night" is no name of a schedule'),
+        (["create", "night", "--schedule=soon", "--pvc=app/data"], 2, '--schedule: "soon" is no cron expression'),
+        (["create", "night", *_WHEN, "--time-zone=Mars", "--pvc=app/data"], 2, "--time-zone: no time zone: Mars"),
+        (["create", "night", *_WHEN, "--pvc=app/data", "--ttl=soon"], 2, "Invalid value for '--ttl'"),
+        (["create", "night", *_WHEN, "--pvc=a", "--agent-namespace=x"], 2, '--pvc: "a" is not allowed'),
+        (["get", "zzz"], 1, "there is no schedule zzz in namespace velero"),
+        (["run", "zzz"], 1, "there is no schedule zzz in namespace velero"),
+        (["delete", "\x1b[2J"], 1, r"there is no schedule \\x1b\[2J in namespace velero"),
+        ([], 2, r"Missing command \(see nodeagent schedule --help\)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
+    found, out, err = shell.run("schedule", *words)
+    assert (found, out) == (code, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["night"], "no PVC: set --pvc"),
+        ([], r"the following arguments are required: NAME \(see nodeagent run-schedule --help\)"),
+        (["night", "--pvc=app/data", "--ttl=soon"], "--ttl: "),
+        (["night", "--pvc=app/data", "--ttl=0s"], "--ttl: not a positive duration"),
+        (["night", "--pvc=app/data", "--method=x"], "argument --method: invalid choice"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_invalid_command_line_of_a_pod_is_one_line(shell: Shell, words: list[str], error: str) -> None:
+    found, out, err = shell.run("run-schedule", *words)
+    assert (found, out) == (2, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", err)
+
+
+@pytest.mark.parametrize("form", ["table", "yaml"])
+@pytest.mark.parametrize(
+    ("there", "flags", "error"),
+    [
+        ("", ["--storage-location=defalt"], r".* velero/defalt does not exist \(did you mean default\?\)"),
+        ("archive", ["--storage-location=archive"], ".* velero/archive is read-only: --storage-location names another"),
+        ("velero", [], "a Velero server is in namespace velero: ask it .*; --ignore-velero-server creates .*"),
+    ],
+    ids=["no such location", "read-only", "a Velero server"],
+)
+def test_a_schedule_whose_runs_would_fail_is_refused(
+    shell: Shell, there: str, flags: list[str], error: str, form: str
+) -> None:
+    match there:
+        case "archive":
+            spec = {"provider": "aws", "objectStorage": {"bucket": "b"}, "accessMode": "ReadOnly"}
+            shell.scene.old.put("BackupStorageLocation", there, spec=spec)
+        case "velero":
+            shell.scene.old.put("Deployment", there, "apps/v1")
+    code, out, err = shell.run(*_CREATE, *flags, "-o", form)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(f"error: {error}\n", err)
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_beside_a_velero_server_a_schedule_may_be_asked_for(shell: Shell) -> None:
+    shell.scene.old.put("Deployment", "velero", "apps/v1")
+    assert shell.run(*_CREATE, "--ignore-velero-server")[0] == 0
+    assert shell.scene.old.names(CRON_JOBS) == {"night"}
+
+
+def test_a_pvc_that_does_not_exist_is_named_and_left_out(shell: Shell) -> None:
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert err.startswith("note: PVC app/dta does not exist (did you mean data?): it is left out until it does\n")
+    shell.scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, times=9)
+    code, _, err = shell.run(*_CREATE, "--pvc", "app/dta")
+    assert code == 0
+    assert "dta" not in err
+
+
+def test_a_missing_permission_is_one_line(shell: Shell) -> None:
+    shell.scene.kube.fail_next("POST", "/roles", 403, times=9, message="eve cannot create roles in velero")
+    code, out, err = shell.run(*_CREATE)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        r"error: create Role velero/node-agent-schedule-night: .*eve cannot create roles in velero\n", err
+    )
+    assert shell.scene.old.names(CRON_JOBS) == set()
+
+
+def test_a_shell_completes_the_names_of_schedules(shell: Shell) -> None:
+    shell.run(*_CREATE)
+    complete = ShellComplete(_root, {}, "nodeagent", "_NODEAGENT_COMPLETE")
+    for command in ("get", "run", "renew", "delete"):
+        assert [one.value for one in complete.get_completions(["schedule", command], "n")] == ["night"]

@@ -1,0 +1,187 @@
+"""`nodeagent status`: what it prints, its errors and its exit codes."""
+
+import json
+import re
+from datetime import timedelta
+
+import msgspec
+import pytest
+import yaml
+
+from client.cli import status as status_module
+from client.cli.status_pages import summarize
+from client.status.view import StatusView
+from core.models.base import JsonDict
+from core.models.retention import HeldBackup
+from tests.client.support.commands import Shell, open_shell
+from tests.client.support.status_scene import StatusScene, transfer
+from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.maintenance_scene import repository_object
+from tests.support.clock import LoopClock
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
+@pytest.fixture
+def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return open_shell(scene.kube, capsys, monkeypatch)
+
+
+def _break(scene: StatusScene) -> None:
+    """Break many things, with names and messages that try to move the cursor."""
+    scene.put_agent("b", ready=False)
+    scene.put_agent("c", config="0ther")
+    scene.put_lease(renewed="2026-11-21T11:00:00.000000Z")
+    failed = {"completionTimestamp": "2026-11-21T11:30:00Z", "message": "disk full\x1b[2J\nno\u202e"}
+    scene.kube.put(transfer("PodVolumeRestore", "failed", "Failed", **failed))
+    long = "0/3 nodes are available: " + "3 Insufficient cpu, " * 9
+    scene.kube.put(transfer("DataUpload", "blocked", "Accepted", reason="Unschedulable", message=long, node="a"))
+    scene.kube.put(repository_object("db-default-kopia", phase="NotReady", message="wrong password\x07"))
+    for number in range(20):
+        scene.kube.put(transfer("PodVolumeBackup", f"more-{number:02}", reason="NodeBusy", message="busy"))
+    held = HeldBackup(
+        backup="nightly-1",
+        rule="failing-volume",
+        reason="the newest transfer of app/data did not complete: its newest three copies stay\x1b[2J",
+        namespace="app",
+        claim="data",
+        location="default",
+        created=NOON - timedelta(days=40),
+        bytes=3 * 2**30,
+        command="nodeagent backup delete nightly-1",
+    )
+    through = NOON + timedelta(days=4)
+    scene.put_report(held=[held], held_count=1, waiting=25, waiting_why="ttl shortened", through=through, failure="409")
+    scene.put_old_schedule("nightly")
+    scene.put_old_schedule("weekly")
+
+
+def test_a_cluster_with_faults(scene: StatusScene, shell: Shell) -> None:
+    _break(scene)
+    done = shell.run("status")
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/status-faults", done.out)
+    wide = shell.run("status", "-o", "wide").out
+    assert_golden_text("cli/status-faults-wide", wide)
+    assert wide.replace("\n", "").isprintable()
+
+
+def test_programs_get_a_document_of_the_schema(scene: StatusScene, shell: Shell) -> None:
+    _break(scene)
+    text = shell.run("status", "-o", "json").out
+    found: JsonDict = json.loads(text)
+    assert_golden("cli/status-schema", json.loads(json.dumps(msgspec.json.schema(StatusView))))
+    assert json.loads(StatusView.from_json(text).to_json()) == found
+    assert_golden("cli/status", found)
+    assert yaml.safe_load(shell.run("status", "-o", "yaml").out) == found
+
+
+def test_without_the_permission_to_ask_the_leader_its_errors_are_not_known(scene: StatusScene, shell: Shell) -> None:
+    scene.hush()
+    done = shell.run("status")
+    assert done.code == 0
+    assert done.out.startswith("UNKNOWN: ")
+    assert "unknown: whether admission fails is not known: " in done.out
+    assert re.search(r"(?m)^Queue: +3 queued, computed here", done.out)
+    assert re.fullmatch(r"note: the leader did not answer, so positions .* get /status of Pod .*403.*\n", done.err)
+
+
+def test_a_missing_permission_is_named_and_nothing_looks_healthy(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/podvolumebackups", 403, message="cannot list resource podvolumebackups")
+    done = shell.run("status")
+    assert done.code == 0
+    assert done.out.startswith("UNKNOWN: ")
+    assert "unknown: transfers not read: list PodVolumeBackup velero: 403" in done.out
+    assert "cannot list resource podvolumebackups" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "error"),
+    [
+        (["-w", "-o", "json"], 2, r"--watch shows a page for people.*\(see nodeagent status --help\)"),
+        (["--timeout", "5m"], 2, r"--timeout needs --wait-idle \(see nodeagent status --help\)"),
+        (["--wait-idle", "--timeout", "soon"], 2, "not a duration"),
+        (["extra"], 2, r"unexpected extra argument.*\(see nodeagent status --help\)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], code: int, error: str) -> None:
+    done = shell.run("status", *words)
+    assert (done.code, done.out) == (code, "")
+    assert re.fullmatch(rf"error: .*{error}.*\n", done.err, re.IGNORECASE)
+
+
+@pytest.mark.parametrize("words", [[], ["-w"], ["--wait-idle"]], ids=["once", "watch", "wait"])
+def test_without_a_cluster_one_line_says_so(scene: StatusScene, shell: Shell, words: list[str]) -> None:
+    scene.kube.fail_next("GET", "/", "lost", times=99)
+    done = shell.run("status", *words)
+    assert (done.code, done.out) == (2, "")
+    assert "error: the cluster cannot be reached: GET /" in done.err
+
+
+class TestWaiting:
+    """`--wait-idle` and `--watch`, with short pauses."""
+
+    @pytest.fixture(autouse=True)
+    def _clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(status_module, "SystemClock", LoopClock)
+        monkeypatch.setattr(status_module, "_REDRAW_SECONDS", 0.01)
+        monkeypatch.setattr(status_module, "_QUIET_SECONDS", 0.01)
+
+    def test_an_idle_cluster_ends_at_once(self, scene: StatusScene, shell: Shell) -> None:
+        for kind in ("DataUpload", "PodVolumeBackup"):
+            for name in ("moving", "ready", "first", "second", "third"):
+                scene.kube.put(transfer(kind, name, "Completed"))
+        done = shell.run("status", "--wait-idle", "-o", "json")
+        assert done.code == 0
+        assert json.loads(done.out)["transfers"] == []
+
+    def test_it_ends_once_the_last_transfer_has(
+        self, scene: StatusScene, shell: Shell, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = list[str]()
+
+        def finish(view: StatusView) -> str:
+            shown.append(view.health)
+            if len(shown) == 2:
+                left = [(row.kind, row.name) for row in view.transfers] + [(row.kind, row.name) for row in view.pending]
+                for kind, name in left:
+                    scene.kube.put(transfer(kind, name, "Completed"))
+            return summarize(view)
+
+        monkeypatch.setattr(status_module, "summarize", finish)
+        done = shell.run("status", "--wait-idle")
+        assert done.code == 0
+        assert len(shown) >= 2
+        assert "6 Completed" in done.out
+        assert done.err.startswith("waiting until no transfer is left\nhealthy: 2 of 2 agents ready; transfers: 3 New")
+
+    def test_a_transfer_that_cannot_be_read_may_be_left(self, scene: StatusScene, shell: Shell) -> None:
+        scene.kube.put(transfer("DataUpload", "odd", "Odd"))
+        done = shell.run("status", "--wait-idle")
+        assert (done.code, done.out) == (1, "")
+        assert "so it is not known whether any is left: DataUpload velero/odd: " in done.err
+
+    def test_a_timeout_names_what_is_left(self, shell: Shell) -> None:
+        done = shell.run("status", "--wait-idle", "--timeout", "1ms")
+        assert (done.code, done.out) == (1, "")
+        assert re.search(r"(?m)^error: not idle within 0s: \w+ velero/\w+ and 4 more$", done.err)
+
+    def test_transfers_that_cannot_be_read_are_no_idle_cluster(self, scene: StatusScene, shell: Shell) -> None:
+        scene.kube.fail_next("GET", "/datauploads", 403, times=99)
+        done = shell.run("status", "--wait-idle")
+        assert (done.code, done.out) == (1, "")
+        assert "error: transfers cannot be read, so it is not known whether any is left: list DataUpload" in done.err
+
+    def test_where_there_is_no_terminal_a_watch_prints_a_line_for_each_change(
+        self, scene: StatusScene, shell: Shell
+    ) -> None:
+        done = shell.run("status", "-w", "--wait-idle", "--timeout", "50ms")
+        assert done.code == 1
+        assert done.out == "healthy: 2 of 2 agents ready; transfers: 3 New, 1 Prepared, 1 InProgress, 1 Completed\n"

@@ -1,0 +1,107 @@
+"""`nodeagent support-bundle`: the archive that it writes, what it lists, its errors."""
+
+import json
+import os
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.client.support.commands import Shell, open_shell
+from tests.client.support.status_scene import StatusScene
+
+
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
+@pytest.fixture
+def shell(
+    scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Shell:
+    monkeypatch.chdir(tmp_path)
+    return open_shell(scene.kube, capsys, monkeypatch)
+
+
+def test_a_list_writes_nothing(shell: Shell) -> None:
+    done = shell.run("support-bundle", "--list")
+    assert done.code == 0
+    assert "note: not in the bundle: ConfigMap node-agent-admissions does not exist\n" in done.err
+    assert list(Path().iterdir()) == []
+
+
+def test_an_archive_has_the_name_of_namespace_and_time_and_is_for_its_owner(shell: Shell) -> None:
+    done = shell.run("support-bundle")
+    path = Path("node-agent-support-velero-20261121-120000.tar.gz")
+    assert done.code == 0
+    assert re.fullmatch(rf"{path}: \d+ files, [\d.]+ KiB\n", done.out)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in Path().iterdir()] == [path.name]
+    with tarfile.open(path) as archive:
+        assert f"{path.name.removesuffix('.tar.gz')}/manifest.json" in archive.getnames()
+
+
+def test_programs_get_a_document(shell: Shell) -> None:
+    done = shell.run("support-bundle", "--output", "b.tar.gz", "-o", "json")
+    found = json.loads(done.out)
+    assert found["file"] == "b.tar.gz"
+    assert {one["name"] for one in found["files"]} >= {"objects/datauploads.json", "manifest.json"}
+
+
+def test_a_file_is_never_replaced(shell: Shell) -> None:
+    assert shell.run("support-bundle", "--output", "b.tar.gz").code == 0
+    before = Path("b.tar.gz").read_bytes()
+    done = shell.run("support-bundle", "--output", "b.tar.gz")
+    assert (done.code, done.err) == (2, "error: b.tar.gz exists already: name another file\n")
+    assert Path("b.tar.gz").read_bytes() == before
+
+
+def test_the_short_flag_takes_a_path_too(shell: Shell) -> None:
+    assert shell.run("support-bundle", "-o", "b.tar.gz").out.startswith("b.tar.gz: ")
+    assert Path("b.tar.gz").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-o", "jsn"), '-o: "jsn" is neither a format (table, wide, json, yaml) nor a path such as b.tar.gz'),
+        (("-o", "a.gz", "--output", "b.gz"), '-o: "a.gz" is no format of the answer: table, wide, json, yaml'),
+    ],
+)
+def test_a_short_flag_that_is_neither_is_one_line(shell: Shell, words: tuple[str, ...], message: str) -> None:
+    done = shell.run("support-bundle", *words)
+    assert (done.code, done.err) == (2, f"error: {message}\n")
+
+
+def test_a_folder_that_does_not_exist_is_one_line(shell: Shell) -> None:
+    done = shell.run("support-bundle", "--output", "no/b.tar.gz")
+    assert done.code == 2
+    assert done.err.endswith("error: no/b.tar.gz cannot be written: No such file or directory\n")
+
+
+def test_an_interrupted_run_leaves_no_file(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdopen", interrupt)
+    assert shell.run("support-bundle", "--output", "b.tar.gz").code == 130
+    assert list(Path().iterdir()) == []
+
+
+def test_without_a_cluster_one_line_says_so(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/", "lost", times=999)
+    done = shell.run("support-bundle")
+    assert done.code == 2
+    assert "error: the cluster cannot be reached" in done.err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_missing_permission_is_named(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/nodes", 403, message="cannot list resource nodes")
+    done = shell.run("support-bundle")
+    assert done.code == 0
+    assert re.search(r"(?m)^note: not in the bundle: objects/nodes.json: .*cannot list resource nodes$", done.err)

@@ -1,0 +1,56 @@
+"""The objects of an installation: what each option changes is tested with its flag, in tests/nodeagent/cli."""
+
+from dataclasses import replace
+
+import pytest
+
+from client.install.manifests import build_installation, read_definitions
+from client.install.options import InstallOptions
+from core.models.base import JsonDict
+from tests.deploy.install_cases import EVERYTHING
+from tests.support.golden import assert_golden
+
+
+def _keys(objects: list[JsonDict]) -> list[tuple[str, str, str]]:
+    return [(one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]) for one in objects]
+
+
+def test_two_installations_share_no_object() -> None:
+    first, second = (build_installation(replace(EVERYTHING, namespace=name)) for name in ("velero", "second"))
+    assert set(_keys(first)).isdisjoint(_keys(second))
+    assert len(set(_keys(first))) == len(first)
+
+
+def test_everything_is_labeled_and_comes_before_what_needs_it() -> None:
+    objects = build_installation(EVERYTHING)
+    assert all(one["metadata"]["labels"]["app.kubernetes.io/part-of"] == "node-agent" for one in objects)
+    kinds = [one["kind"] for one in objects]
+    assert kinds[0] == "Namespace"
+    assert kinds[-1] == "DaemonSet"
+    assert kinds.index("PriorityClass") < kinds.index("DaemonSet")
+
+
+def test_whole_manifests() -> None:
+    assert_golden("install-everything", {"items": build_installation(EVERYTHING)})
+
+
+def test_nothing_is_installed_that_was_not_chosen() -> None:
+    assert {one["kind"] for one in build_installation(InstallOptions())} == {
+        "ClusterRole",
+        "ClusterRoleBinding",
+        "DaemonSet",
+        "Namespace",
+        "Role",
+        "RoleBinding",
+        "ServiceAccount",
+    }
+
+
+def test_credentials_are_not_in_the_representation_of_the_options() -> None:
+    assert "hidden" not in repr(replace(EVERYTHING, credentials="hidden"))
+
+
+@pytest.mark.parametrize("definition", read_definitions(), ids=lambda one: one["metadata"]["name"])
+def test_definitions_are_marked_as_ours(definition: JsonDict) -> None:
+    assert definition["kind"] == "CustomResourceDefinition"
+    assert definition["metadata"]["labels"] == {"app.kubernetes.io/part-of": "node-agent"}

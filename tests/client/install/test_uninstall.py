@@ -1,0 +1,216 @@
+"""Removal of an installation beside agents, servers and transfers of others, in a cluster that is only in memory."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from client.install.uninstall import RemovalPlan, UninstallError, plan_removal, remove
+from core.kube import resources as kube
+from core.kube.client import KubeClient
+from core.kube.resources import Resource
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.fakekube import FakeKube
+
+_OURS = {"app.kubernetes.io/part-of": "node-agent"}
+_AGENT = {"role": "node-agent"}
+_SPEC: JsonDict = {"selector": {}, "template": {"spec": {"containers": []}}}
+
+
+@dataclass
+class _World(HandClock):
+    """A cluster in which `while_asleep` happens during each sleep."""
+
+    while_asleep: Callable[[], None] = lambda: None
+    removed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.kube = FakeKube(self)
+        self.client = KubeClient(self.kube, Retry(self, attempts=1))
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.while_asleep()
+
+    def put(self, resource: Resource, name: str, labels: dict[str, str], **more: Any) -> JsonDict:
+        meta: JsonDict = {"name": name, "labels": labels}
+        if resource.namespaced:
+            meta["namespace"] = more.pop("namespace", "velero")
+        return self.kube.put({"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta, **more})
+
+    def put_shared(self) -> None:
+        """What agents create."""
+        self.put(kube.LEASES, "node-agent-dispatcher", {}, spec={})
+        self.put(kube.LEASES, "node-agent-backup-deletions", {})
+        self.put(kube.CONFIG_MAPS, "node-agent-admissions", {})
+        labels = {"velero.io/repo-name": "a", "nodeagent.io/owner-uid": "u"}
+        self.put(kube.JOBS, "job", labels, spec={"template": {}})
+
+    async def plan(self) -> RemovalPlan:
+        return await plan_removal(self.client, "velero")
+
+    async def remove(self, plan: RemovalPlan, *, force: bool = False) -> None:
+        await remove(self.client, self, plan, self.removed.append, force=force)
+
+
+@pytest.fixture(autouse=True)
+def _allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object) -> dict[object, str]:
+        return {}
+
+    monkeypatch.setattr("client.install.uninstall.missing_permissions", nothing)
+
+
+_SHARED = (
+    "Job velero/job",
+    "Lease velero/node-agent-dispatcher",
+    "Lease velero/node-agent-backup-deletions",
+    "ConfigMap velero/node-agent-admissions",
+)
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "labels"),
+    [
+        (kube.DAEMON_SETS, "node-agent", {}),
+        (kube.DAEMON_SETS, "node-agent-windows", {}),
+        (kube.PODS, "node-agent-x", _AGENT),
+    ],
+    ids=["daemonset", "windows", "pod"],
+)
+async def test_what_agents_share_stays_while_agents_of_others_run(
+    resource: Resource, name: str, labels: dict[str, str]
+) -> None:
+    world = _World()
+    world.put_shared()
+    world.put(resource, name, labels, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.removed_names == []
+    reason = f"{resource.kind} velero/{name} is not ours and needs it"
+    assert [one for one in plan.kept if ": " in one] == [f"{place}: {reason}" for place in _SHARED]
+
+
+async def test_what_agents_shared_is_removed_once_none_is_left() -> None:
+    world = _World()
+    world.put_shared()
+    world.put(kube.DAEMON_SETS, "other", {}, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.removed_names == list(_SHARED)
+    await world.remove(plan)
+    assert world.removed == list(_SHARED)
+
+
+async def test_a_second_run_waits_for_agents_that_have_not_ended() -> None:
+    world = _World()
+    world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
+    world.put(kube.PODS, "node-agent-x", _AGENT | _OURS, spec=_SPEC)
+    plan = await world.plan()
+    with pytest.raises(UninstallError, match="agents do not end, and what they need stays: node-agent-x: run"):
+        await world.remove(plan)
+    assert world.removed == []
+    assert len(world.kube.objects(kube.SERVICE_ACCOUNTS)) == 1
+
+
+async def test_pods_of_other_daemonsets_are_not_waited_for() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    world.put(kube.SERVICE_ACCOUNTS, "node-agent", _OURS)
+    world.put(kube.PODS, "node-agent-windows-x", _AGENT, spec=_SPEC)
+    await world.remove(await world.plan())
+    assert world.removed == ["DaemonSet velero/node-agent", "ServiceAccount velero/node-agent"]
+    assert world.seconds == 0
+
+
+async def test_the_daemonset_for_windows_of_an_earlier_version_is_removed() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent-windows", _OURS, spec=_SPEC)
+    await world.remove(await world.plan())
+    assert world.removed == ["DaemonSet velero/node-agent-windows"]
+
+
+async def test_transfers_that_start_before_the_answer_are_interrupted_only_by_force() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    plan = await world.plan()
+    assert plan.unfinished == []
+    world.put(kube.DATA_UPLOADS, "late", {}, spec={}, status={"phase": "InProgress"})
+    with pytest.raises(UninstallError, match=r"^nothing was removed: transfers .* DataUpload late \(InProgress\)$"):
+        await world.remove(plan)
+    assert world.removed == []
+    await world.remove(plan, force=True)
+    assert world.removed == ["DaemonSet velero/node-agent"]
+
+
+async def test_agents_of_others_that_start_before_the_answer_keep_what_they_need() -> None:
+    world = _World()
+    world.put_shared()
+    plan = await world.plan()
+    world.put(kube.DAEMON_SETS, "node-agent", {}, spec=_SPEC)
+    with pytest.raises(UninstallError, match=r"^nothing was removed: DaemonSet velero/node-agent is new and not ours"):
+        await world.remove(plan, force=True)
+    assert world.removed == []
+
+
+_USER: JsonDict = {"priorityClassName": "velero-server"}
+
+
+@pytest.mark.parametrize(
+    ("resource", "spec"),
+    [(kube.DEPLOYMENTS, {"template": {"spec": _USER}}), (kube.PODS, _USER)],
+    ids=["deployment", "pod"],
+)
+async def test_the_class_of_the_server_stays_while_it_is_named(resource: Resource, spec: JsonDict) -> None:
+    world = _World()
+    for name in ("velero-server", "velero-node-agent"):
+        world.put(kube.PRIORITY_CLASSES, name, _OURS)
+    world.put(resource, "user", {}, spec=spec)
+    plan = await world.plan()
+    assert plan.removed_names == ["PriorityClass velero-node-agent"]
+    assert f"PriorityClass velero-server: {resource.kind} velero/user names it" in plan.kept
+
+
+async def test_the_class_of_the_server_is_removed_if_nothing_names_it() -> None:
+    world = _World()
+    world.put(kube.PRIORITY_CLASSES, "velero-server", _OURS)
+    world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
+    world.put(kube.PODS, "velero-x", {}, spec={})
+    assert (await world.plan()).removed_names == ["PriorityClass velero-server"]
+
+
+async def test_nobody_loses_anything_where_an_installation_is_alone() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, spec=_SPEC)
+    world.put(kube.DATA_UPLOADS, "done", {}, spec={}, status={"phase": "Completed"})
+    world.put(kube.DAEMON_SETS, "node-agent", {}, namespace="other", spec=_SPEC)
+    dependents = (await world.plan()).dependents
+    assert (dependents.namespace, dependents.definitions) == ([], [])
+
+
+async def test_what_others_in_the_namespace_lose_is_named() -> None:
+    world = _World()
+    world.put(kube.DEPLOYMENTS, "velero", {}, spec={"template": {"spec": {}}})
+    world.put(kube.BACKUPS, "nightly", {}, spec={})
+    world.put(kube.DAEMON_SETS, "node-agent-windows", {}, spec=_SPEC)
+    dependents = (await world.plan()).dependents
+    lost = ["DaemonSet velero/node-agent-windows", "the Velero server", "1 Backups of Velero"]
+    assert (dependents.namespace, dependents.definitions) == (lost, lost)
+
+
+async def test_what_other_namespaces_lose_with_the_definitions_is_named() -> None:
+    world = _World()
+    world.put(kube.DAEMON_SETS, "node-agent", _OURS, namespace="other", spec=_SPEC)
+    world.put(kube.DATA_UPLOADS, "done", {}, namespace="other", spec={}, status={"phase": "Completed"})
+    dependents = (await world.plan()).dependents
+    assert dependents.namespace == []
+    assert dependents.definitions == ["DaemonSet other/node-agent", "1 DataUploads of other namespaces"]
+
+
+async def test_other_namespaces_that_may_not_be_read_count_as_losing_something() -> None:
+    world = _World()
+    world.kube.fail_next("GET", "/apis/apps/v1/daemonsets", 403)
+    dependents = (await world.plan()).dependents
+    assert dependents.namespace == []
+    assert dependents.definitions == ["unknown objects of other namespaces (no permission to list daemonsets in them)"]

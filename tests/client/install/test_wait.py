@@ -1,0 +1,163 @@
+"""The wait for an installation: when it ends, and the cause that it shows until then."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from client.install.apply import Applied, ApplyResult
+from client.install.wait import WaitError, WaitTools, wait_installation
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from core.models.base import JsonDict
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.fakekube import FakeKube
+
+_LABELS = {"name": "node-agent"}
+_WAITING = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+_ENDED = {"terminated": {"exitCode": 2, "message": "INFO starting\nerror: permissions missing: list nodes\n\n"}}
+_KILLED = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
+
+
+class _Clock(HandClock):
+    """Time passes only during a sleep."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds += seconds
+
+
+@dataclass
+class _Scene:
+    """A DaemonSet and a location that were just applied."""
+
+    kube: FakeKube = field(default_factory=lambda: FakeKube(HandClock()))
+    shown: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, kind: str, version: str, name: str, **more: Any) -> JsonDict:
+        meta = {"name": name, "namespace": "velero", **more.pop("metadata", {})}
+        return self.kube.put({"apiVersion": version, "kind": kind, "metadata": meta, **more})
+
+    def put_daemonset(self, desired: int = 2, ready: int = 2, name: str = "node-agent", **status: Any) -> JsonDict:
+        state = {"desiredNumberScheduled": desired, "numberAvailable": ready, "updatedNumberScheduled": desired}
+        return self.put(
+            "DaemonSet",
+            "apps/v1",
+            name,
+            metadata={"generation": 1},
+            spec={"selector": {"matchLabels": _LABELS}, "template": {}},
+            status=state | {"observedGeneration": 1} | status,
+        )
+
+    def put_location(self, **status: Any) -> JsonDict:
+        spec = {"provider": "aws", "objectStorage": {"bucket": "b"}}
+        return self.put("BackupStorageLocation", "velero.io/v1", "default", spec=spec, status=status)
+
+    def put_pod(self, name: str, *, ready: bool = False, **state: Any) -> JsonDict:
+        conditions = [{"type": "Ready", "status": str(ready)}]
+        status = {"phase": "Running", "conditions": conditions}
+        status["containerStatuses"] = [{"name": "node-agent", **state}]
+        spec = {"nodeName": "a", "containers": []}
+        return self.put("Pod", "v1", name, metadata={"labels": _LABELS}, spec=spec, status=status)
+
+    def warn(self, about: JsonDict, reason: str, message: str) -> None:
+        involved = {"uid": about["metadata"]["uid"]}
+        self.put("Event", "v1", f"e-{reason}", type="Warning", reason=reason, message=message, involvedObject=involved)
+
+    async def wait(self, *stored: JsonDict, result: ApplyResult = ApplyResult.UNCHANGED, seconds: float = 1.5) -> None:
+        client = KubeClient(self.kube, Retry(HandClock(), attempts=1))
+        tools = WaitTools(client, _Clock(), self.shown.append, self.notes.append)
+        await wait_installation(tools, [Applied(one, result) for one in stored], timedelta(seconds=seconds))
+
+
+@pytest.fixture
+def scene() -> _Scene:
+    return _Scene()
+
+
+async def test_it_ends_when_agents_and_location_are_ready(scene: _Scene) -> None:
+    await scene.wait(scene.put_daemonset(), scene.put_location(phase="Available"))
+    assert scene.shown == []
+
+
+async def test_a_daemonset_without_pods_shows_why_they_cannot_be_created(scene: _Scene) -> None:
+    daemonset = scene.put_daemonset(ready=0)
+    scene.warn(daemonset, "FailedCreate", 'pods "node-agent-" is forbidden:\n no PriorityClass high')
+    cause = 'FailedCreate: pods "node-agent-" is forbidden: no PriorityClass high'
+    text = f"DaemonSet velero/node-agent: 0 of 2 agents are ready: {cause}"
+    with pytest.raises(WaitError, match=r"the agents did not come up within 1\.5s: ") as raised:
+        await scene.wait(daemonset)
+    assert str(raised.value).endswith(text)
+    assert scene.shown == [text]
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ({"state": _WAITING, "lastState": _ENDED}, "b ended with exit code 2: error: permissions missing: list nodes"),
+        ({"state": _ENDED}, "b ended with exit code 2: error: permissions missing: list nodes"),
+        ({"state": _KILLED}, "b ended with exit code 137: OOMKilled"),
+        ({"state": {"running": {}}}, "Unhealthy: Readiness probe failed: 503"),
+    ],
+    ids=["restarting", "ended", "killed", "not ready"],
+)
+async def test_an_agent_that_is_not_ready_shows_its_cause(scene: _Scene, state: JsonDict, cause: str) -> None:
+    daemonset = scene.put_daemonset(ready=1)
+    scene.put_pod("node-agent-a", ready=True)
+    scene.warn(scene.put_pod("node-agent-b", **state), "Unhealthy", "Readiness probe failed: 503")
+    with pytest.raises(WaitError, match="1 of 2 agents are ready: ") as raised:
+        await scene.wait(daemonset)
+    assert str(raised.value).endswith(cause)
+
+
+async def test_an_image_that_can_never_be_pulled_ends_the_wait(scene: _Scene) -> None:
+    pod = scene.put_pod("node-agent-a", state={"waiting": {"reason": "InvalidImageName", "message": "no"}})
+    pod["status"]["phase"] = "Pending"
+    scene.kube.put(pod)
+    with pytest.raises(WaitError, match=r"^Pod velero/node-agent-a cannot start on node a: InvalidImageName: no"):
+        await scene.wait(scene.put_daemonset(ready=0), seconds=1e6)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        ({"observedGeneration": 0}, "is not observed yet"),
+        ({"updatedNumberScheduled": 1}, "1 of 2 agents are ready"),
+    ],
+    ids=["not observed", "old pods"],
+)
+async def test_a_rollout_that_is_not_finished_is_waited_for(scene: _Scene, status: JsonDict, text: str) -> None:
+    with pytest.raises(WaitError, match=text):
+        await scene.wait(scene.put_daemonset(**status))
+
+
+async def test_a_daemonset_without_an_eligible_node_ends_the_wait(scene: _Scene) -> None:
+    with pytest.raises(WaitError, match=r"^DaemonSet velero/node-agent: no node is eligible for its pods"):
+        await scene.wait(scene.put_daemonset(desired=0, ready=0), seconds=1e6)
+
+
+async def test_a_location_that_is_not_reachable_shows_the_cause(scene: _Scene) -> None:
+    with pytest.raises(WaitError, match="is Unavailable: no such bucket"):
+        await scene.wait(scene.put_daemonset(), scene.put_location(phase="Unavailable", message="no such bucket"))
+
+
+async def test_after_a_change_an_older_validation_does_not_count(scene: _Scene) -> None:
+    old = {"phase": "Available", "lastValidationTime": "2026-11-21T10:00:00Z"}
+    location = scene.put_location(**old)
+    with pytest.raises(WaitError, match="is not validated yet"):
+        await scene.wait(location, result=ApplyResult.CHANGED)
+    scene.put_location(**old | {"lastValidationTime": "2026-11-21T10:01:00Z"})
+    await scene.wait(location, result=ApplyResult.CHANGED)
+
+
+async def test_a_location_that_nobody_validates_is_not_waited_for(scene: _Scene) -> None:
+    location = scene.put_location()
+    location["spec"]["validationFrequency"] = "0s"
+    await scene.wait(scene.kube.put(location))
+
+
+async def test_what_was_deleted_ends_the_wait(scene: _Scene) -> None:
+    daemonset = _Scene().put_daemonset()
+    with pytest.raises(WaitError, match="DaemonSet velero/node-agent was deleted"):
+        await scene.wait(daemonset, seconds=1e6)

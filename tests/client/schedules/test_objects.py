@@ -1,0 +1,116 @@
+"""The objects of a schedule: all of them as golden files, and permissions that are as few as its choice allows."""
+
+import itertools
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from client.backups.methods import Method
+from client.backups.plan import ClaimName
+from client.cli.run_schedule import parse_run
+from client.schedules.objects import AgentImage, build_schedule, schedule_permissions
+from client.schedules.request import ScheduleRequest, ScheduleTimes, words_of
+from client.schedules.run import run_schedule
+from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
+from nodeagent.runtime.permissions import Scope
+from tests.client.support.schedule_scene import DATA, ScheduleScene
+from tests.nodeagent.support.hand_clock import NOON
+from tests.support.access import access_of
+from tests.support.golden import assert_golden
+
+_REQUEST = ScheduleRequest("night", "velero", (DATA, ClaimName("db", "data")), ttl=timedelta(days=30))
+_TIMES = ScheduleTimes("0 2 * * *", "Europe/Berlin")
+
+
+def test_the_objects_of_a_schedule() -> None:
+    agent = AgentImage("mover:1", "Always", ("pull",))
+    items = build_schedule(_REQUEST, _TIMES, agent, NOON)
+    assert_golden("schedule-objects", {"items": items})
+
+
+def test_the_image_is_that_of_the_agents() -> None:
+    containers = [{"name": "node-agent", "image": "i:2"}, {"name": "other", "image": "x"}]
+    daemonset = {"spec": {"template": {"spec": {"containers": containers, "imagePullSecrets": [{"name": "p"}]}}}}
+    assert AgentImage.of(daemonset) == AgentImage("i:2", "IfNotPresent", ("p",))
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        _REQUEST,
+        ScheduleRequest("a", "velero", selector_namespace="app", selector="tier in (web,db)", method=Method.FS_BACKUP),
+        ScheduleRequest("a.b", "other", selector_namespace="app", location="bucket", ignore_velero_server=True),
+        ScheduleRequest("night", "velero", (DATA,), verify=True),
+    ],
+    ids=["claims", "selector", "all of a namespace", "verified"],
+)
+def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleRequest) -> None:
+    cron_job = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
+    words = words_of(cron_job)
+    assert parse_run(words[1:])[0] == request_
+
+
+def test_another_cron_job_has_no_words() -> None:
+    assert words_of({"metadata": {}}) == []
+    template = {"spec": {"containers": [{"args": ["serve"]}]}}
+    assert words_of({"spec": {"jobTemplate": {"spec": {"template": template}}}}) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "claims", "ttl"),
+    list(itertools.product(Method, [(DATA,), ()], [None, timedelta(days=1)])),
+)
+def test_no_schedule_reads_secrets_or_widens_its_roles(
+    method: Method, claims: tuple[ClaimName, ...], ttl: timedelta | None
+) -> None:
+    request = ScheduleRequest("night", "velero", claims, "app", method=method, ttl=ttl)
+    granted = schedule_permissions(request)
+    assert SECRETS not in {one.resource for one in granted}
+    assert not {"escalate", "bind", "impersonate"} & {verb for one in granted for verb in one.verbs}
+    writes = {(one.resource, verb) for one in granted for verb in one.verbs if verb not in {"get", "list"}}
+    assert ((DATA_UPLOADS, "delete") in writes) == ((JOBS, "create") in writes) == (ttl is not None)
+    assert any(one.resource is VOLUME_SNAPSHOTS for one in granted) == (method is not Method.FS_BACKUP)
+    in_claims = [one for one in granted if one.scope is Scope.CLUSTER and one.resource is PODS]
+    assert bool(in_claims) == (method is not Method.CSI_SNAPSHOT)
+
+
+async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None:
+    """All of them, by two runs: one that deletes and one whose PVC needs a pod."""
+    scene = ScheduleScene()
+    scene.old.put_backup("first", 9)
+    scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
+    scene.old.put("ConfigMap", "node-agent-backup-deletions", "v1")
+    scene.old.put("Lease", "node-agent-backup-deletions", "coordination.k8s.io/v1")
+    request = replace(_REQUEST, claims=(DATA, ClaimName("app", "files")))
+    scene.end_backups()
+    scene.kube.requests.clear()
+    await run_schedule(scene.tools("night-1"), request)
+    used = {(found.verb, found.group, found.path) for found in map(access_of, scene.kube.requests)}
+    granted = {(verb, one.resource.group, one.path) for one in schedule_permissions(request) for verb in one.verbs}
+    # What only a failure needs: why a pod is pending, a creation that is repeated or taken back, a wrong name.
+    rare = {
+        ("list", "", "events"),
+        ("get", "velero.io", "datauploads"),
+        ("get", "velero.io", "podvolumebackups"),
+        ("get", "snapshot.storage.k8s.io", "volumesnapshots"),
+        ("delete", "snapshot.storage.k8s.io", "volumesnapshots"),
+        ("delete", "velero.io", "podvolumebackups"),
+    }
+    assert used <= granted
+    assert granted - used == rare
+
+
+def test_with_verify_the_cron_job_says_how_often_and_the_account_may_record_it() -> None:
+    request = replace(_REQUEST, verify=True)
+    cron_job = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
+    assert cron_job["metadata"]["annotations"]["nodeagent.io/verification-interval"] == "24h0m0s"
+    patched = [one for one in schedule_permissions(request) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
+    assert len(patched) == 1
+    assert not [one for one in schedule_permissions(_REQUEST) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
+
+
+def test_a_run_that_hangs_ends_so_that_the_next_one_can_begin() -> None:
+    spec = build_schedule(_REQUEST, _TIMES, AgentImage("i"), NOON)[-1]["spec"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert spec["jobTemplate"]["spec"]["activeDeadlineSeconds"] == timedelta(days=3).total_seconds()

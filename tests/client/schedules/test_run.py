@@ -1,0 +1,239 @@
+"""One run of a schedule: what it backs up, what it deletes, and what does not keep it from either."""
+
+from datetime import timedelta
+
+import pytest
+
+from client.backups.plan import ClaimName
+from client.schedules.run import ScheduleError, preview_schedule, run_schedule
+from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.transport import Request
+from core.models.retention import read_report
+from core.models.verification import VerificationOutcome
+from tests.client.support.schedule_scene import DATA, ScheduleScene
+
+_FILES = ClaimName("app", "files")
+_DAY = timedelta(days=1)
+
+
+@pytest.fixture
+def scene() -> ScheduleScene:
+    """Two backups of a volume exist, both expired."""
+    scene = ScheduleScene()
+    scene.old.put_backup("first", 9)
+    scene.old.put_backup("second", 5)
+    return scene
+
+
+async def test_a_run_backs_up_and_then_deletes_what_is_expired(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    (made,) = scene.made
+    assert made["metadata"]["labels"] == {
+        "nodeagent.io/backup": "night-20261121120000",
+        "nodeagent.io/schedule": "night",
+    }
+    assert made["metadata"]["annotations"]["nodeagent.io/backup-ttl"] == "24h0m0s"
+    assert scene.old.names() == {made["metadata"]["name"]}
+    assert list(scene.kube.bucket) == [f"s-{made['metadata']['name']}"]
+    assert scene.lines == [
+        "backup night-20261121120000 was started: 1 volumes",
+        "backup night-20261121120000 is Completed: 1/1 volumes",
+        "backup first was expired, and is deleted with 1 snapshots",
+        "backup second was expired, and is deleted with 1 snapshots",
+    ]
+
+
+async def test_without_a_time_to_live_nothing_is_deleted(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request())
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert scene.kube.ran == []
+
+
+async def test_a_backup_that_fails_does_not_eat_its_past(scene: ScheduleScene) -> None:
+    scene.old.put_backup("third", 4)
+    scene.old.put_backup("fourth", 3)
+    scene.end_backups("Failed")
+    with pytest.raises(
+        ScheduleError, match="backup night-20261121120000 is Failed: PVC app/data is Failed: no message"
+    ):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert scene.kube.bucket.keys() == {"s-second-data", "s-third-data", "s-fourth-data"}
+    (report,) = scene.reports
+    assert [(one.backup, one.rule, one.command) for one in report.held] == [
+        ("second", "failing-volume", "nodeagent backup delete second"),
+        ("third", "failing-volume", "nodeagent backup delete third"),
+        ("fourth", "newest-copy", "nodeagent backup delete fourth"),
+    ]
+    assert (report.schedule, report.deleted, report.failure) == ("night", 1, "")
+    (stored,) = scene.kube.objects(CONFIG_MAPS)
+    assert read_report(stored["data"]) == report
+
+
+async def test_a_pvc_that_was_deleted_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(ClaimName("app", "gone"), DATA))
+    assert [one["spec"]["sourcePVC"] for one in scene.made] == ["data"]
+    assert scene.made[0]["metadata"]["annotations"]["nodeagent.io/backup-volumes"] == "1"
+    assert scene.old.notes == ["PVC app/gone does not exist any more: it is left out"]
+
+
+async def test_if_all_pvcs_were_deleted_the_run_fails(scene: ScheduleScene) -> None:
+    with pytest.raises(ScheduleError, match="backup night-20261121120000: none of the PVCs exists any more"):
+        await run_schedule(scene.tools(), scene.request(ClaimName("app", "gone")))
+
+
+async def test_a_pvc_that_cannot_be_backed_up_is_missing_and_named_and_the_others_are_backed_up(
+    scene: ScheduleScene,
+) -> None:
+    scene.end_backups()
+    with pytest.raises(ScheduleError, match=r"^PVC app/loose: "):
+        await run_schedule(scene.tools(), scene.request(DATA, _FILES, ClaimName("app", "loose"), ttl=_DAY))
+    assert len(scene.made) == 2
+    assert "backup night-20261121120000 is Incomplete: 2/3 volumes" in scene.lines
+    assert not {"s-first-data", "s-second-data"} & scene.kube.bucket.keys()
+
+
+async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    scene.kube.fail_next("POST", "/volumesnapshots", 403, message="quota")
+    with pytest.raises(ScheduleError, match=r"PVC app/data cannot be backed up, nothing was created: .*quota"):
+        await run_schedule(scene.tools(), scene.request(DATA, _FILES))
+    assert [one["kind"] for one in scene.made] == ["PodVolumeBackup"]
+
+
+async def test_a_selector_takes_the_pvcs_that_there_are_when_it_runs(scene: ScheduleScene) -> None:
+    scene.claims.put_claim("late", "fast", labels={"tier": "web"})
+    scene.end_backups()
+    request = scene.request(selector_namespace="app", selector="tier=web")
+    await run_schedule(scene.tools(), type(request)(**{**vars(request), "claims": ()}))
+    assert len(scene.made) == 2
+
+
+async def test_a_second_pod_of_the_same_job_continues_its_backup(scene: ScheduleScene) -> None:
+    scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
+    scene.end_backups()
+    await run_schedule(scene.tools("night-1"), scene.request(DATA, _FILES))
+    (claim,) = [one for one in scene.kube.objects(PERSISTENT_VOLUME_CLAIMS) if one["metadata"]["name"] == "files"]
+    await scene.claims.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", claim["metadata"]["name"])
+    await run_schedule(scene.tools("night-1"), scene.request(DATA, _FILES))
+    names = {one["metadata"]["annotations"]["nodeagent.io/backup"] for one in scene.made}
+    assert (names, len(scene.made)) == ({"night-20261121020000"}, 2)
+
+
+async def test_a_location_that_refuses_fails_the_run_and_keeps_the_backups(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    scene.kube.refused = 'BackupStorageLocation default has Velero\'s folder "backups": nothing is deleted in it'
+    with pytest.raises(
+        ScheduleError, match=r'^deletion of .*: nothing is deleted in BackupStorageLocation default: .*folder "backups"'
+    ):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert len(scene.made) == 1
+
+
+async def test_a_velero_server_keeps_a_run_from_both(scene: ScheduleScene) -> None:
+    scene.old.put("Deployment", "velero", "apps/v1")
+    with pytest.raises(ScheduleError, match=r"a Velero server is in namespace velero: ask it .*; deletion of expired"):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert (scene.made, len(scene.kube.bucket)) == ([], 2)
+
+
+async def test_a_pod_without_the_right_to_the_lease_backs_up_and_deletes_nothing(scene: ScheduleScene) -> None:
+    """As one of a schedule that has not been renewed, with the image of today."""
+    scene.end_backups()
+    scene.kube.fail_next("GET", "/leases/", 403, message="night cannot get leases")
+    with pytest.raises(ScheduleError, match=r"^deletion of expired backups: .*; nodeagent schedule renew, or"):
+        await run_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert {"first-data", "second-data"} < scene.old.names()
+    assert "backup night-20261121120000 is Completed: 1/1 volumes" in scene.lines
+
+
+async def test_a_preview_changes_nothing(scene: ScheduleScene) -> None:
+    preview = await preview_schedule(scene.tools(), scene.request(ttl=_DAY))
+    assert [volume.claim.name for volume in preview.volumes] == ["data"]
+    deletion = preview.deletion
+    assert deletion is not None
+    assert [one.name for one in deletion.backups] == ["first"]
+    kept = [(one.name, one.reasons) for one in deletion.kept]
+    assert kept == [("second", ["it has the newest copy of app/data in default"])]
+    assert (scene.made, len(scene.kube.bucket)) == ([], 2)
+    assert (await preview_schedule(scene.tools(), scene.request())).deletion is None
+
+
+async def test_a_preview_names_what_would_be_missing(scene: ScheduleScene) -> None:
+    scene.kube.fail_next("POST", "/podvolumebackups", 403, message="quota")
+    preview = await preview_schedule(scene.tools(), scene.request(DATA, _FILES, ClaimName("app", "loose")))
+    assert [volume.claim.name for volume in preview.volumes] == ["data"]
+    missing, rejected = preview.failures
+    assert missing.startswith("PVC app/loose: ")
+    assert rejected.startswith("PVC app/files cannot be backed up, nothing was created: ")
+    assert scene.made == []
+
+
+async def test_what_is_rejected_after_the_check_does_not_fail_the_others(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    tools, inner = scene.tools(), scene.kube.request
+
+    async def request(what: Request) -> object:
+        if what.method == "POST" and what.path.endswith("/datauploads") and "dryRun" not in str(what):
+            scene.kube.fail_next("POST", "/datauploads", 403, message="quota")
+        return await inner(what)
+
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    with pytest.raises(ScheduleError, match=r"^PVC app/data is missing in the backup: .*quota"):
+        await run_schedule(tools, scene.request(DATA, _FILES))
+    assert [one["kind"] for one in scene.made] == ["PodVolumeBackup"]
+    assert "backup night-20261121120000 is Incomplete: 1/2 volumes" in scene.lines
+
+
+async def test_its_transfers_have_the_labels_and_annotations(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(labels={"team": "a"}, annotations={"why": "b"}))
+    (made,) = scene.made
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["annotations"]["why"] == "b"
+
+
+@pytest.fixture
+def verified(scene: ScheduleScene) -> ScheduleScene:
+    """The scene, with the repository of the volumes."""
+    spec = {"volumeNamespace": "app", "backupStorageLocation": "default", "repositoryType": "kopia"}
+    scene.old.put("BackupRepository", "app-default-kopia", spec=spec | {"maintenanceFrequency": "1h"})
+    scene.end_backups()
+    return scene
+
+
+async def test_with_verify_the_backup_is_read_back_and_the_result_recorded(verified: ScheduleScene) -> None:
+    await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert "verification of app/data: passed" in verified.lines
+    annotation = verified.made[0]["metadata"]["annotations"]["nodeagent.io/verification"]
+    assert '"outcome":"passed"' in annotation
+    assert not {"s-first-data", "s-second-data"} & verified.kube.bucket.keys()
+
+
+async def test_a_backup_that_does_not_pass_fails_the_run_and_keeps_the_copy_before_it(verified: ScheduleScene) -> None:
+    verified.kube.verified = VerificationOutcome.FAILED
+    with pytest.raises(ScheduleError, match="verification of backup night-20261121120000: "):
+        await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert "s-second-data" in verified.kube.bucket
+    assert "s-first-data" not in verified.kube.bucket
+    kept = "it has the newest copy of app/data in default whose verification did not fail"
+    assert [(one.backup, one.reason) for one in verified.reports[0].held] == [("second", kept)]
+
+
+async def test_nothing_is_deleted_when_it_is_not_known_whether_the_backup_can_be_read_back(
+    verified: ScheduleScene,
+) -> None:
+    verified.kube.verified = None
+    with pytest.raises(ScheduleError, match="expired backups are not deleted, since it is not known"):
+        await run_schedule(verified.tools(), verified.request(ttl=_DAY, verify=True))
+    assert "s-second-data" in verified.kube.bucket
+
+
+async def test_a_backup_that_failed_is_not_verified(scene: ScheduleScene) -> None:
+    scene.end_backups("Failed")
+    with pytest.raises(ScheduleError, match="is Failed: PVC app/data is Failed"):
+        await run_schedule(scene.tools(), scene.request(verify=True))
+    assert not [line for line in scene.lines if line.startswith("verification")]

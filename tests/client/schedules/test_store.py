@@ -1,0 +1,258 @@
+"""Schedules in the cluster: created, changed, listed and deleted, also after an interruption."""
+
+from datetime import timedelta
+
+import pytest
+
+from client.cli.run_schedule import parse_run
+from client.install.apply import ApplyResult
+from client.schedules.objects import AgentImage, build_schedule
+from client.schedules.owned import OwnedObjects
+from client.schedules.request import ScheduleRequest, ScheduleTimes
+from client.schedules.store import (
+    ScheduleList,
+    apply_schedule,
+    delete_schedule,
+    find_applier,
+    find_schedules,
+    read_image,
+    read_request,
+    renew_schedules,
+)
+from core.errors import ConfigError
+from core.kube.errors import KubeError, NotFoundError
+from core.kube.resources import (
+    CLUSTER_ROLE_BINDINGS,
+    CLUSTER_ROLES,
+    CONFIG_MAPS,
+    CRON_JOBS,
+    DAEMON_SETS,
+    LEASES,
+    ROLE_BINDINGS,
+    ROLES,
+    SERVICE_ACCOUNTS,
+)
+from core.models.base import JsonDict
+from tests.client.support.schedule_scene import ScheduleScene
+from tests.nodeagent.support.hand_clock import NOON
+
+_ACCESS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
+
+
+@pytest.fixture
+def scene() -> ScheduleScene:
+    return ScheduleScene()
+
+
+def _parse(words: object) -> ScheduleRequest:
+    return parse_run(words)[0]  # type: ignore[arg-type]
+
+
+async def _create(scene: ScheduleScene, times: ScheduleTimes | None = None, image: str = "i:1") -> ApplyResult:
+    request = scene.request(ttl=timedelta(days=1))
+    objects = build_schedule(request, times or ScheduleTimes("0 2 * * *", "Europe/Berlin"), AgentImage(image), NOON)
+    return await apply_schedule(_owned(scene, request), objects, _parse)
+
+
+def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
+    return OwnedObjects(scene.old.client, request, scene.lines.append, scene.lines.append)
+
+
+async def _delete(scene: ScheduleScene, name: str) -> None:
+    await delete_schedule(_owned(scene, await read_request(scene.old.client, "velero", name, _parse)))
+
+
+async def _find(scene: ScheduleScene, *names: str) -> ScheduleList:
+    return await find_schedules(scene.old.client, "velero", names, _parse, NOON)
+
+
+async def test_a_schedule_is_listed_with_its_runs(scene: ScheduleScene) -> None:
+    assert await _create(scene) is ApplyResult.CREATED
+    (cron_job,) = scene.cron_jobs
+    status = {
+        "lastScheduleTime": "2026-11-21T01:00:00Z",
+        "lastSuccessfulTime": "2026-11-21T01:10:00Z",
+        "active": [{"kind": "Job", "name": "x"}],
+    }
+    scene.kube.put(cron_job | {"status": status})
+    (found,) = (await _find(scene)).schedules
+    assert (found.name, found.schedule, found.time_zone, found.ttl) == (
+        "night",
+        "0 2 * * *",
+        "Europe/Berlin",
+        "24h0m0s",
+    )
+    assert (found.claims, found.method, found.running) == ("app/data", "auto", 1)
+    assert found.next_run is not None
+    assert found.next_run.hour == 1
+
+
+async def test_creating_it_again_changes_it(scene: ScheduleScene) -> None:
+    await _create(scene)
+    scene.kube.put(scene.kube.objects(CONFIG_MAPS)[0] | {"data": {"x": '{"default":["app/x/u"]}'}})
+    scene.kube.put(scene.kube.objects(LEASES)[0] | {"spec": {"holderIdentity": "h"}})
+    assert await _create(scene, ScheduleTimes("@daily", suspend=True), "i:2") is ApplyResult.CHANGED
+    (cron_job,) = scene.cron_jobs
+    assert (cron_job["spec"]["schedule"], cron_job["spec"]["suspend"]) == ("@daily", True)
+    assert "timeZone" not in cron_job["spec"]
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == "i:2"
+    # The record of what is being deleted stays, and so does the Lease of who deletes.
+    assert scene.kube.objects(CONFIG_MAPS)[0]["data"] == {"x": '{"default":["app/x/u"]}'}
+    assert scene.kube.objects(LEASES)[0]["spec"] == {"holderIdentity": "h"}
+    (found,) = (await _find(scene)).schedules
+    assert (found.suspended, found.next_run) == (True, None)
+
+
+async def test_another_cron_job_of_the_name_is_left_alone(scene: ScheduleScene) -> None:
+    scene.old.put("CronJob", "night", "batch/v1", spec={"schedule": "@daily"})
+    with pytest.raises(ConfigError, match="CronJob velero/night exists, and is not of schedule night"):
+        await _create(scene)
+    assert scene.old.names(SERVICE_ACCOUNTS) == set()
+    assert (await _find(scene)).schedules == []
+    with pytest.raises(NotFoundError, match="there is no schedule night in namespace velero"):
+        await _delete(scene, "night")
+
+
+@pytest.mark.parametrize("interrupted", range(8))
+async def test_a_deletion_that_was_interrupted_is_repeated(scene: ScheduleScene, interrupted: int) -> None:
+    await _create(scene)
+    if interrupted:
+        before = len(scene.kube.requests)
+        inner = scene.kube.request
+
+        async def request(what: object) -> object:
+            if len(scene.kube.requests) - before == interrupted:
+                raise KubeError("stopped", status=500)
+            return await inner(what)  # type: ignore[arg-type]
+
+        scene.kube.request = request  # type: ignore[assignment, method-assign]
+        with pytest.raises(KubeError):
+            await _delete(scene, "night")
+        scene.kube.request = inner  # type: ignore[method-assign]
+    await _delete(scene, "night")
+    assert [one for resource in (*_ACCESS, CRON_JOBS) for one in scene.kube.objects(resource)] == []
+    assert scene.lines[-1] == "CronJob velero/night"
+    assert len(scene.lines) == 8
+
+
+async def test_an_unknown_name_has_a_hint(scene: ScheduleScene) -> None:
+    await _create(scene)
+    with pytest.raises(NotFoundError, match=r"there is no schedule nigth in namespace velero \(did you mean night\?\)"):
+        await _find(scene, "nigth")
+    with pytest.raises(NotFoundError, match=r"did you mean night\?"):
+        await _delete(scene, "nigt")
+
+
+async def test_a_cron_job_of_another_version_is_a_note(scene: ScheduleScene) -> None:
+    await _create(scene)
+    (cron_job,) = scene.cron_jobs
+    template = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    template["containers"][0]["args"].append("--later")
+    scene.kube.put(cron_job)
+    found = await _find(scene)
+    assert found.schedules == []
+    assert found.notes[0].startswith("CronJob velero/night cannot be read: unrecognized arguments: --later")
+
+
+async def test_without_agents_there_is_no_image(scene: ScheduleScene) -> None:
+    assert await read_image(scene.old.client, "velero") == AgentImage("mover:1")
+    await scene.claims.client.delete(DAEMON_SETS, "velero", "node-agent")
+    with pytest.raises(ConfigError, match="DaemonSet velero/node-agent does not exist: run nodeagent install"):
+        await read_image(scene.old.client, "velero")
+
+
+def _container(cron_job: JsonDict) -> JsonDict:
+    (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    return container  # type: ignore[no-any-return]
+
+
+async def _create_old(scene: ScheduleScene) -> JsonDict:
+    """Create a schedule as before there was a Lease: without it in the role, and without the annotation."""
+    await _create(scene, image="old:1")
+    (cron_job,) = scene.cron_jobs
+    del cron_job["metadata"]["annotations"]
+    (role,) = [one for one in scene.kube.objects(ROLES) if one["metadata"]["namespace"] == "velero"]
+    rules = [rule for rule in role["rules"] if rule["resources"] != ["leases"]]
+    scene.kube.put(role | {"rules": rules})
+    return scene.kube.put(cron_job)
+
+
+async def _renew(scene: ScheduleScene, *names: str) -> list[str]:
+    return await renew_schedules(scene.claims.tools, "velero", names, _parse, scene.lines.append)
+
+
+async def test_an_old_schedule_is_renewed_with_image_rules_and_permissions(scene: ScheduleScene) -> None:
+    before = await _create_old(scene)
+    assert [one.old_rules for one in (await _find(scene)).schedules] == [True]
+    assert await _renew(scene) == []
+    (cron_job,) = scene.cron_jobs
+    assert _container(cron_job) == _container(before) | {"image": "mover:1"}
+    assert cron_job["spec"] | {"jobTemplate": {}} == before["spec"] | {"jobTemplate": {}}
+    assert cron_job["metadata"]["annotations"] == {"nodeagent.io/retention-image": "mover:1"}
+    (role,) = [one for one in scene.kube.objects(ROLES) if one["metadata"]["namespace"] == "velero"]
+    leases = [rule for rule in role["rules"] if rule["resources"] == ["leases"]]
+    assert [(one["resourceNames"], one["verbs"]) for one in leases] == [
+        (["node-agent-backup-deletions"], ["get", "patch"])
+    ]
+    assert [one.old_rules for one in (await _find(scene)).schedules] == [False]
+    assert await _renew(scene, "night") == []
+    assert scene.lines == ["schedule night: renewed", "schedule night: unchanged"]
+
+
+async def test_one_that_kubectl_applied_is_left_alone_and_named(scene: ScheduleScene) -> None:
+    before = await _create_old(scene)
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
+    scene.kube.put(before | {"metadata": before["metadata"] | {"annotations": annotations}})
+    assert await _renew(scene) == []
+    assert [_container(one)["image"] for one in scene.cron_jobs] == ["old:1"]
+    (line,) = scene.lines
+    assert line == (
+        "schedule night: left alone, since kubectl apply applies it from files: "
+        "apply what nodeagent schedule create night ... -o yaml prints"
+    )
+
+
+async def test_one_that_cannot_be_renewed_is_named_and_the_others_are_renewed(scene: ScheduleScene) -> None:
+    cron_job = await _create_old(scene)
+    copy, later = (cron_job | {"metadata": cron_job["metadata"] | {"name": name}} for name in ("copy", "later"))
+    scene.kube.put(copy)
+    words = _container(later)["args"]
+    template = {"spec": {"containers": [{"args": [*words, "--later"]}]}}
+    scene.kube.put(later | {"spec": later["spec"] | {"jobTemplate": {"spec": {"template": template}}}})
+    unknown, unreadable = await _renew(scene)
+    assert unknown == "schedule copy was not renewed: its pods run schedule night of namespace velero"
+    assert unreadable.startswith("schedule later was not renewed: unrecognized arguments: --later")
+    assert scene.lines == ["schedule night: renewed"]
+
+
+async def test_a_schedule_that_loses_its_time_to_live_loses_the_image_of_its_rules(scene: ScheduleScene) -> None:
+    await _create(scene)
+    request = scene.request()
+    objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage("i:1"), NOON)
+    await apply_schedule(_owned(scene, request), objects, _parse)
+    assert not scene.cron_jobs[0]["metadata"].get("annotations")
+
+
+@pytest.mark.parametrize(
+    ("meta", "applier"),
+    [
+        ({}, None),
+        ({"managedFields": [{"manager": "nodeagent", "operation": "Update"}]}, None),
+        ({"managedFields": [{"manager": "kubectl", "operation": "Apply"}]}, "kubectl"),
+        ({"annotations": {"meta.helm.sh/release-name": "r"}}, "Helm"),
+        ({"labels": {"kustomize.toolkit.fluxcd.io/name": "n"}}, "Flux"),
+        (
+            {
+                "annotations": {
+                    "kubectl.kubernetes.io/last-applied-configuration": "{}",
+                    "argocd.argoproj.io/tracking-id": "t",
+                }
+            },
+            "Argo CD",
+        ),
+    ],
+    ids=["nothing", "update", "server-side", "helm", "flux", "argo"],
+)
+def test_what_applies_an_object_from_files(meta: JsonDict, applier: str | None) -> None:
+    assert find_applier({"metadata": meta}) == applier

@@ -1,0 +1,128 @@
+"""Following a cluster: a change is seen without another list, and a lost watch is never healthy."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from client.status.follow import StatusFollower
+from client.status.health import Health, judge, worst
+from client.status.records import ClusterSnapshot, TransferRecord, UnreadPart
+from core.kube.errors import UnauthorizedError
+from tests.client.support.status_scene import StatusScene, transfer
+from tests.support.clock import LoopClock
+
+pytestmark = pytest.mark.looptime
+
+_DEADLINE_SECONDS = 60.0
+
+
+async def _run(scene: StatusScene, work: Callable[[StatusFollower], Coroutine[Any, Any, None]]) -> None:
+    follower = StatusFollower(scene.client, "velero", scene.reader, LoopClock())
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        await follower.run(lambda: work(follower))
+
+
+async def _until(follower: StatusFollower, condition: Callable[[ClusterSnapshot], bool]) -> ClusterSnapshot:
+    while not condition(found := follower.snapshot()):
+        follower.changed.clear()
+        await follower.changed.wait()
+    return found
+
+
+def _active(snapshot: ClusterSnapshot) -> list[TransferRecord]:
+    """Return those that have not ended: a read has less of the others."""
+    return sorted((one for one in snapshot.transfers if one.active), key=lambda one: one.name)
+
+
+async def test_the_first_snapshot_is_what_a_read_returns() -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+    expected = await scene.reader.read()
+
+    async def work(follower: StatusFollower) -> None:
+        found = follower.snapshot()
+        assert _active(found) == _active(expected)
+        assert len(found.transfers) == len(expected.transfers)
+        assert found.agents == expected.agents
+        assert (found.repositories, found.locations, found.page) == (
+            expected.repositories,
+            expected.locations,
+            expected.page,
+        )
+        assert (found.config, found.lease, found.unread) == (expected.config, expected.lease, ())
+
+    await _run(scene, work)
+
+
+async def test_a_change_is_seen_without_a_list_or_a_get() -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+
+    async def work(follower: StatusFollower) -> None:
+        before = len(scene.kube.requests)
+        scene.kube.put(transfer("DataUpload", "new"))
+        await _until(follower, lambda snapshot: any(one.name == "new" for one in snapshot.transfers))
+        assert len(scene.kube.requests) == before
+
+    await _run(scene, work)
+
+
+async def test_each_kind_has_one_watch() -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+
+    async def work(_: StatusFollower) -> None:
+        await asyncio.sleep(0)
+        watched = [one.path.rpartition("/")[2] for one in scene.kube.requests if "watch" in one.query]
+        assert len(watched) == len(set(watched)) <= 7
+
+    await _run(scene, work)
+
+
+async def test_a_kind_that_may_not_be_watched_is_not_healthy() -> None:
+    scene = StatusScene()
+    scene.kube.fail_next("GET", "/datadownloads", 403, message="cannot list datadownloads", times=99)
+
+    async def work(follower: StatusFollower) -> None:
+        snapshot = follower.snapshot()
+        assert [one.part for one in snapshot.unread] == [UnreadPart.TRANSFERS]
+        assert "cannot list datadownloads" in snapshot.unread[0].why
+        assert worst(judge(snapshot)) is Health.UNKNOWN
+
+    await _run(scene, work)
+
+
+@pytest.mark.parametrize("spec", [{"volumeNamespace": 5}, {"volumeNamespace": "app"}], ids=["malformed", "incomplete"])
+async def test_an_invalid_object_is_named(spec: dict[str, object]) -> None:
+    scene = StatusScene()
+    scene.put("BackupRepository", "odd", spec=spec)
+
+    async def work(follower: StatusFollower) -> None:
+        assert [one.part for one in follower.snapshot().unread] == [UnreadPart.REPOSITORIES]
+
+    await _run(scene, work)
+
+
+async def test_an_error_of_the_work_is_raised_as_it_is() -> None:
+    async def work(_: StatusFollower) -> None:
+        raise UnauthorizedError("no")
+
+    with pytest.raises(UnauthorizedError, match="no"):
+        await _run(StatusScene(), work)
+
+
+async def test_a_broken_watch_is_passing_at_first_and_never_healthy() -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+
+    async def work(follower: StatusFollower) -> None:
+        scene.kube.fail_next("WATCH", "/datauploads", 500, times=999)
+        scene.kube.watches.cut()
+        await asyncio.sleep(20.0)
+        found = follower.snapshot()
+        assert [(one.part, one.passing) for one in found.unread] == [(UnreadPart.TRANSFERS, True)]
+        assert worst(judge(found)) is Health.UNKNOWN
+
+    await _run(scene, work)

@@ -1,0 +1,198 @@
+"""The rules of health: each has a scene that breaks it and nothing else, and unknown is never healthy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from client.status.health import Health, Rule, is_blocked, judge, worst
+from client.status.kinds import TRANSFER_KINDS
+from client.status.parse import transfer_record
+from core.kube.resources import DAEMON_SETS, LEASES
+from core.models.reasons import PendingReason
+from tests.client.support.status_scene import StatusScene, transfer
+from tests.nodeagent.support.maintenance_scene import repository_object
+
+
+def _delete_agents(scene: StatusScene) -> None:
+    """Take the label away by which agents are found."""
+    for node in ("a", "b"):
+        scene.put("Pod", f"agent-{node}", "v1")
+
+
+def _put_repository(scene: StatusScene, **status: Any) -> None:
+    scene.kube.put(repository_object("app-default-kopia", **status))
+
+
+def _fail_list(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/datauploads", 403)
+
+
+_FAILED = {"completionTimestamp": "2026-11-21T11:00:00Z", "message": "disk full"}
+_OVERDUE = {"app-default-kopia": {"hold": "window", "due": "2026-11-21T11:00:00Z", "overdue": True}}
+_ERROR = {"queued": 0, "queue": [], "lastError": "409"}
+
+_SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
+    Rule.NOT_READ: (Health.UNKNOWN, _fail_list),
+    Rule.NO_AGENTS: (Health.UNHEALTHY, _delete_agents),
+    Rule.AGENTS_NOT_READY: (Health.DEGRADED, lambda scene: scene.put_agent("b", ready=False)),
+    Rule.NO_LEADER: (Health.UNHEALTHY, lambda scene: scene.put_lease(renewed="2026-11-21T11:59:00.000000Z")),
+    Rule.CONFIG_REJECTED: (Health.DEGRADED, lambda scene: scene.put_config('{"loadConcurrency": 5}')),
+    Rule.CONFIG_DIFFERS: (Health.DEGRADED, lambda scene: scene.put_agent("b", config="other")),
+    Rule.ADMISSION_FAILS: (Health.UNHEALTHY, lambda scene: scene.answer(queue=_ERROR)),
+    Rule.LOCATION_UNAVAILABLE: (
+        Health.UNHEALTHY,
+        lambda scene: scene.put(
+            "BackupStorageLocation",
+            "default",
+            spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
+            status={"phase": "Unavailable", "message": "denied"},
+        ),
+    ),
+    Rule.LOCATION_NOT_VALIDATED: (
+        Health.UNKNOWN,
+        lambda scene: scene.put(
+            "BackupStorageLocation", "default", spec={"provider": "aws", "objectStorage": {"bucket": "b"}}
+        ),
+    ),
+    Rule.REPOSITORY_NOT_READY: (Health.DEGRADED, lambda scene: _put_repository(scene, phase="NotReady")),
+    Rule.MAINTENANCE_FAILED: (
+        Health.DEGRADED,
+        lambda scene: _put_repository(scene, recentMaintenance=[{"result": "Failed", "message": "no space"}]),
+    ),
+    Rule.MAINTENANCE_OVERDUE: (Health.DEGRADED, lambda scene: scene.answer(maintenance=_OVERDUE)),
+    Rule.TRANSFERS_BLOCKED: (
+        Health.DEGRADED,
+        lambda scene: scene.kube.put(transfer("DataUpload", "x", reason="Unschedulable", message="0/3 nodes")),
+    ),
+    Rule.TRANSFERS_UNREADABLE: (
+        Health.DEGRADED,
+        lambda scene: scene.kube.put(transfer("DataUpload", "x", "Odd")),
+    ),
+    Rule.TRANSFERS_FAILED: (
+        Health.DEGRADED,
+        lambda scene: scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED)),
+    ),
+    Rule.RETENTION_FAILED: (Health.DEGRADED, lambda scene: scene.put_report(failure="clocks differ", waiting=9)),
+    Rule.RETENTION_BACKLOG: (Health.DEGRADED, lambda scene: scene.put_report(waiting=10)),
+    Rule.RETENTION_OLD_RULES: (Health.DEGRADED, lambda scene: scene.put_old_schedule("nightly")),
+}
+
+
+async def test_a_cluster_without_faults_is_healthy() -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+    assert judge(await scene.reader.read()) == []
+    assert worst([]) is Health.HEALTHY
+
+
+def test_every_rule_has_a_scene() -> None:
+    assert set(_SCENES) == set(Rule)
+
+
+@pytest.mark.parametrize("rule", _SCENES, ids=str)
+async def test_each_rule_is_found_alone(rule: Rule) -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+    health, break_it = _SCENES[rule]
+    break_it(scene)
+    findings = judge(await scene.reader.read())
+    assert [(finding.rule, finding.health) for finding in findings] == [(rule, health)]
+    assert worst(findings) is health
+
+
+async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> None:
+    scene = StatusScene()
+    (daemonset,) = scene.kube.objects(DAEMON_SETS)
+    scene.kube.put(daemonset | {"status": {"desiredNumberScheduled": 5, "numberReady": 2}})
+    (finding,) = judge(await scene.reader.read())
+    assert (finding.rule, finding.health) == (Rule.AGENTS_NOT_READY, Health.DEGRADED)
+    assert finding.message == "3 of 5 agents are not ready, as their DaemonSet says"
+
+
+@pytest.mark.parametrize(
+    ("renewed", "stamped", "rules"),
+    [
+        pytest.param("2026-11-21T11:50:00.000000Z", "2026-11-21T11:59:55Z", [], id="a leader whose clock is behind"),
+        pytest.param("2026-11-21T12:10:00.000000Z", "2026-11-21T11:58:00Z", [Rule.NO_LEADER], id="ahead, and gone"),
+    ],
+)
+async def test_the_lease_is_judged_by_the_clock_of_the_api_server(
+    renewed: str, stamped: str, rules: list[Rule]
+) -> None:
+    scene = StatusScene()
+    scene.put_lease(renewed)
+    (lease,) = [one for one in scene.kube.objects(LEASES) if one["metadata"]["name"] == "node-agent-dispatcher"]
+    managers = [{"manager": "agent", "time": "2026-11-20T00:00:00Z"}, {"manager": "agent", "time": stamped}]
+    scene.kube.put(lease | {"metadata": lease["metadata"] | {"managedFields": managers}})
+    assert [finding.rule for finding in judge(await scene.reader.read())] == rules
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda scene: scene.put_lease(holder=""),
+        lambda scene: scene.put_lease(holder="gone_1"),
+        lambda scene: scene.put(
+            "Lease", "node-agent-dispatcher", "coordination.k8s.io/v1", spec={"holderIdentity": "a_1"}
+        ),
+    ],
+    ids=["no holder", "no agent", "renewed yesterday"],
+)
+async def test_without_a_leader_that_renews_its_lease_a_cluster_is_unhealthy(change: Any) -> None:
+    scene = StatusScene()
+    change(scene)
+    findings = judge(await scene.reader.read())
+    assert [finding.rule for finding in findings] == [Rule.NO_LEADER]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(kind.resource.plural for kind in TRANSFER_KINDS),
+        "backuprepositories",
+        "backupstoragelocations",
+        "pods",
+        "leases",
+        "daemonsets",
+        "configmaps",
+        "cronjobs",
+    ],
+)
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_what_cannot_be_read_is_never_healthy(path: str, status: int) -> None:
+    scene = StatusScene()
+    scene.kube.fail_next("GET", f"/{path}", status, times=9, message=f"no {path}")
+    findings = judge(await scene.reader.read())
+    absent = status == 404 and path in {"leases", "daemonsets", "configmaps"}
+    assert findings
+    assert worst(findings) is not Health.HEALTHY
+    assert absent or f"no {path}" in " ".join(finding.message for finding in findings)
+
+
+async def test_a_transfer_that_failed_two_days_ago_is_no_finding() -> None:
+    scene = StatusScene()
+    scene.kube.put(transfer("DataUpload", "x", "Failed", completionTimestamp="2026-11-19T11:00:00Z"))
+    assert judge(await scene.reader.read()) == []
+
+
+async def test_the_worst_finding_comes_first() -> None:
+    scene = StatusScene()
+    scene.put_lease(holder="")
+    scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED))
+    _fail_list(scene)
+    found = [finding.health for finding in judge(await scene.reader.read())]
+    assert found == [Health.UNHEALTHY, Health.UNKNOWN]
+    scene.kube.fulfill()
+    assert [f.health for f in judge(await scene.reader.read())] == [Health.UNHEALTHY, Health.DEGRADED]
+
+
+@pytest.mark.parametrize("reason", PendingReason)
+def test_a_reason_that_errors_have_is_blocked_and_one_of_the_queue_is_not(reason: PendingReason) -> None:
+    record = transfer_record(TRANSFER_KINDS[0], transfer("DataUpload", "x", reason=str(reason)))
+    usual = {"Queued", "NodeBusy", "WaitingForSlot", "SnapshotNotReady", "Resuming", "Interrupted", "Scheduling"}
+    errors = {"Forbidden", "SnapshotError", "LocationMissing", "NoNodeAgent", "ImagePullBackOff", "StepFailed"}
+    if reason in usual:
+        assert not is_blocked(record)
+    if reason in errors:
+        assert is_blocked(record)

@@ -1,0 +1,43 @@
+"""A backup of `nodeagent backup create`, as its commands see it."""
+
+from typing import Final
+
+from client.backups.methods import Method
+from client.backups.view import Backup, BackupOrigin, BackupPhase, BackupVolume
+from core.models.phases import Phase
+
+__all__ = ["DATA_VOLUME", "build_backup"]
+
+DATA_VOLUME: Final = BackupVolume(
+    namespace="app",
+    claim="data",
+    method=Method.CSI_SNAPSHOT,
+    kind="DataUpload",
+    transfer="night-1",
+    phase=Phase.COMPLETED,
+    snapshot_id="s1",
+)
+
+
+def build_backup(
+    *volumes: BackupVolume,
+    phase: BackupPhase = BackupPhase.COMPLETED,
+    expected: int | None = None,
+    missing: int = 0,
+) -> Backup:
+    """Return the backup `night` of these volumes."""
+    return Backup(
+        name="night",
+        origin=BackupOrigin.NODEAGENT,
+        phase=phase,
+        locations=["default"],
+        created=None,
+        completed=None,
+        expires=None,
+        ttl="",
+        expected=expected,
+        missing=missing,
+        bytes_done=sum(one.bytes_done for one in volumes),
+        total_bytes=sum(one.total_bytes for one in volumes),
+        volumes=list(volumes),
+    )

@@ -1,0 +1,67 @@
+"""Runs commands for users against a fake API server, at noon."""
+
+import asyncio
+import re
+import shlex
+from dataclasses import dataclass
+
+import pytest
+
+from core.kube.transport import Transport
+from nodeagent.__main__ import main
+from nodeagent.runtime import connection
+from tests.nodeagent.support.hand_clock import HandClock
+
+__all__ = ["Done", "Shell", "mask", "open_shell"]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs commands."""
+
+    capsys: pytest.CaptureFixture[str]
+
+    def run(self, *words: str) -> Done:
+        code = main(list(words))
+        captured = self.capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    def tell(self, *words: str) -> str:
+        """Run a command; return its line, what it printed and its exit code, as a golden text has them."""
+        done = self.run(*words)
+        return mask(f"$ nodeagent {shlex.join(words)}\n{done.out}{done.err}exit code: {done.code}\n")
+
+
+def mask(text: str) -> str:
+    """Return the text with placeholders for what differs from run to run."""
+    return re.sub(
+        r"\b(?:[0-9a-f]{8}){1,2}\b", "HASH", re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UID", text)
+    )
+
+
+class _HastyClock(HandClock):
+    """Sleeps no longer than others need to go on: retries are not waited for."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+def open_shell(kube: Transport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """Return a shell whose commands reach the server, whatever kubeconfig they name."""
+
+    async def load(*_: object) -> tuple[Transport, str]:
+        return kube, ""
+
+    monkeypatch.setattr(connection, "load_transport", load)
+    monkeypatch.setattr(connection, "SystemClock", _HastyClock)
+    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
+    return Shell(capsys)

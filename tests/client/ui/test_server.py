@@ -1,0 +1,294 @@
+"""The pages over HTTP: what they show, to whom, and what they say when the cluster does not answer."""
+
+import asyncio
+import re
+
+import aiohttp
+import pytest
+
+from core.clock import SystemClock
+from core.kube.resources import DATA_UPLOADS
+from core.models.names import BANDWIDTH_ANNOTATION
+from tests.client.support.busy_scene import busy_scene
+from tests.client.support.site import open_site, running_site
+from tests.client.support.status_scene import StatusScene, transfer
+
+_HOSTILE = "<script>alert(1)</script>"
+_PATHS = (
+    "/",
+    "/transfers",
+    "/transfers/du/moving",
+    "/nodes/a",
+    "/queue",
+    "/repositories",
+    "/repositories/app-default-kopia",
+)
+
+
+@pytest.fixture
+def scene() -> StatusScene:
+    scene = StatusScene()
+    scene.put_transfers()
+    return scene
+
+
+async def test_the_page_of_a_transfer_says_to_what_its_bandwidth_is_limited(scene: StatusScene) -> None:
+    for name, limits in (("limited", '{"downloadBytesPerSecond": 10485760}'), ("free", "{}")):
+        raw = transfer("DataDownload", name, "InProgress")
+        raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = limits
+        scene.kube.put(raw)
+    async with open_site(scene) as site:
+        assert "<dt>Limited to</dt><dd>10.0 MiB/s received</dd>" in (await site.get("/transfers/dd/limited"))[1]
+        assert "Limited to" not in (await site.get("/transfers/dd/free"))[1]
+
+
+async def test_each_page_has_its_facts_without_a_script(scene: StatusScene) -> None:
+    scene.kube.put(
+        transfer("DataUpload", "broken", "Failed", message="no space", completionTimestamp="2026-11-21T11:30:00Z")
+    )
+    async with open_site(scene) as site:
+        overview = (await site.get("/"))[1]
+        for text in ("The cluster is", "Failed within a day", "du/broken", "no space", "agent", "node-agent-config"):
+            assert text in overview
+        listed = (await site.get("/transfers?state=active"))[1]
+        assert "5 transfers" in listed
+        for text in ("du/moving", "100.0 MiB of 500.0 MiB", "position 1", "WaitingForSlot"):
+            assert text in listed
+        one = (await site.get("/transfers/du/moving"))[1]
+        for text in ("DataUpload velero/moving", "InProgress", "nodeagent describe du/moving -n velero", "left"):
+            assert text in one
+        queue = (await site.get("/queue"))[1]
+        assert "3 transfers wait for the quota (prepareQueueLength). 1 of 5 is in use" in queue
+        assert "Positions are the leader" in queue
+        assert "app-default-kopia" in (await site.get("/repositories"))[1]
+
+
+async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None:
+    scene = busy_scene()
+    kinds = (
+        "datauploads",
+        "datadownloads",
+        "podvolumebackups",
+        "podvolumerestores",
+        "repositories",
+        "locations",
+        "pods",
+    )
+    async with open_site(scene, clock=SystemClock()) as site:
+
+        async def count(path: str) -> int:
+            before = len(scene.kube.requests)
+            assert (await site.get(path))[0] == 200
+            return sum(any(kind in one.path for kind in kinds) for one in scene.kube.requests[before:])
+
+        lists = (
+            "/",
+            "/?volumes=1",
+            "/transfers",
+            "/transfers?state=active&sort=node",
+            "/queue",
+            "/nodes/a",
+            "/repositories",
+        )
+        assert [(path, await count(path)) for path in lists] == [(path, 0) for path in lists]
+        assert 0 < await count("/transfers/du/moving") <= 3
+        assert await count("/transfers/du/moving") == 0
+
+
+async def test_events_that_carry_progress_are_not_shown_as_they_are(scene: StatusScene) -> None:
+    (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "moving"]
+    uid = raw["metadata"]["uid"]
+    for reason, message in (("Data-Path-Progress", '{"doneBytes":1}'), ("Data-Path-Warning", "no progress for 15s")):
+        about = {"kind": "DataUpload", "uid": uid, "namespace": "velero", "name": "moving"}
+        times = {"lastTimestamp": "2026-11-21T11:59:00Z"}
+        scene.put(
+            "Event", reason.lower(), "v1", involvedObject=about, type="Normal", reason=reason, message=message, **times
+        )
+    async with open_site(scene) as site:
+        text = (await site.get("/transfers/du/moving"))[1]
+    assert "doneBytes" not in text
+    assert text.count("no progress for 15s") == 2
+
+
+async def test_without_a_quota_nothing_is_said_to_wait_for_it(scene: StatusScene) -> None:
+    scene.put_config('{"loadConcurrency": {"globalConfig": 2}}')
+    async with open_site(scene) as site:
+        text = (await site.get("/queue"))[1]
+    assert "There is no quota" in text
+    assert "Who holds the quota" not in text
+
+
+async def test_sizes_that_nothing_can_be_computed_with_break_no_page(scene: StatusScene) -> None:
+    for name, progress in (
+        ("huge", {"totalBytes": 2**63 - 1, "bytesDone": 1}),
+        ("below", {"totalBytes": -5, "bytesDone": -3}),
+    ):
+        times = {"startTimestamp": "2026-11-20T11:58:20Z", "acceptedTimestamp": "0001-01-01T00:00:00Z"}
+        scene.kube.put(transfer("DataUpload", name, "InProgress", node="a", progress=progress, **times))
+    async with open_site(scene) as site:
+        for path in (*_PATHS, "/transfers/du/huge", "/transfers/du/below"):
+            assert (path, (await site.get(path))[0]) == (path, 200)
+
+
+async def test_only_the_browser_with_the_cookie_sees_anything(scene: StatusScene) -> None:
+    """Another user of the machine reaches the port, but has neither token nor cookie."""
+    async with open_site(scene) as site, aiohttp.ClientSession() as other:
+        for path in (*_PATHS, "/static/style.css"):
+            async with other.get(f"{site.base}{path}") as answer:
+                assert (answer.status, await answer.text()) == (
+                    403,
+                    "open the address that nodeagent ui printed; it works once",
+                )
+        async with other.get(site.url) as answer:
+            assert answer.status == 403
+            assert "used before" in await answer.text()
+        async with other.get(f"{site.base}/?token=guess") as answer:
+            assert answer.status == 403
+
+
+async def test_the_cookie_is_for_this_server_and_no_script(scene: StatusScene) -> None:
+    async with running_site(scene) as site, site.browser.get(site.url, allow_redirects=False) as answer:
+        cookie = answer.headers["Set-Cookie"]
+        assert re.match(r"nodeagent-ui-\d+=", cookie)
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert site.url.rpartition("=")[2] not in cookie
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example.com"}, 421),
+        ({"Host": "127.0.0.1"}, 421),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
+        ({"Sec-Fetch-Site": "same-origin"}, 200),
+        ({"Sec-Fetch-Site": "none"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_other_sites_and_other_names_are_refused(
+    scene: StatusScene, headers: dict[str, str], status: int
+) -> None:
+    async with open_site(scene) as site:
+        assert (await site.get("/", **headers))[0] == status
+
+
+async def test_a_page_can_only_be_read(scene: StatusScene) -> None:
+    async with open_site(scene) as site, site.browser.post(f"{site.base}/") as answer:
+        assert answer.status == 405
+
+
+@pytest.mark.parametrize(
+    "path", [*_PATHS, "/static/page.js", "/static/vendor/htmx.min.js", "/unknown", "/transfers/du/unknown"]
+)
+async def test_every_answer_has_the_headers_that_protect_it(scene: StatusScene, path: str) -> None:
+    async with open_site(scene) as site, site.browser.get(f"{site.base}{path}") as answer:
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'self'; img-src 'self' data:;")
+        assert answer.headers["Referrer-Policy"] == "no-referrer"
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert "Access-Control-Allow-Origin" not in answer.headers
+        text = await answer.text()
+        assert not re.search(r"<[^>]+ (style|on\w+)=|<script>", text)
+        assert answer.status == (404 if "unknown" in path else 200)
+
+
+async def test_what_tenants_write_is_escaped_everywhere(scene: StatusScene) -> None:
+    raw = transfer("DataUpload", "moving", "InProgress", message=_HOSTILE, node="a")
+    raw["spec"]["sourcePVC"] = _HOSTILE
+    scene.kube.put(raw)
+    scene.kube.put(transfer("DataUpload", "waits", "Accepted", reason="Unschedulable", message=_HOSTILE, node=_HOSTILE))
+    scene.put(
+        "BackupStorageLocation",
+        "odd",
+        spec={"provider": "aws", "objectStorage": {"bucket": "b"}},
+        status={"phase": _HOSTILE, "message": _HOSTILE},
+    )
+    async with open_site(scene) as site:
+        for path in (*_PATHS, f"/transfers?q={_HOSTILE}&state={_HOSTILE}"):
+            text = (await site.get(path))[1]
+            assert "<script>" not in text
+        assert "&lt;script&gt;alert(1)" in (await site.get("/transfers/du/moving"))[1]
+
+
+async def test_a_missing_permission_is_named_and_the_rest_is_shown(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/backuprepositories", 403, message="may not list backuprepositories", times=999)
+    async with open_site(scene) as site:
+        text = (await site.get("/repositories"))[1]
+        assert "Not known" in text
+        assert "repositories" in text
+        assert "None." not in text.partition("Storage locations")[0]
+        assert "may not list backuprepositories" in (await site.get("/"))[1]
+        assert "du/moving" in (await site.get("/transfers"))[1]
+
+
+async def _next_event(stream: aiohttp.ClientResponse) -> str:
+    async with asyncio.timeout(20):
+        lines = []
+        while (line := (await stream.content.readline()).decode()) != "\n":
+            lines.append(line.removeprefix("data: "))
+    return "".join(lines)
+
+
+async def test_a_stream_has_what_changes_of_the_page_now_and_after_each_change(scene: StatusScene) -> None:
+    async with open_site(scene) as site:
+        headers = {"Accept": "text/html, text/event-stream"}
+        async with site.browser.get(f"{site.base}/transfers", headers=headers) as stream:
+            assert stream.content_type == "text/event-stream"
+            first = await _next_event(stream)
+            assert "du/moving" in first
+            assert "<html" not in first
+            assert "<form" not in first
+            scene.kube.put(transfer("DataUpload", "another"))
+            text = await _next_event(stream)
+            while "du/another" not in text:
+                text = await _next_event(stream)
+
+
+async def test_a_page_whose_object_is_deleted_says_so(scene: StatusScene) -> None:
+    async with open_site(scene) as site:
+        headers = {"Accept": "text/event-stream"}
+        async with site.browser.get(f"{site.base}/transfers/du/moving", headers=headers) as stream:
+            assert "InProgress" in await _next_event(stream)
+            await scene.client.delete(DATA_UPLOADS, "velero", "moving")
+            text = await _next_event(stream)
+            while "DataUpload velero/moving does not exist" not in text:
+                text = await _next_event(stream)
+
+
+async def test_while_the_cluster_does_not_answer_the_last_state_is_shown_with_its_age(scene: StatusScene) -> None:
+    async with open_site(scene) as site:
+        scene.kube.fail_next("GET", "/", "lost", times=10_000)
+        text = await site.until("/", "does not answer")
+        assert "shows what was seen at <time>2026-11-21" in text
+        assert "du/moving" in (await site.get("/transfers"))[1]
+        status, text = await site.get("/transfers/du/moving")
+        assert (status, "its history, Events, pods and log could not be read" in text) == (200, True)
+        assert (await site.get("/transfers/du/unknown"))[0] == 503
+        scene.kube.fulfill()
+        scene.kube.put(transfer("DataUpload", "later"))
+        await site.until("/transfers", r"(?s)\A(?!.*does not answer).*du/later")
+
+
+async def test_before_the_cluster_was_read_a_page_says_so(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/", "lost", times=10_000)
+    async with running_site(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert answer.status == 303
+        status, text = await site.get("/queue")
+        assert status == 503
+        assert "The cluster was not read yet" in text
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
+            scene.kube.fulfill()
+            assert "Who holds the quota" in await _next_event(stream)
+
+
+async def test_while_the_cluster_was_not_read_a_stream_says_why(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/leases/", 401, message="the token has expired", times=10_000)
+    async with running_site(scene) as site:
+        async with site.browser.get(site.url, allow_redirects=False) as answer:
+            assert answer.status == 303
+        async with site.browser.get(f"{site.base}/queue", headers={"Accept": "text/event-stream"}) as stream:
+            text = await _next_event(stream)
+            assert text.startswith("event: why\n")
+            assert "the token has expired" in text

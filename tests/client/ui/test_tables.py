@@ -1,0 +1,128 @@
+"""The rows of the pages: which transfers, in which order, on which page; and the copies of each volume."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from client.status.records import ClusterSnapshot, TransferRecord
+from client.status.view import build_view
+from client.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, cut, list_volumes
+from core.models.phases import Phase
+from core.models.verification import Verification, VerificationOutcome
+
+_NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def _record(name: str, phase: Phase = Phase.NEW, hour: int = 1, **more: object) -> TransferRecord:
+    values: dict[str, object] = {
+        "kind": "DataUpload",
+        "namespace": "velero",
+        "name": name,
+        "phase": phase,
+        "queue": "app",
+        "volume": "data",
+        "created": f"2026-11-21T{hour:02}:00:00Z",
+    }
+    if phase is Phase.COMPLETED:
+        values["completed"] = _NOON.replace(hour=hour)
+    return TransferRecord(**values | more)  # type: ignore[arg-type]
+
+
+def _names(chosen: TransferFilter, *records: TransferRecord) -> list[str]:
+    snapshot = ClusterSnapshot("velero", _NOON, transfers=records)
+    return [one.name for one in choose_transfers(snapshot, build_view(snapshot), chosen).cut.rows]
+
+
+_RECORDS = (
+    _record("new", hour=4),
+    _record("moving", Phase.IN_PROGRESS, 3, node="b"),
+    _record("failed", Phase.FAILED, 2, node="a"),
+    _record("done", Phase.COMPLETED, 1, kind="DataDownload", volume="x"),
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ({}, ["new", "moving", "failed", "done"]),
+        ({"state": "active"}, ["new", "moving"]),
+        ({"state": "pending"}, ["new"]),
+        ({"state": "running"}, ["moving"]),
+        ({"state": "failed"}, ["failed"]),
+        ({"state": "ended"}, ["failed", "done"]),
+        ({"kind": "DataDownload"}, ["done"]),
+        ({"q": "APP/x"}, ["done"]),
+        ({"q": "nothing"}, []),
+        ({"sort": "name"}, ["done", "failed", "moving", "new"]),
+        ({"sort": "node"}, ["done", "new", "failed", "moving"]),
+        ({"sort": "odd", "state": "odd", "kind": "odd", "page": "-1"}, ["new", "moving", "failed", "done"]),
+    ],
+)
+def test_a_query_chooses_and_sorts(query: dict[str, str], names: list[str]) -> None:
+    assert _names(TransferFilter.of(query), *_RECORDS) == names
+
+
+def test_a_page_has_a_hundred_rows_and_the_last_one_the_rest() -> None:
+    records = [_record(f"t-{number:03}") for number in range(PAGE_ROWS + 5)]
+    chosen = TransferFilter.of({"sort": "name"})
+    assert len(_names(chosen, *records)) == PAGE_ROWS
+    for page in ("2", "9", "1000000"):
+        names = _names(TransferFilter.of({"sort": "name", "page": page}), *records)
+        assert names[0] == ("t-000" if page == "1000000" else "t-100")
+    assert (cut(records, 9).page, cut(records, 9).pages, cut(records, 9).total) == (2, 2, PAGE_ROWS + 5)
+    assert (cut([], 1).rows, cut([], 1).pages) == ([], 1)
+
+
+def test_a_link_has_what_is_not_the_default() -> None:
+    chosen = TransferFilter(state="failed", text="a b", page=3)
+    assert chosen.link(page=4) == "?state=failed&q=a+b&page=4"
+    assert TransferFilter().link() == ""
+
+
+def test_volumes_that_need_attention_come_first() -> None:
+    rows = list_volumes(
+        [
+            _record("old", Phase.COMPLETED, 2, volume="old"),
+            _record("older-failed", Phase.FAILED, 1, volume="fresh"),
+            _record("fresh", Phase.COMPLETED, 9, volume="fresh"),
+            _record("good", Phase.COMPLETED, 3, volume="broken"),
+            _record("bad", Phase.FAILED, 5, volume="broken"),
+            _record("never", Phase.FAILED, 5, volume="never"),
+            _record("restored", Phase.COMPLETED, 6, kind="DataDownload", volume="never"),
+        ]
+    )
+    found = [(row.volume, row.last and row.last.name, row.failed and row.failed.name) for row in rows]
+    assert found == [
+        ("never", None, "never"),
+        ("old", "old", None),
+        ("broken", "good", "bad"),
+        ("fresh", "fresh", None),
+    ]
+
+
+def _verified(hour: int, outcome: VerificationOutcome = VerificationOutcome.PASSED) -> Verification:
+    return Verification(at=_NOON.replace(hour=hour), outcome=outcome)
+
+
+def test_the_verification_of_an_older_copy_is_not_that_of_the_last_one() -> None:
+    old = _record("old", Phase.COMPLETED, 2, verification=_verified(5))
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4)])
+    assert (row.last and row.last.name, row.verified, row.earlier) == ("last", None, _verified(5))
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4, verification=_verified(6))])
+    assert (row.verified, row.earlier) == (_verified(6), None)
+    (row,) = list_volumes([old, _record("last", Phase.COMPLETED, 4, verification=_verified(5))])
+    assert (row.verified, row.earlier) == (_verified(5), None)
+
+
+def test_a_copy_that_cannot_be_read_back_is_urgent() -> None:
+    bad = _verified(11, VerificationOutcome.FAILED)
+    rows = list_volumes(
+        [
+            _record("old", Phase.COMPLETED, 1, volume="old"),
+            _record("last", Phase.COMPLETED, 9, volume="last", verification=bad),
+            _record("before", Phase.COMPLETED, 2, volume="before", verification=bad),
+            _record("after", Phase.COMPLETED, 8, volume="before"),
+            _record("never", Phase.FAILED, 3, volume="never"),
+        ]
+    )
+    assert [row.volume for row in rows] == ["never", "before", "last", "old"]

@@ -1,0 +1,205 @@
+"""The command line: help, version, and one-line errors."""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from core.version import VERSION
+from nodeagent.__main__ import _parser
+from nodeagent.runtime.serve_flags import parse_settings
+from nodeagent.runtime.settings import (
+    ListenAddress,
+    MaintenanceSwitch,
+    RepositoryControllerMode,
+    Settings,
+    node_name_from,
+    parse_address,
+)
+
+pytestmark = pytest.mark.processes
+
+_ROOT = Path(__file__).parents[3]
+_OUTSIDE = {
+    key: value
+    for key, value in os.environ.items()
+    if key not in {"NODE_NAME", "VELERO_NAMESPACE", "KUBECONFIG", "KUBERNETES_SERVICE_HOST"}
+}
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "nodeagent", *arguments]
+    return subprocess.run(argv, cwd=_ROOT, env=_OUTSIDE, capture_output=True, text=True, check=False)
+
+
+def _settings(*arguments: str, **environ: str) -> Settings:
+    parsed: argparse.Namespace = _parser().parse_args(["serve", *arguments])
+    return parse_settings(parsed, {"NODE_NAME": "node-a", **environ})
+
+
+def test_version_is_that_of_the_package() -> None:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "core.version.VERSION"}
+    assert _run("--version").stdout == f"node-agent {VERSION}\n"
+
+
+def test_help_loads_no_library() -> None:
+    heavy = "{'aiohttp', 'kubernetes_asyncio', 'prometheus_client', 'pydantic'}"
+    code = f"import sys, nodeagent.__main__; print({heavy} & set(sys.modules))"
+    argv = [sys.executable, "-c", code]
+    assert subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ([], "required: COMMAND"),
+        (["serv"], 'no such command "serv" (did you mean serve?) (see nodeagent --help)'),
+        (["bakcup", "get"], 'no such command "bakcup" (did you mean backup?) (see nodeagent --help)'),
+        (["serve"], "not running in a pod"),
+        (["serve", "--node-name=a", "--kubeconfig=/absent"], "kubeconfig /absent does not exist"),
+        (["serve", "--node-name=a", "--kubeconfig=pyproject.toml"], "cannot use kubeconfig pyproject.toml"),
+        (["serve", "--resource-timeout=3x"], 'not a duration such as 30s, 10m or 1h30m: "3x"'),
+        (["serve", "--resource-timeout=-3m"], "not a positive duration"),
+        (["serve", "--client-qps=0"], 'not a positive number: "0"'),
+        (["serve", "--client-qps=nan"], 'not a positive number: "nan"'),
+        (["serve", "--client-qps=many"], 'not a positive number: "many"'),
+        (["serve", "--client-burst=1.5"], 'not a positive whole number: "1.5"'),
+        (["serve", "--metrics-address=8085"], 'not an address such as :8085 or 127.0.0.1:8085: "8085"'),
+        (
+            ["serve", "--mover-service-account=Movers"],
+            'not a name of lower-case letters, digits, "-" and ".": "Movers"',
+        ),
+        (["serve", "--log-level=loud"], "invalid choice: 'loud'"),
+        (["serve", "--repository-controller=maybe"], "invalid choice: 'maybe'"),
+        (["serve", "--repo-maintenance=maybe"], "invalid choice: 'maybe'"),
+        (["serve", "--default-repo-maintain-frequency=1d"], 'not a duration such as 30s, 10m or 1h30m: "1d"'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_an_unusable_command_line_is_one_line_and_exit_code_2(arguments: list[str], error: str) -> None:
+    done = _run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr)
+    assert error in done.stderr
+
+
+def test_settings_without_flags_are_the_defaults() -> None:
+    settings = _settings()
+    assert settings == Settings(node_name="node-a")
+    assert settings.prepare_timeout == timedelta(minutes=30)
+    assert settings.resource_timeout == timedelta(minutes=10)
+    assert settings.node_gone_after == timedelta(minutes=5)
+    assert str(settings.metrics_address) == ":8085"
+    assert settings.datamover_names == {"", "velero", "velero-fs", "velero-block"}
+
+
+def test_every_flag_is_used() -> None:
+    settings = _settings(
+        "--node-name=node-b",
+        "--namespace=other",
+        "--kubeconfig=/k",
+        "--kubecontext=c",
+        "--node-agent-configmap=agent",
+        "--backup-repository-configmap=repositories",
+        "--repo-maintenance-job-configmap=maintenance",
+        "--mover-service-account=movers",
+        "--data-mover-prepare-timeout=1h",
+        "--resource-timeout=90s",
+        "--node-gone-after=7m",
+        "--metrics-address=127.0.0.1:1",
+        "--status-address=127.0.0.1:2",
+        "--log-level=debug",
+        "--log-format=json",
+        "--datamover=mine",
+        "--repository-controller=off",
+        "--repo-maintenance=on",
+        "--default-repo-maintain-frequency=30m",
+        "--lease-duration=5s",
+        "--client-qps=7.5",
+        "--client-burst=9",
+        VELERO_NAMESPACE="velero",
+    )
+    assert settings == Settings(
+        node_name="node-b",
+        namespace="other",
+        kubeconfig="/k",
+        kubecontext="c",
+        config_map_name="agent",
+        backup_repository_config_map="repositories",
+        maintenance_config_map="maintenance",
+        mover_service_account="movers",
+        prepare_timeout=timedelta(hours=1),
+        resource_timeout=timedelta(seconds=90),
+        node_gone_after=timedelta(minutes=7),
+        metrics_address=ListenAddress("127.0.0.1", 1),
+        status_address=ListenAddress("127.0.0.1", 2),
+        log_level="debug",
+        log_format="json",
+        datamover_names=frozenset({"mine"}),
+        repository_controller=RepositoryControllerMode.OFF,
+        maintenance=MaintenanceSwitch.ON,
+        maintenance_frequency=timedelta(minutes=30),
+        lease_duration=timedelta(seconds=5),
+        client_qps=7.5,
+        client_burst=9,
+    )
+
+
+@pytest.mark.parametrize("duration", ["0", "-1h"])
+def test_a_maintenance_frequency_that_is_not_positive_is_none(duration: str) -> None:
+    """As with a Velero server, which then takes its default."""
+    assert _settings(f"--default-repo-maintain-frequency={duration}").maintenance_frequency <= timedelta()
+
+
+def test_the_namespace_comes_from_the_environment() -> None:
+    assert _settings(VELERO_NAMESPACE="backups").namespace == "backups"
+
+
+@pytest.mark.parametrize("name", ["", "velero", "velero-fs"])
+def test_each_name_of_the_built_in_data_mover_includes_the_others_and_claims_the_block_data_mover(name: str) -> None:
+    built_in = {"", "velero", "velero-fs", "velero-block"}
+    assert _settings(f"--datamover={name}", "--datamover=mine").datamover_names == built_in | {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "kubeconfig", "error"),
+    [
+        ({}, None, "not running in a pod"),
+        ({"KUBERNETES_SERVICE_HOST": "10.96.0.1"}, None, "set NODE_NAME"),
+        ({"KUBECONFIG": "/k"}, None, "--node-name"),
+        ({}, "/k", "--node-name"),
+    ],
+    ids=["outside", "pod", "environment", "flag"],
+)
+def test_an_unknown_node_name_is_an_error(environ: dict[str, str], kubeconfig: str | None, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        node_name_from("", environ, kubeconfig=kubeconfig)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (":8085", None, 8085),
+        ("127.0.0.1:80", "127.0.0.1", 80),
+        ("[::1]:80", "::1", 80),
+        ("localhost:0", "localhost", 0),
+    ],
+)
+def test_an_address_is_parsed_and_printed_alike(text: str, host: str | None, port: int) -> None:
+    assert parse_address(text) == ListenAddress(host, port)
+    assert str(parse_address(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "8085", ":", ":x", ":70000", ":-1"])
+def test_an_invalid_address_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="not an address"):
+        parse_address(text)
