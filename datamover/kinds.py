@@ -46,8 +46,8 @@ __all__ = [
     "NO_PARENT",
     "TRANSFER_KINDS",
     "BackupPlan",
+    "MoverKind",
     "RestorePlan",
-    "TransferKind",
     "UploaderSettings",
     "parse_settings",
     "plan_of",
@@ -83,7 +83,7 @@ _BOOLEANS: Final = {
 
 
 @dataclass(frozen=True)
-class TransferKind:
+class MoverKind:
     """One kind of transfer; its key in `TRANSFER_KINDS` is its flag on the command line.
 
     `in_use`: a workload pod may change the volume during the transfer.
@@ -115,11 +115,11 @@ class RestorePlan:
     done_owner_uid: str = ""
 
 
-TRANSFER_KINDS: Final[Mapping[str, TransferKind]] = {
-    "data-upload": TransferKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
-    "data-download": TransferKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
-    "pod-volume-backup": TransferKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup, in_use=True),
-    "pod-volume-restore": TransferKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore, in_use=True),
+TRANSFER_KINDS: Final[Mapping[str, MoverKind]] = {
+    "data-upload": MoverKind(MoverVerb.BACKUP, DATA_UPLOADS, DataUpload),
+    "data-download": MoverKind(MoverVerb.RESTORE, DATA_DOWNLOADS, DataDownload),
+    "pod-volume-backup": MoverKind(MoverVerb.BACKUP, POD_VOLUME_BACKUPS, PodVolumeBackup, in_use=True),
+    "pod-volume-restore": MoverKind(MoverVerb.RESTORE, POD_VOLUME_RESTORES, PodVolumeRestore, in_use=True),
 }
 
 

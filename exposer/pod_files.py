@@ -17,7 +17,7 @@ from typing import Final
 from core.contract import EVENTS_VARIABLE, VolumeMode
 from core.models.base import JsonDict
 from exposer.host_pods import EVENTS_VOLUME
-from exposer.settings import RepositoryVolume, StorageAccess
+from exposer.settings import RepositoryMount, StorageAccess
 from exposer.template import AgentTemplate
 
 __all__ = ["MoverVolume", "OwnVolumes", "PodFiles", "build_pod_files"]
@@ -70,7 +70,7 @@ class OwnVolumes:
     uid: str
     moved: MoverVolume | None = None
     cache_claim: str = ""
-    repository: RepositoryVolume | None = None
+    repository: RepositoryMount | None = None
     events: bool = False
 
 

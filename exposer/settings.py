@@ -27,7 +27,7 @@ __all__ = [
     "ExposeSettings",
     "MoverOptions",
     "PodSettings",
-    "RepositoryVolume",
+    "RepositoryMount",
     "StorageAccess",
 ]
 
@@ -72,7 +72,7 @@ class StorageAccess:
 
 
 @dataclass(frozen=True)
-class RepositoryVolume:
+class RepositoryMount:
     """A shared volume with repositories in directories: a `v1.Volume` without its name, and where pods mount it."""
 
     mount_path: str
@@ -189,7 +189,7 @@ class ExposeSettings:
     compression: CompressionRules = field(default_factory=CompressionRules)
     ignore_files_namespaces: frozenset[str] = frozenset()
     read_all_files_namespaces: frozenset[str] = frozenset()
-    repository_volumes: tuple[RepositoryVolume, ...] = ()
+    repository_volumes: tuple[RepositoryMount, ...] = ()
     retries: Mapping[str, RetryRules] = field(default_factory=dict)
 
     def for_attempt(self, cr: Transfer) -> "ExposeSettings":
@@ -216,7 +216,7 @@ class ExposeSettings:
         """Return the cache volume for a restore of `snapshot_bytes`; 0: the size is unknown."""
         return self.cache.volume_for(snapshot_bytes) if self.cache else None
 
-    def repository_volume(self, directory: str) -> RepositoryVolume | None:
+    def repository_volume(self, directory: str) -> RepositoryMount | None:
         """Return the shared volume that holds `directory`; None: the directory is empty, or in no such volume."""
         holding = [volume for volume in self.repository_volumes if volume.holds(directory)]
         return max(holding, key=lambda volume: len(volume.mount_path), default=None)

@@ -18,9 +18,9 @@ from client.backups.follow import find_own_backup
 from client.backups.retention import (
     Check,
     DeletionError,
-    Judgment,
     Place,
-    Rule,
+    RetentionDecision,
+    RetentionRule,
     Situation,
     decide_now,
     find_witnesses,
@@ -62,10 +62,10 @@ _JOB_POD: Final = "the clock of the check Job's pod"
 
 _BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 
-_REFUSED: Final = frozenset({Rule.FOREIGN, Rule.IN_PROGRESS, Rule.RESTORING})
+_REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, RetentionRule.RESTORING})
 """What holds also a backup that a person names."""
 
-_CHANGES: Final = _REFUSED | {Rule.NEWEST_COPY}
+_CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY}
 """What speaks against the deletion of a named backup if it came up after the question."""
 
 
@@ -119,8 +119,8 @@ class DeletionPlan:
     wish: DeletionWish
     cluster: str
     record: DeletionRecord
-    judgments: tuple[Judgment, ...]
-    deleted: tuple[Judgment, ...] = ()
+    judgments: tuple[RetentionDecision, ...]
+    deleted: tuple[RetentionDecision, ...] = ()
     unfinished: frozenset[Located] = frozenset()
     stale: frozenset[Located] = frozenset()
     held: frozenset[Located] = frozenset()
@@ -130,7 +130,7 @@ class DeletionPlan:
     now: datetime | None = None
 
     @property
-    def kept(self) -> list[Judgment]:
+    def kept(self) -> list[RetentionDecision]:
         """The backups that are expired, and held by another rule."""
         return [one for one in self.judgments if self.wish.name is None and one.expired and one.holds]
 
@@ -395,7 +395,7 @@ async def _judge_again(tools: DeletionTools, part: DeletionPlan) -> tuple[Deleti
     return replace(fresh, deleted=tuple(left), unfinished=part.unfinished & fresh.unfinished), changed
 
 
-def _find_change(planned: Judgment, later: Judgment | None, *, named: bool) -> str | None:
+def _find_change(planned: RetentionDecision, later: RetentionDecision | None, *, named: bool) -> str | None:
     """Return what of a later judgment of the backup speaks against its deletion; None: nothing.
 
     A hold that was known when it was planned, such as a last copy that was named, does not.

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import field
 
 from client.backups.delete import DeletionPlan
-from client.backups.retention import Backlog, Judgment, Rule, explain_backlog
+from client.backups.retention import Backlog, RetentionDecision, RetentionRule, explain_backlog
 from core.models.base import Time, WireModel
 from core.models.retention import HeldBackup, RetentionReport
 from core.snapshot_contract import DeletedSnapshot
@@ -15,17 +15,17 @@ from core.snapshot_contract import DeletedSnapshot
 __all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "build_deletion", "build_report"]
 
 _REPORTED: Final = (
-    Rule.FAILING_VOLUME,
-    Rule.UNCONFIRMED,
-    Rule.NOT_FOUND,
-    Rule.FOREIGN,
-    Rule.RESTORING,
-    Rule.NEWEST_COPY,
-    Rule.LOCATION,
+    RetentionRule.FAILING_VOLUME,
+    RetentionRule.UNCONFIRMED,
+    RetentionRule.NOT_FOUND,
+    RetentionRule.FOREIGN,
+    RetentionRule.RESTORING,
+    RetentionRule.NEWEST_COPY,
+    RetentionRule.LOCATION,
 )
 """Rules that may not end by themselves, the most urgent first: what the report has."""
 
-_LET_GO: Final = (Rule.FAILING_VOLUME, Rule.NOT_FOUND, Rule.NEWEST_COPY)
+_LET_GO: Final = (RetentionRule.FAILING_VOLUME, RetentionRule.NOT_FOUND, RetentionRule.NEWEST_COPY)
 """Those of which a person may let go by deleting the backup. What is unconfirmed may be the last copy that is left."""
 
 _MOST_REPORTED: Final = 100
@@ -99,7 +99,7 @@ def build_deletion(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot], *, 
         kept=[
             KeptBackup(name=one.backup, reasons=[hold.text for hold in one.holds])
             for one in plan.kept
-            if not one.held_by((Rule.LIMIT,))
+            if not one.held_by((RetentionRule.LIMIT,))
         ],
         unfinished=len(plan.unfinished),
         waiting=backlog.copies,
@@ -113,7 +113,7 @@ def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> Retent
     """Return the report of a run that carried this plan out, or is about to; `at` is the time now."""
     held = [one for judgment in plan.kept for one in _report_held(judgment, plan.absent)]
     # What a person can do something about must not be cut off by what waits for a location.
-    held.sort(key=lambda one: _REPORTED.index(Rule(one.rule)))
+    held.sort(key=lambda one: _REPORTED.index(RetentionRule(one.rule)))
     backlog = explain_backlog(plan.judgments, at)
     return RetentionReport(
         at=at,
@@ -128,10 +128,10 @@ def build_report(plan: DeletionPlan, at: datetime, schedule: str = "") -> Retent
     )
 
 
-def _report_held(judgment: Judgment, absent: Collection[str]) -> Iterator[HeldBackup]:
+def _report_held(judgment: RetentionDecision, absent: Collection[str]) -> Iterator[HeldBackup]:
     """Yield the backup for the first rule of _REPORTED that holds it: for each failing volume, else for one volume."""
     holds = next((found for rule in _REPORTED if (found := judgment.held_by((rule,)))), ())
-    for hold in holds if holds and holds[0].rule is Rule.FAILING_VOLUME else holds[:1]:
+    for hold in holds if holds and holds[0].rule is RetentionRule.FAILING_VOLUME else holds[:1]:
         copy = next((one for one in judgment.copies if one.uid == hold.uid), judgment.copies[0])
         namespace, claim = copy.volume
         lets_go = hold.rule in _LET_GO or copy.location in absent
@@ -163,7 +163,7 @@ def _name_gone(plan: DeletionPlan, snapshots: Sequence[DeletedSnapshot]) -> list
     ]
 
 
-def _build_backup(judgment: Judgment, snapshots: Sequence[DeletedSnapshot]) -> DeletedBackup:
+def _build_backup(judgment: RetentionDecision, snapshots: Sequence[DeletedSnapshot]) -> DeletedBackup:
     volumes = []
     for copy in sorted(judgment.copies, key=lambda one: (one.volume, one.transfer)):
         own = [one for one in snapshots if one.transfer_uid == copy.uid and not one.kept]
@@ -179,6 +179,6 @@ def _build_backup(judgment: Judgment, snapshots: Sequence[DeletedSnapshot]) -> D
                 bytes=sum(one.bytes for one in own),
             )
         )
-    losses = [hold.text for hold in judgment.held_by((Rule.NEWEST_COPY,))]
-    losses += [f"it may have the last copy: {hold.text}" for hold in judgment.held_by((Rule.UNCONFIRMED,))]
+    losses = [hold.text for hold in judgment.held_by((RetentionRule.NEWEST_COPY,))]
+    losses += [f"it may have the last copy: {hold.text}" for hold in judgment.held_by((RetentionRule.UNCONFIRMED,))]
     return DeletedBackup(name=judgment.backup, volumes=volumes, losses=losses)

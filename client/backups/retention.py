@@ -25,10 +25,10 @@ __all__ = [
     "Check",
     "DeletionError",
     "GoneCopy",
-    "Hold",
-    "Judgment",
+    "KeepReason",
     "Place",
-    "Rule",
+    "RetentionDecision",
+    "RetentionRule",
     "Situation",
     "decide_now",
     "explain_backlog",
@@ -60,7 +60,7 @@ class DeletionError(AgentError):
     """A backup may not be deleted, or was not deleted completely."""
 
 
-class Rule(StrEnum):
+class RetentionRule(StrEnum):
     """Why a backup is kept."""
 
     FOREIGN = "foreign"
@@ -87,23 +87,23 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True)
-class Hold:
+class KeepReason:
     """One reason to keep a backup, as text, too; `uid` is that of the transfer that it is about, if it is one."""
 
-    rule: Rule
+    rule: RetentionRule
     text: str
     uid: str | None = None
 
 
 @dataclass(frozen=True)
-class Judgment:
+class RetentionDecision:
     """A backup, and why it is kept; without holds it may be deleted."""
 
     backup: str
     copies: tuple[Copy, ...]
-    holds: tuple[Hold, ...]
+    holds: tuple[KeepReason, ...]
 
-    def held_by(self, rules: Iterable[Rule]) -> tuple[Hold, ...]:
+    def held_by(self, rules: Iterable[RetentionRule]) -> tuple[KeepReason, ...]:
         """Return the holds of these rules."""
         wanted = frozenset(rules)
         return tuple(hold for hold in self.holds if hold.rule in wanted)
@@ -111,7 +111,7 @@ class Judgment:
     @property
     def expired(self) -> bool:
         """Whether its time to live is over."""
-        return not self.held_by((Rule.NOT_EXPIRED,))
+        return not self.held_by((RetentionRule.NOT_EXPIRED,))
 
     @property
     def bytes(self) -> int:
@@ -153,7 +153,7 @@ class Situation:
     check: Check | None = None
 
 
-def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Judgment]:
+def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[RetentionDecision]:
     """Return a judgment about each backup, the oldest first; `copies` are those of all backups in the namespace."""
     everything = list(copies)
     by_backup: dict[str, list[Copy]] = {}
@@ -162,7 +162,7 @@ def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Judgment
     kept = _find_kept(everything)
     proofs = _Proofs(situation, everything)
     judgments = [
-        Judgment(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs)))
+        RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs)))
         for name, found in by_backup.items()
     ]
     return sorted(judgments, key=lambda one: (_age_key(one.copies), one.backup))
@@ -191,30 +191,30 @@ def _latest(copies: Iterable[Copy]) -> Copy:
     return max(copies, key=_age)
 
 
-def _find_kept(copies: Sequence[Copy]) -> dict[str, Hold]:
+def _find_kept(copies: Sequence[Copy]) -> dict[str, KeepReason]:
     """Return why copies are to be kept whatever their age, by their UIDs."""
-    kept: dict[str, Hold] = {}
+    kept: dict[str, KeepReason] = {}
     failing = _find_failing(copies)
     for (volume, location), found in _group(one for one in copies if one.has_data and not one.deleting):
         shown = f"{'/'.join(volume)} in {location}"
         whole = [one for one in found if one.complete]
         if newest := failing.get(volume):
-            rule = Rule.FAILING_VOLUME if newest.phase.final else Rule.UNDECIDED
+            rule = RetentionRule.FAILING_VOLUME if newest.phase.final else RetentionRule.UNDECIDED
             why = f"{newest.kind} {newest.transfer}, the newest of {newest.shown_volume}, is {newest.phase}"
             # It goes last: without it, nothing would say that the volume fails.
-            kept[newest.uid] = Hold(rule, f"{why}: while it is, older copies stay", newest.uid)
+            kept[newest.uid] = KeepReason(rule, f"{why}: while it is, older copies stay", newest.uid)
             for one in sorted(whole, key=_age, reverse=True)[:_KEPT_OF_FAILING]:
                 text = f"{why}: the newest {_KEPT_OF_FAILING} complete copies of {shown} stay"
-                kept[one.uid] = Hold(rule, text, one.uid)
+                kept[one.uid] = KeepReason(rule, text, one.uid)
         sound = [one for one in whole if not one.damaged]
         if sound and _latest(whole).damaged:
             best = _latest(sound)
             text = f"it has the newest copy of {shown} whose verification did not fail"
-            kept[best.uid] = Hold(Rule.NEWEST_COPY, text, best.uid)
+            kept[best.uid] = KeepReason(RetentionRule.NEWEST_COPY, text, best.uid)
         # Also one that a command has begun to delete: it may have been interrupted before it deleted anything.
         for one in {_latest(found), *([_latest(whole)] if whole else [])}:
             text = f"it has the {'only' if len(found) == 1 else 'newest'} copy of {shown}"
-            kept[one.uid] = Hold(Rule.NEWEST_COPY, text, one.uid)
+            kept[one.uid] = KeepReason(RetentionRule.NEWEST_COPY, text, one.uid)
     return kept
 
 
@@ -228,17 +228,17 @@ def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
 
 
 def _find_holds(
-    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, Hold], proofs: "_Proofs"
-) -> Iterator[Hold]:
+    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, KeepReason], proofs: "_Proofs"
+) -> Iterator[KeepReason]:
     for one in copies:
         place = f"{one.kind} {one.transfer}"
         if one.foreign:
-            yield Hold(Rule.FOREIGN, f"{place} {one.foreign}", one.uid)
+            yield KeepReason(RetentionRule.FOREIGN, f"{place} {one.foreign}", one.uid)
         if not one.phase.final:
             text = f"{place} of {one.shown_volume} is {one.phase}: cancel the backup first"
-            yield Hold(Rule.IN_PROGRESS, text, one.uid)
+            yield KeepReason(RetentionRule.IN_PROGRESS, text, one.uid)
         if one.snapshot_id and (restore := situation.restoring.get(one.snapshot_id)):
-            yield Hold(Rule.RESTORING, f"{restore} restores {one.shown_volume} from it", one.uid)
+            yield KeepReason(RetentionRule.RESTORING, f"{restore} restores {one.shown_volume} from it", one.uid)
         if hold := kept.get(one.uid):
             yield hold
         if hold := proofs.find_closed(one) or (proofs.find_missing(one) if one.uid not in kept else None):
@@ -261,18 +261,18 @@ class _Proofs:
             else find_witnesses(one for one in copies if not check.faults.get(one.uid, "not seen"))
         )
 
-    def find_closed(self, one: Copy) -> Hold | None:
+    def find_closed(self, one: Copy) -> KeepReason | None:
         """Return why nothing may be deleted in the location of the copy; None: it may."""
         if one.foreign:
             return None
         if closed := self._closed.get(one.location):
-            return Hold(Rule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
+            return KeepReason(RetentionRule.LOCATION, f"{closed}: nothing in it is deleted", one.uid)
         if self._check is not None and (refusal := self._check.refusal(one.location, one.volume_namespace)):
             text = f"nothing can be deleted in BackupStorageLocation {one.location}: {refusal}"
-            return Hold(Rule.LOCATION, text, one.uid)
+            return KeepReason(RetentionRule.LOCATION, text, one.uid)
         return None
 
-    def find_missing(self, one: Copy) -> Hold | None:
+    def find_missing(self, one: Copy) -> KeepReason | None:
         """Return what is missing of the proof; None: nothing, or the copy was not looked at."""
         if not one.has_data or (self._check is not None and one.uid not in self._check.wanted):
             return None
@@ -280,26 +280,28 @@ class _Proofs:
         seen, newest = self._seen.get(one.series), self._newest.get(one.series)
         if newest is None:
             text = f"there is no other copy of {place} whose verification did not fail"
-            return Hold(Rule.UNCONFIRMED, text, one.uid)
+            return KeepReason(RetentionRule.UNCONFIRMED, text, one.uid)
         if seen is None or _age(seen) <= _age(one):
             fault = self._check and self._check.faults.get(newest.uid)
             text = (
                 f"{newest.kind} {newest.transfer}, the newest copy of {place}: {fault or 'not looked at in this run'}"
             )
-            return Hold(Rule.UNCONFIRMED, f"{text} (nodeagent backup verify {newest.backup})", one.uid)
+            return KeepReason(RetentionRule.UNCONFIRMED, f"{text} (nodeagent backup verify {newest.backup})", one.uid)
         if self._check is not None and one.uid not in self._check.found:
             text = f"{one.kind} {one.transfer} of {one.shown_volume}: its snapshot {one.snapshot_id} is not in "
-            return Hold(Rule.NOT_FOUND, text + one.location, one.uid)
+            return KeepReason(RetentionRule.NOT_FOUND, text + one.location, one.uid)
         return None
 
 
-def _not_expired(copies: Sequence[Copy], now: datetime) -> Hold | None:
+def _not_expired(copies: Sequence[Copy], now: datetime) -> KeepReason | None:
     """Return why the backup is not expired; None: it is, which is so once its youngest transfer is."""
     if any(one.ttl is None or one.created is None for one in copies):
-        return Hold(Rule.NOT_EXPIRED, "it has no time to live")
+        return KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live")
     for one in copies:
         if one.ttl is not None and one.created is not None and now - one.created <= one.ttl:
-            return Hold(Rule.NOT_EXPIRED, f"it expires after {format_time(_expiry(one.created, one.ttl))}")
+            return KeepReason(
+                RetentionRule.NOT_EXPIRED, f"it expires after {format_time(_expiry(one.created, one.ttl))}"
+            )
     return None
 
 
@@ -328,8 +330,8 @@ class GoneCopy(NamedTuple):
 
 
 def limit_deletions(
-    judgments: Sequence[Judgment], gone: Iterable[GoneCopy], now: datetime, *, most: int | None = None
-) -> list[Judgment]:
+    judgments: Sequence[RetentionDecision], gone: Iterable[GoneCopy], now: datetime, *, most: int | None = None
+) -> list[RetentionDecision]:
     """Return the judgments, with a hold for each backup that may be deleted, but not yet.
 
     Of a volume in a location, as many copies may go in WINDOW as were completed in it, and _EXTRA_DELETIONS more. Those
@@ -360,7 +362,7 @@ def limit_deletions(
         else:
             # Nothing younger goes before it.
             left |= dict.fromkeys(wanted, 0)
-            found.append(replace(judgment, holds=(Hold(Rule.LIMIT, over),)))
+            found.append(replace(judgment, holds=(KeepReason(RetentionRule.LIMIT, over),)))
     return found
 
 
@@ -370,7 +372,7 @@ def _over(series: Series, allowed: int) -> str:
     return f"{'/'.join(volume)} may lose {copies} in {location} now: it waits for a later run"
 
 
-def _count_allowed(judgments: Iterable[Judgment], gone: Iterable[GoneCopy], now: datetime) -> Counter[Series]:
+def _count_allowed(judgments: Iterable[RetentionDecision], gone: Iterable[GoneCopy], now: datetime) -> Counter[Series]:
     """Return how many copies of each volume and location may go now."""
     since = now - WINDOW
     allowed: Counter[Series] = Counter()
@@ -397,10 +399,10 @@ class Backlog(NamedTuple):
     through: datetime | None = None
 
 
-def explain_backlog(judgments: Iterable[Judgment], now: datetime) -> Backlog:
+def explain_backlog(judgments: Iterable[RetentionDecision], now: datetime) -> Backlog:
     """Return what waits for the limit of `limit_deletions`."""
     everything = list(judgments)
-    backups = [one for one in everything if one.held_by((Rule.LIMIT,))]
+    backups = [one for one in everything if one.held_by((RetentionRule.LIMIT,))]
     waiting = Counter(copy.series for one in backups for copy in one.copies if copy.has_data)
     if not waiting:
         return Backlog()

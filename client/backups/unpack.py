@@ -21,7 +21,7 @@ from core.errors import AgentError, ConfigError
 from core.file_contract import FileEntry, FileType
 from core.strict_tar import StrictTarInfo
 
-__all__ = ["Target", "UnpackError", "Unpacker", "check_python", "choose_target"]
+__all__ = ["Destination", "UnpackError", "Unpacker", "check_python", "choose_target"]
 
 _PIECE_BYTES: Final = 1 << 20
 _HOLE_BYTES: Final = 64 * 1024
@@ -54,14 +54,14 @@ def check_python() -> None:
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where something goes: into the directory `folder`; a single file or link as `name`, else the content of it."""
 
     folder: Path
     name: str = ""
 
 
-def choose_target(destination: Path, entry: FileEntry, otherwise: str, *, overwrite: bool) -> Target:
+def choose_target(destination: Path, entry: FileEntry, otherwise: str, *, overwrite: bool) -> Destination:
     """Return where the entry goes, as with `cp -r`: into a directory that exists, else it becomes the destination.
 
     Args:
@@ -83,12 +83,12 @@ def choose_target(destination: Path, entry: FileEntry, otherwise: str, *, overwr
     if entry.type is FileType.DIRECTORY:
         if there and (place.is_symlink() or not place.is_dir()):
             raise UnpackError(f"{place} exists, and is no directory")
-        return Target(place)
+        return Destination(place)
     if there and place.is_dir() and not place.is_symlink():
         raise UnpackError(f"{place} is a directory")
     if there and not overwrite:
         raise UnpackError(f"{place} exists: --overwrite replaces it")
-    return Target(place.parent, place.name)
+    return Destination(place.parent, place.name)
 
 
 @dataclass
@@ -98,7 +98,7 @@ class Unpacker:
     `on_progress` is called with the bytes and files so far. `overwrite`: existing files are replaced.
     """
 
-    target: Target
+    target: Destination
     on_refused: Callable[[str, str], None]
     on_progress: Callable[[int, int], None] = lambda *_: None
     overwrite: bool = False

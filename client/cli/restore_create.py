@@ -23,7 +23,7 @@ from client.restores.create import (
     plan_restore,
     start_restore,
 )
-from client.restores.objects import RestoreRequest
+from client.restores.objects import RequestedRestore
 from client.restores.sources import (
     RestoreError,
     SavedVolume,
@@ -86,7 +86,7 @@ _BY_POD: Final = "restore-wait"
 class _Run:
     """One run of the command; `started` is set once something of the restore exists, `again` repeats it."""
 
-    request: RestoreRequest
+    request: RequestedRestore
     source: Source
     location: str
     form: OutputFormat
@@ -123,7 +123,7 @@ class _Run:
 def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
     """Restore volumes into new PVCs."""
     source = _parse_source(given)
-    request = RestoreRequest(
+    request = RequestedRestore(
         name=name or _default_name(source),
         namespace=access.namespace,
         namespaces=_parse_mappings("--namespace-mappings", given["namespace_mappings"]),

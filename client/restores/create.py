@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from client.backups.plan import ClaimName
-from client.restores.objects import PlannedRestore, RestoreRequest
+from client.restores.objects import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import RestoreTools, delete_waiting_pods
 from core.aio import run_shielded
@@ -30,7 +30,7 @@ _LATE: Final = "WaitForFirstConsumer"
 
 
 async def plan_restore(
-    tools: RestoreTools, request: RestoreRequest, volumes: Sequence[SavedVolume]
+    tools: RestoreTools, request: RequestedRestore, volumes: Sequence[SavedVolume]
 ) -> list[PlannedRestore]:
     """Return the restores of these volumes; nothing is created.
 

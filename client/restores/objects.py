@@ -26,14 +26,14 @@ from core.models.names import (
 )
 from core.models.units import parse_quantity
 
-__all__ = ["PlannedRestore", "RestoreRequest"]
+__all__ = ["PlannedRestore", "RequestedRestore"]
 
 _DEFAULT_MODES: Final = ("ReadWriteOnce",)
 _VOLUME: Final = "data"
 
 
 @dataclass(frozen=True)
-class RestoreRequest:
+class RequestedRestore:
     """A restore as the user asked for it; `namespace` is that of the transfers.
 
     `size` and `storage_class` are for PVCs of which the backup has the names only, `storage_class` also for those whose
@@ -54,7 +54,7 @@ class RestoreRequest:
 class PlannedRestore:
     """One volume of a restore. `volumes` is how many the restore has."""
 
-    request: RestoreRequest
+    request: RequestedRestore
     volume: SavedVolume
     volumes: int
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from client.ui.socket_owner import owner_of
 
-__all__ = ["Guard"]
+__all__ = ["BrowserGuard"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -38,7 +38,7 @@ _HEADERS: Final = {
 }
 
 
-class Guard:
+class BrowserGuard:
     """Refuses every request but those of the one browser; `port` is where the server listens."""
 
     def __init__(self, port: int) -> None:

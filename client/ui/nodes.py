@@ -10,7 +10,7 @@ from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView
 from core.models.names import NO_CONFIG
 from core.models.phases import HOLDING_PHASES, Phase
 
-__all__ = ["NodeSlots", "SlotGrid", "build_grid", "describe_configuration", "find_node"]
+__all__ = ["GridRow", "SlotGrid", "build_grid", "describe_configuration", "find_node"]
 
 _GRID_NODES: Final = 50
 """Of a grid: each page has all of its cells."""
@@ -19,7 +19,7 @@ _GRID_SLOTS: Final = 16
 
 
 @dataclass(frozen=True)
-class NodeSlots:
+class GridRow:
     """A node, what runs in its slots, and what is prepared for it; `free` None: not known.
 
     `waiting` have not been admitted: those that can run on this node alone, in the order of the queue.
@@ -40,7 +40,7 @@ class NodeSlots:
 class SlotGrid:
     """Some nodes, those that run most first; `columns` slots are shown of each. `others` run nothing, or do not fit."""
 
-    nodes: list[NodeSlots]
+    nodes: list[GridRow]
     columns: int
     others: int
 
@@ -55,7 +55,7 @@ def build_grid(view: StatusView) -> SlotGrid:
     return SlotGrid(shown, min(columns, _GRID_SLOTS), len(nodes) - len(shown))
 
 
-def find_node(view: StatusView, transfers: Iterable[TransferRecord], name: str) -> NodeSlots | None:
+def find_node(view: StatusView, transfers: Iterable[TransferRecord], name: str) -> GridRow | None:
     """Return the node of that name, with what is prepared in the order in which it gets slots.
 
     `row.pod` is empty where no agent is known on it, but transfers are. None: nothing is known of such a node.
@@ -100,7 +100,7 @@ def _by_node(view: StatusView) -> dict[str, list[ActiveRow]]:
     return found
 
 
-def _slots_of(row: NodeRow, rows: list[ActiveRow], waiting: list[PendingRow]) -> NodeSlots:
+def _slots_of(row: NodeRow, rows: list[ActiveRow], waiting: list[PendingRow]) -> GridRow:
     preparing = [one for one in rows if one.phase in HOLDING_PHASES]
     running = [one for one in rows if one.phase not in HOLDING_PHASES]
-    return NodeSlots(row, running, preparing, waiting)
+    return GridRow(row, running, preparing, waiting)

@@ -19,7 +19,7 @@ from client.status.kinds import TRANSFER_KINDS, Target
 from client.text import format_age, format_bytes, format_event, format_limits, format_verification
 from client.ui.details import Details, Observed
 from client.ui.growth import sum_growth
-from client.ui.guard import Guard
+from client.ui.guard import BrowserGuard
 from client.ui.live import Live, State
 from client.ui.nodes import build_grid, describe_configuration, find_node
 from client.ui.tables import TransferFilter, choose_transfers, cut, list_volumes, parse_page
@@ -245,7 +245,7 @@ async def serve(pages: Pages, port: int) -> AsyncIterator[str]:
     """
     listener = socket.create_server(("127.0.0.1", port))
     found: int = listener.getsockname()[1]
-    guard = Guard(found)
+    guard = BrowserGuard(found)
     app = web.Application(middlewares=[guard.middleware])
     app.add_routes(pages.routes())
     # A stream of changes ends with its browser.

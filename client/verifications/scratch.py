@@ -19,7 +19,7 @@ from client.backups.objects import transfer_name
 from client.backups.view import BackupVolume
 from client.mover_jobs import JobTools, end_jobs
 from client.restores.create import check_restore, plan_restore, start_restore
-from client.restores.objects import PlannedRestore, RestoreRequest
+from client.restores.objects import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
 from client.restores.waiting_pods import RestoreTools
 from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
@@ -123,7 +123,7 @@ def _is_in_use(job: JsonDict, now: datetime) -> bool:
     return not ended or now - max(ended) < _ABANDONED_AFTER
 
 
-def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest, SavedVolume]:
+def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RequestedRestore, SavedVolume]:
     """Return the restore of the volume into a new PVC of the namespace.
 
     Raises:
@@ -136,7 +136,7 @@ def _plan_scratch(volume: BackupVolume, namespace: str) -> tuple[RestoreRequest,
     storage_class = volume.saved.storage_class or None
     claim = structs.replace(volume.saved, namespace=namespace, name=name, labels={}, storage_class=storage_class)
     saved = SavedVolume(volume.snapshot_id, volume.namespace, volume.location, claim, volume.total_bytes)
-    return RestoreRequest(name=name, namespace=namespace), saved
+    return RequestedRestore(name=name, namespace=namespace), saved
 
 
 @dataclass

@@ -22,7 +22,15 @@ from typing import Final
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import join, open_below, walk_tree
 
-__all__ = ["FinishedList", "Progress", "find_finished", "find_unlisted", "open_list", "remove_list", "remove_unlisted"]
+__all__ = [
+    "FinishedList",
+    "WalkProgress",
+    "find_finished",
+    "find_unlisted",
+    "open_list",
+    "remove_list",
+    "remove_unlisted",
+]
 
 _FINGERPRINT: Final = struct.Struct("<QqqQ")
 """Inode, mtime, ctime and size; the path follows."""
@@ -43,7 +51,7 @@ _SPARE_BYTES: Final = 16 << 20
 """The list does not grow while the volume has less space left: the restore may need it."""
 
 
-class Progress:
+class WalkProgress:
     """Counts the entries that a walk has read and removed, and the bytes of the files that are listed."""
 
     def __init__(self) -> None:
@@ -167,7 +175,7 @@ def remove_list(path: Path) -> None:
             os.utime(root, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
-def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progress) -> "array[int]":
+def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: WalkProgress) -> "array[int]":
     """Return the fingerprints of the files that were finished at `since_ns` or later.
 
     kopia finishes a directory, and sets its times, after everything in it: those finished before are not read again.
@@ -194,7 +202,7 @@ def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: Progr
     return found
 
 
-def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress) -> None:
+def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: WalkProgress) -> None:
     """Remove each file that is not listed, and each symbolic link, and mark the directories above as unfinished.
 
     All of them are of an earlier attempt: its list was begun in a volume without files, which no other pod has.
@@ -218,7 +226,7 @@ def remove_unlisted(finished: FinishedList, stop: ShouldStop, progress: Progress
 
 
 def find_unlisted(
-    target: Path, finished: FinishedList, stop: ShouldStop, progress: Progress
+    target: Path, finished: FinishedList, stop: ShouldStop, progress: WalkProgress
 ) -> Iterator[tuple[bytes, list[str]]]:
     """Yield the files in each directory that are not listed, and the symbolic links, which never are.
 
@@ -232,7 +240,7 @@ def find_unlisted(
             yield directory, names
 
 
-def _is_unlisted(directory: bytes, entry: "os.DirEntry[str]", finished: FinishedList, progress: Progress) -> bool:
+def _is_unlisted(directory: bytes, entry: "os.DirEntry[str]", finished: FinishedList, progress: WalkProgress) -> bool:
     """Return whether an entry is a file that is not listed, or a symbolic link: those are never listed."""
     progress.entries += 1
     path = join(directory, entry.name)

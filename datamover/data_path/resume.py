@@ -23,7 +23,7 @@ from core.clock import Deadline
 from core.errors import DataPathError, KopiaCrashError, StorageOutageError
 from datamover.data_path.finished import (
     FinishedList,
-    Progress,
+    WalkProgress,
     find_finished,
     open_list,
     remove_list,
@@ -112,7 +112,7 @@ class ResumableRestore:
         Raises:
             DataPathError: the target cannot be read or changed.
         """
-        progress = Progress()
+        progress = WalkProgress()
         with _named(self._target):
             await self._in_thread(lambda stop: remove_unlisted(self._finished, stop, progress), progress)
             self._since_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
@@ -145,7 +145,7 @@ class ResumableRestore:
             return result
 
         with _named(self._target):
-            fd = await self._in_thread(lambda _: os.open(self._target, _DIRECTORY), Progress())
+            fd = await self._in_thread(lambda _: os.open(self._target, _DIRECTORY), WalkProgress())
         try:
             return await run_unless_canceled(
                 lambda: run_beside(partial(self._record, fd, canceler), settle(), name="finished-files"), canceler
@@ -167,7 +167,7 @@ class ResumableRestore:
         if not _FULL.search(str(error)):
             return False
         with _named(self._target):
-            space = await self._in_thread(lambda _: os.statvfs(self._target), Progress())
+            space = await self._in_thread(lambda _: os.statvfs(self._target), WalkProgress())
         return space.f_blocks * space.f_frsize >= self._data_path.meter.total_bytes
 
     async def end(self) -> None:
@@ -177,7 +177,7 @@ class ResumableRestore:
             DataPathError: it cannot be removed.
         """
         with _named(self._target):
-            await self._in_thread(lambda _: remove_list(self._finished.path), Progress())
+            await self._in_thread(lambda _: remove_list(self._finished.path), WalkProgress())
 
     async def _record(self, fd: int, canceler: Canceler) -> None:
         clock, seconds = self._data_path.clock, _FIRST * self._interval
@@ -197,7 +197,7 @@ class ResumableRestore:
 
         `fd` is of the target.
         """
-        progress, clock = Progress(), self._data_path.clock
+        progress, clock = WalkProgress(), self._data_path.clock
         started = clock.monotonic()
         async with self._using:
             now_ns = await self._in_thread(lambda _: self._finished.now_ns(), progress)
@@ -217,7 +217,7 @@ class ResumableRestore:
         self._since_ns = now_ns
         return max((_WALK_COST - 1) * (walked - started), (_SYNC_COST - 1) * (synced - walked))
 
-    async def _in_thread(self, work: Callable[[ShouldStop], _T], progress: Progress) -> _T:
+    async def _in_thread(self, work: Callable[[ShouldStop], _T], progress: WalkProgress) -> _T:
         return await self._data_path.run_in_thread(
             work, _LISTING.format(self._target), lambda: (progress.entries, progress.removed)
         )

@@ -28,10 +28,10 @@ from datamover.kopia.stalls import Watchdog
 
 __all__ = [
     "BucketSize",
-    "Decision",
     "Maintenance",
     "MaintenanceError",
     "MaintenanceInfo",
+    "ModeDecision",
     "Span",
     "decide_mode",
     "find_foreign_run",
@@ -148,14 +148,14 @@ def _began_once(moment: datetime | None) -> datetime | None:
 
 
 @dataclass(frozen=True)
-class Decision:
+class ModeDecision:
     """The mode that is to run, and why."""
 
     mode: MaintenanceMode
     reason: str
 
 
-def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> Decision:
+def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> ModeDecision:
     """Return the mode that is due, or whose last run did not finish: full, else quick, else none.
 
     kopia writes the next due times when a run begins, so they tell nothing about its end.
@@ -174,14 +174,14 @@ def decide_mode(info: MaintenanceInfo, now: datetime, *, epochs: bool) -> Decisi
         if not cycle.enabled:
             waiting.append(f"{mode} maintenance is disabled")
         elif due is None:
-            return Decision(mode, f"{mode} maintenance never ran")
+            return ModeDecision(mode, f"{mode} maintenance never ran")
         elif now >= due:
-            return Decision(mode, f"{mode} maintenance is due since {format_time(due)}")
+            return ModeDecision(mode, f"{mode} maintenance is due since {format_time(due)}")
         elif _is_unfinished(info, cycle, due, last_task):
-            return Decision(mode, f"the last {mode} maintenance did not finish")
+            return ModeDecision(mode, f"the last {mode} maintenance did not finish")
         else:
             waiting.append(f"{mode} maintenance is due at {format_time(due)}")
-    return Decision(MaintenanceMode.NONE, f"nothing is due: {', '.join(waiting)}")
+    return ModeDecision(MaintenanceMode.NONE, f"nothing is due: {', '.join(waiting)}")
 
 
 def _is_unfinished(info: MaintenanceInfo, cycle: _Cycle, due: datetime, last_task: str) -> bool:

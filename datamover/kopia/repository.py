@@ -40,7 +40,7 @@ from datamover.kopia.stalls import Reachability
 from datamover.kopia.storage_calls import NoAnswerError, StorageCalls, Waits
 from datamover.runtime.cancellation import run_in_background
 from datamover.runtime.work_dir import WorkDir
-from datamover.storage.providers import FileStorage, Storage, StorageAccess
+from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
 __all__ = ["NotInitializedError", "Repository", "RepositoryAddress", "RepositoryStatus"]
 
@@ -71,7 +71,7 @@ class RepositoryAddress:
 
     description: str
     storage: Storage
-    access: StorageAccess
+    access: KopiaAccess
     throttle: BandwidthLimits | None = None
     unique_id: str | None = None
 

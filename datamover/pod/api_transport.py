@@ -17,7 +17,7 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.errors import UnreachableError, raise_for_status
 from core.kube.transport import LineSplitter, Request, Response, check_size
-from datamover.pod.http import Connection, Head, HostPort
+from datamover.pod.http import Head, HostPort, ServerConnection
 
 __all__ = ["PodTransport", "pod_transport"]
 
@@ -36,7 +36,7 @@ class PodTransport:
         self._address = address
         self._token_file = token_file
         self._clock = clock
-        self._idle: Connection | None = None
+        self._idle: ServerConnection | None = None
         self._idle_until = 0.0
 
     async def request(self, request: Request) -> Response:
@@ -85,7 +85,7 @@ class PodTransport:
             await asyncio.sleep(0)
 
     @asynccontextmanager
-    async def _sent(self, request: Request) -> AsyncIterator[tuple[Head, Connection]]:
+    async def _sent(self, request: Request) -> AsyncIterator[tuple[Head, ServerConnection]]:
         """Send the request; yield the head of the response, and the connection to read its body from."""
         headers = self._headers(request)
         query = urlencode(request.query)
@@ -93,20 +93,20 @@ class PodTransport:
         connection = self._take_idle()
         if connection is None:
             async with asyncio.timeout(_CONNECT_SECONDS):
-                connection = await Connection.open(self._address)
+                connection = await ServerConnection.open(self._address)
         try:
             yield await connection.send(request.method, target, headers, request.body), connection
         finally:
             self._keep(connection)
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> ServerConnection | None:
         connection, self._idle = self._idle, None
         if connection is None or (connection.reusable and self._clock.monotonic() < self._idle_until):
             return connection
         connection.close()
         return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: ServerConnection) -> None:
         if self._idle is not None or not connection.reusable:
             connection.close()
             return
@@ -126,7 +126,7 @@ class PodTransport:
         return {"User-Agent": "datamover", "Accept": "application/json", "Authorization": f"Bearer {token}", **content}
 
 
-async def _read_all(request: Request, connection: Connection) -> bytes:
+async def _read_all(request: Request, connection: ServerConnection) -> bytes:
     read, size_bytes = [], 0
     async with aclosing(connection.body()) as pieces:
         async for piece in pieces:
@@ -136,7 +136,7 @@ async def _read_all(request: Request, connection: Connection) -> bytes:
     return b"".join(read)
 
 
-async def _lines(request: Request, connection: Connection) -> AsyncGenerator[bytes, None]:
+async def _lines(request: Request, connection: ServerConnection) -> AsyncGenerator[bytes, None]:
     splitter = LineSplitter(request)
     async with aclosing(connection.body()) as pieces:
         while True:

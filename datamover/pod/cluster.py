@@ -45,7 +45,7 @@ from datamover.runtime.signals import StopSignal
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import FileStorage, Storage, StorageAccess
+from datamover.storage.providers import FileStorage, KopiaAccess, Storage
 
 __all__ = [
     "FORBIDDEN_SECONDS",
@@ -388,7 +388,7 @@ async def _check_directory(storage: FileStorage) -> None:
 
 def _give_access(
     context: PodContext, storage: Storage, tools: MoverTools, *, password: str
-) -> tuple[Kopia, StorageAccess]:
+) -> tuple[Kopia, KopiaAccess]:
     """Return kopia with access to the storage; its secrets are redacted from now on."""
     access = storage.access(tools.work_dir)
     context.redactor.add(password, *access.secrets(context.environment))

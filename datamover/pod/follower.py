@@ -21,7 +21,7 @@ from core.models.attempts import Attempts, AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
-from datamover.kinds import TransferKind
+from datamover.kinds import MoverKind
 from datamover.runtime.cancellation import Canceler
 
 __all__ = ["TransferFollower", "WatchedTransfer"]
@@ -35,7 +35,7 @@ _CHECK_SECONDS: Final = 15.0
 class WatchedTransfer:
     """Which custom resource is watched, and the number of the attempt that follows it."""
 
-    kind: TransferKind
+    kind: MoverKind
     namespace: str
     name: str
     attempt: int = 1

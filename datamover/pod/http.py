@@ -14,7 +14,7 @@ import h11
 
 from core.kube.keepalive import keep_alive
 
-__all__ = ["Connection", "Head", "HostPort", "HttpError"]
+__all__ = ["Head", "HostPort", "HttpError", "ServerConnection"]
 
 _PIECE_BYTES: Final = 65536
 
@@ -45,7 +45,7 @@ class Head:
     headers: Mapping[str, str]
 
 
-class Connection:
+class ServerConnection:
     """One connection to a server."""
 
     def __init__(self, address: HostPort, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -55,7 +55,7 @@ class Connection:
         self._http = h11.Connection(h11.CLIENT)
 
     @classmethod
-    async def open(cls, address: HostPort) -> "Connection":
+    async def open(cls, address: HostPort) -> "ServerConnection":
         """Return a new connection, with keepalive.
 
         Raises:

@@ -13,7 +13,7 @@ from core.kube.resources import BACKUPS, Resource
 from core.models.attempts import Attempts
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
-from datamover.kinds import TRANSFER_KINDS, TransferKind
+from datamover.kinds import TRANSFER_KINDS, MoverKind
 from datamover.kopia.references import CompletedTransfer, References
 
 __all__ = ["read_cluster_references", "read_named_snapshots"]
@@ -60,7 +60,7 @@ async def read_named_snapshots(
     }
 
 
-async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[TransferKind, JsonDict, str]]:
+async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, JsonDict, str]]:
     """Yield all transfers that refer to a snapshot, with its ID."""
     for kind in TRANSFER_KINDS.values():
         async for raw in _list(client, kind.resource, namespace):

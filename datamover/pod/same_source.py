@@ -11,7 +11,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.models.phases import Phase
 from core.models.transfers import Transfer
-from datamover.kinds import BackupPlan, TransferKind, plan_of
+from datamover.kinds import BackupPlan, MoverKind, plan_of
 from datamover.kopia.snapshots import START_TOLERANCE
 
 __all__ = ["backs_up_alone"]
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 _RUNNING = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
 
 
-async def backs_up_alone(client: KubeClient, kind: TransferKind, cr: Transfer, source: str) -> bool:
+async def backs_up_alone(client: KubeClient, kind: MoverKind, cr: Transfer, source: str) -> bool:
     """Return whether no other transfer of the kind backs up `source`; False if that cannot be found out.
 
     One counts if it moves data at present, or has ever begun a snapshot when an attempt of `cr` did.

@@ -24,7 +24,7 @@ from datamover.storage.credentials import (
     CredentialsText,
     parse_variables,
 )
-from datamover.storage.providers import PROBE_PREFIX, SECRET_VARIABLES, Storage, StorageAccess, trust_variables
+from datamover.storage.providers import PROBE_PREFIX, SECRET_VARIABLES, KopiaAccess, Storage, trust_variables
 
 __all__ = ["AzureStorage", "build_azure", "read_azure_variables"]
 
@@ -127,7 +127,7 @@ class AzureStorage(Storage):
         key = await fetch_account_key(self.account_key, clock, redactor)
         return replace(self, account_key=None, variables={**self.variables, _STORAGE_KEY: key})
 
-    def access(self, work_dir: WorkDir) -> StorageAccess:
+    def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments, and the credentials."""
         arguments = [
             "azure",
@@ -137,7 +137,7 @@ class AzureStorage(Storage):
         ]
         if self.domain:
             arguments.append(f"--storage-domain={self.domain}")
-        return StorageAccess(arguments, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
+        return KopiaAccess(arguments, {**self.variables, **trust_variables(work_dir, self.ca_pem)})
 
 
 def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:

@@ -26,8 +26,8 @@ __all__ = [
     "SECRET_VARIABLES",
     "FileStorage",
     "GcsStorage",
+    "KopiaAccess",
     "Storage",
-    "StorageAccess",
     "trust_variables",
 ]
 
@@ -49,7 +49,7 @@ SECRET_VARIABLES: Final = (
 
 
 @dataclass(frozen=True)
-class StorageAccess:
+class KopiaAccess:
     """kopia's access to a storage: the arguments after `repository connect`, and variables of every call.
 
     `in_files` are the secrets in the files that the arguments name.
@@ -74,7 +74,7 @@ class Storage(ABC):
         """The name of the storage in messages."""
 
     @abstractmethod
-    def access(self, work_dir: WorkDir) -> StorageAccess:
+    def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's access to it; required files are written to `work_dir`."""
 
     @abstractmethod
@@ -131,9 +131,9 @@ class FileStorage(Storage):
         """Return the parent directory."""
         return replace(self, path=self.path.parent)
 
-    def access(self, work_dir: WorkDir) -> StorageAccess:  # noqa: ARG002 - a directory needs no files
+    def access(self, work_dir: WorkDir) -> KopiaAccess:  # noqa: ARG002 - a directory needs no files
         """Return kopia's arguments; files and directories are accessible to this user only, as with Velero."""
-        return StorageAccess(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
+        return KopiaAccess(["filesystem", f"--path={self.path}", "--file-mode=0600", "--dir-mode=0700"])
 
     @property
     def needs_pod(self) -> bool:
@@ -204,7 +204,7 @@ class GcsStorage(Storage):
         """Return a prefix below this one, without a repository."""
         return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
-    def access(self, work_dir: WorkDir) -> StorageAccess:
+    def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments; the credentials are written to a file.
 
         kopia's flag supports keys of service accounts only; Google's library supports all types.
@@ -214,11 +214,11 @@ class GcsStorage(Storage):
         trust = trust_variables(work_dir, self.ca_pem)
         if not self.credentials:
             # Google's library would fail if the inherited variable names no file.
-            return StorageAccess(arguments, {**trust, GOOGLE_FILE: ""})
+            return KopiaAccess(arguments, {**trust, GOOGLE_FILE: ""})
         file = str(work_dir.write("google.json", self.credentials.encode()))
         if _SERVICE_ACCOUNT.search(self.credentials):
-            return StorageAccess([*arguments, f"--credentials-file={file}"], trust)
-        return StorageAccess(arguments, {**trust, GOOGLE_FILE: file})
+            return KopiaAccess([*arguments, f"--credentials-file={file}"], trust)
+        return KopiaAccess(arguments, {**trust, GOOGLE_FILE: file})
 
 
 def trust_variables(work_dir: WorkDir, ca_pem: bytes) -> dict[str, str]:

@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from datamover.runtime.work_dir import WorkDir
 from datamover.storage.aws import AwsAssumedRole, AwsIdentity, AwsKeys
-from datamover.storage.providers import PROBE_PREFIX, Storage, StorageAccess, trust_variables
+from datamover.storage.providers import PROBE_PREFIX, KopiaAccess, Storage, trust_variables
 
 __all__ = ["S3Storage"]
 
@@ -86,7 +86,7 @@ class S3Storage(Storage):
         """Return a prefix below this one, without a repository."""
         return replace(self, prefix=f"{self.prefix}{PROBE_PREFIX}")
 
-    def access(self, work_dir: WorkDir) -> StorageAccess:
+    def access(self, work_dir: WorkDir) -> KopiaAccess:
         """Return kopia's arguments, and the keys if this storage has its own.
 
         The keys are passed as empty arguments: so kopia reads its environment on each call,
@@ -115,10 +115,10 @@ class S3Storage(Storage):
         if self.in_past:
             arguments.append(f"--point-in-time={_PAST}")
         if self.keys is None:
-            return StorageAccess(arguments)
-        return StorageAccess(arguments, self.keys.variables)
+            return KopiaAccess(arguments)
+        return KopiaAccess(arguments, self.keys.variables)
 
-    def _access_by_token(self, role: AwsAssumedRole, work_dir: WorkDir) -> StorageAccess:
+    def _access_by_token(self, role: AwsAssumedRole, work_dir: WorkDir) -> KopiaAccess:
         """Return arguments that name a file with the configuration of this storage.
 
         Source: kopia 0.23.1, cli/command_repository_connect_from_config.go, repo/token.go.
@@ -128,7 +128,7 @@ class S3Storage(Storage):
         # An authority in the configuration would be the only one, also for AWS's token service.
         variables = {**role.variables, **trust_variables(work_dir, self.ca_pem)}
         secrets = tuple(filter(None, (role.keys.secret_key, role.keys.session_token)))
-        return StorageAccess(["from-config", f"--token-file={file}"], variables, secrets)
+        return KopiaAccess(["from-config", f"--token-file={file}"], variables, secrets)
 
     def config(self) -> JsonDict:
         """Return the bucket and its endpoint, without keys except those of a role, consistent with `access`."""

@@ -21,7 +21,7 @@ from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STOR
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
 from core.spelling import guess
-from nodeagent.config.keys import Finding, show_key
+from nodeagent.config.keys import ConfigFinding, show_key
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.models import AgentConfig
@@ -35,12 +35,12 @@ from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
 __all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names"]
 
 
-async def check_names(client: KubeClient, config: AgentConfig) -> list[Finding]:
+async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
     """Return a finding for each name in `config` that does not exist in the cluster.
 
     A resource that cannot be listed is a finding too.
     """
-    findings: list[Finding] = []
+    findings: list[ConfigFinding] = []
     if names := [(path, name) for path, name in _storage_classes(config) if name]:
         findings += await _check_storage_classes(client, names, cache=config.cache_pvc.storage_class)
     if config.priority_class_name:
@@ -73,26 +73,28 @@ def _selectors(config: AgentConfig) -> Iterator[tuple[str, LabelSelector]]:
             yield f"loadAffinity[{index}].nodeSelector", entry.node_selector
 
 
-async def _check_storage_classes(client: KubeClient, named: Iterable[tuple[str, str]], *, cache: str) -> list[Finding]:
+async def _check_storage_classes(
+    client: KubeClient, named: Iterable[tuple[str, str]], *, cache: str
+) -> list[ConfigFinding]:
     listed = await _list(client, STORAGE_CLASSES, "storage classes")
-    if isinstance(listed, Finding):
+    if isinstance(listed, ConfigFinding):
         return [listed]
     known = {obj["metadata"]["name"]: obj for obj in listed}
     found = [
-        Finding(path, f"StorageClass {name} does not exist", guess(name, known))
+        ConfigFinding(path, f"StorageClass {name} does not exist", guess(name, known))
         for path, name in named
         if name not in known
     ]
     policy = known[cache].get("reclaimPolicy", "Delete") if cache in known else "Delete"
     if policy != "Delete":
         problem = f"StorageClass {cache} has reclaimPolicy {policy}: no cache volume without Delete"
-        found.append(Finding("cachePVC.storageClass", problem))
+        found.append(ConfigFinding("cachePVC.storageClass", problem))
     return found
 
 
-async def check_maintenance_names(client: KubeClient, parsed: ParsedMaintenance) -> list[Finding]:
+async def check_maintenance_names(client: KubeClient, parsed: ParsedMaintenance) -> list[ConfigFinding]:
     """Return a finding for each name in the configuration of maintenance Jobs that does not exist in the cluster."""
-    findings: list[Finding] = []
+    findings: list[ConfigFinding] = []
     for key, entry in parsed.entries.items():
         above = f"{show_key(key).removeprefix('.')}."
         if entry.priority_class_name:
@@ -107,34 +109,34 @@ async def check_maintenance_names(client: KubeClient, parsed: ParsedMaintenance)
     return findings
 
 
-async def _check_priority_class(client: KubeClient, name: str, *, above: str = "") -> list[Finding]:
+async def _check_priority_class(client: KubeClient, name: str, *, above: str = "") -> list[ConfigFinding]:
     listed = await _list(client, PRIORITY_CLASSES, "priority classes")
-    if isinstance(listed, Finding):
+    if isinstance(listed, ConfigFinding):
         return [listed]
     known = {obj["metadata"]["name"] for obj in listed}
     if name in known:
         return []
     problem = f"PriorityClass {name} does not exist: {'Jobs' if above else 'data movers'} get the default priority"
-    return [Finding(f"{above}priorityClassName", problem, guess(name, known))]
+    return [ConfigFinding(f"{above}priorityClassName", problem, guess(name, known))]
 
 
-async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, LabelSelector]]) -> list[Finding]:
+async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, LabelSelector]]) -> list[ConfigFinding]:
     listed = await _list(client, NODES, "nodes")
-    if isinstance(listed, Finding):
+    if isinstance(listed, ConfigFinding):
         return [listed]
     labels = [obj["metadata"].get("labels") or {} for obj in listed]
     return [
-        Finding(path, f"matches none of the {len(labels)} nodes")
+        ConfigFinding(path, f"matches none of the {len(labels)} nodes")
         for path, selector in selectors
         if not any(map(selector.matches, labels))
     ]
 
 
-async def _list(client: KubeClient, resource: Resource, what: str) -> list[JsonDict] | Finding:
+async def _list(client: KubeClient, resource: Resource, what: str) -> list[JsonDict] | ConfigFinding:
     try:
         return await client.list(Selection(resource))
     except KubeError as e:
-        return Finding("", f"{what} could not be checked: {e}")
+        return ConfigFinding("", f"{what} could not be checked: {e}")
 
 
 _FLAG: Final = "--node-agent-configmap"
@@ -165,8 +167,8 @@ class _CheckResult:
     """The findings: errors, and warnings about what is tolerated."""
 
     source: str
-    errors: Sequence[Finding]
-    warnings: Sequence[Finding] = field(default_factory=list)
+    errors: Sequence[ConfigFinding]
+    warnings: Sequence[ConfigFinding] = field(default_factory=list)
 
     def write(self, *, as_json: bool) -> None:
         """Print one line for each finding and a summary line; or one JSON object."""
@@ -198,9 +200,9 @@ async def check_config(request: CheckRequest) -> int:
 class _Checked:
     """A document: its findings, and the check of the names in it."""
 
-    errors: Sequence[Finding]
-    notes: Sequence[Finding]
-    find_names: Callable[[KubeClient], Awaitable[list[Finding]]]
+    errors: Sequence[ConfigFinding]
+    notes: Sequence[ConfigFinding]
+    find_names: Callable[[KubeClient], Awaitable[list[ConfigFinding]]]
     digest: str = NO_CONFIG
 
 
@@ -222,14 +224,14 @@ async def _check_file(request: CheckRequest) -> _CheckResult:
         try:
             checked = _checked(parse_config(text))
         except ConfigError as e:
-            return _CheckResult(request.path, [Finding("", str(e))])
+            return _CheckResult(request.path, [ConfigFinding("", str(e))])
     if request.offline or not _has_cluster(request):
         return _CheckResult(request.path, checked.errors, checked.notes)
     try:
         async with connect(request.access) as cluster:
             names = await checked.find_names(cluster.client)
     except ConfigError as e:
-        names = [Finding("", f"names were not checked against a cluster: {e}")]
+        names = [ConfigFinding("", f"names were not checked against a cluster: {e}")]
     return _CheckResult(request.path, checked.errors, [*checked.notes, *names])
 
 
@@ -245,7 +247,7 @@ async def _check_cluster(request: CheckRequest) -> _CheckResult:
             # What prevents the agent from starting is an error; an API server that cannot be reached is not a finding.
             if isinstance(e.__cause__, KubeError):
                 raise
-            return _CheckResult(source, [Finding("", str(e))])
+            return _CheckResult(source, [ConfigFinding("", str(e))])
         warnings = [*checked.notes, *await checked.find_names(client)]
         if not request.maintenance:
             warnings += await _check_active(client, namespace, checked.digest)
@@ -263,19 +265,19 @@ async def _read_checked(client: KubeClient, namespace: str, name: str, *, mainte
     return _checked_maintenance(await read_maintenance(client, namespace, name) if name else {})
 
 
-async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[Finding]:
+async def _check_active(client: KubeClient, namespace: str, digest: str) -> list[ConfigFinding]:
     """Return a finding for each other configuration that agents announce as active."""
     try:
         pods = await client.list(Selection(PODS, namespace, label_selector=AGENT_SELECTOR))
     except KubeError as e:
-        return [Finding("", f"the active configuration of the agents could not be checked: {e}")]
+        return [ConfigFinding("", f"the active configuration of the agents could not be checked: {e}")]
     others = defaultdict(list)
     for pod in pods:
         announced = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION, "")
         if announced and announced != digest:
             others[announced].append((pod.get("spec") or {}).get("nodeName", ""))
     return [
-        Finding(
+        ConfigFinding(
             "", f"{len(nodes)} of {len(pods)} agents use {other} instead of this document ({digest}): {shown(nodes)}"
         )
         for other, nodes in sorted(others.items())
@@ -315,9 +317,9 @@ def _has_cluster(request: CheckRequest) -> bool:
     return bool(named) or (Path.home() / ".kube" / "config").is_file()
 
 
-def _listed(findings: Sequence[Finding]) -> list[JsonDict]:
+def _listed(findings: Sequence[ConfigFinding]) -> list[JsonDict]:
     return [{"path": finding.path, "problem": finding.problem, "hint": finding.hint} for finding in findings]
 
 
-def _count(findings: Sequence[Finding], word: str) -> str:
+def _count(findings: Sequence[ConfigFinding], word: str) -> str:
     return f"{len(findings) or 'no'} {word}{'' if len(findings) == 1 else 's'}"

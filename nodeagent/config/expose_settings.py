@@ -15,7 +15,7 @@ from exposer.settings import (
     CompressionRules,
     ExposeSettings,
     PodSettings,
-    RepositoryVolume,
+    RepositoryMount,
 )
 from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.retries import build_retry_rules
@@ -44,7 +44,7 @@ def build_expose_settings(
         backup_pvcs={source: _backup_pvc(entry) for source, entry in config.backup_pvc.items()},
         excluded_metadata=tuple(config.own.excluded_metadata),
         repository_volumes=tuple(
-            RepositoryVolume(volume.mount_path, volume.to_wire()) for volume in config.own.repository_volumes
+            RepositoryMount(volume.mount_path, volume.to_wire()) for volume in config.own.repository_volumes
         ),
         ignore_delay_binding=config.restore_pvc.ignore_delay_binding,
         restore_copies=_copies(config.restore_pvc),

@@ -21,7 +21,7 @@ from nodeagent.config.models import AgentConfig
 from nodeagent.config.selectors import Section
 
 __all__ = [
-    "Finding",
+    "ConfigFinding",
     "Location",
     "Nested",
     "SortedKeys",
@@ -43,7 +43,7 @@ _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConfigFinding:
     """One finding about a document: path, problem, and a hint."""
 
     path: str
@@ -109,7 +109,7 @@ class SortedKeys:
     """
 
     document: JsonDict = field(default_factory=dict)
-    notes: list[Finding] = field(default_factory=list)
+    notes: list[ConfigFinding] = field(default_factory=list)
     written: dict[Location, str] = field(default_factory=dict)
 
     def show(self, location: Location) -> str:
@@ -183,7 +183,7 @@ class _Sorter:
         return self.sort_object(value, nested.section, place)
 
     def _note(self, place: Location, problem: str, hint: str = "") -> None:
-        self.found.notes.append(Finding(self.found.show(place), problem, hint))
+        self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))
 
     def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
         """Return which known key may be meant: one of this object, else the same name at a deeper level."""

@@ -25,7 +25,7 @@ from core.models.units import parse_quantity
 from exposer.maintenance_job import JobSettings, is_reserved_label
 from exposer.placement import Alternatives
 from nodeagent.config.expose_settings import node_requirements
-from nodeagent.config.keys import Finding, Location, show_key, sort_keys
+from nodeagent.config.keys import ConfigFinding, Location, show_key, sort_keys
 from nodeagent.config.models import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
 from nodeagent.config.selectors import Section
@@ -121,13 +121,13 @@ class ParsedMaintenance:
 
     entries: Mapping[str, RepositoryEntry] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[Finding, ...] = ()
-    notes: tuple[Finding, ...] = ()
+    errors: tuple[ConfigFinding, ...] = ()
+    notes: tuple[ConfigFinding, ...] = ()
 
     @property
-    def invalid(self) -> list[Finding]:
+    def invalid(self) -> list[ConfigFinding]:
         """All errors: keys that cannot be read, and invalid values."""
-        return [*(Finding(key, text) for key, text in self.unreadable.items()), *self.errors]
+        return [*(ConfigFinding(key, text) for key, text in self.unreadable.items()), *self.errors]
 
     @property
     def warnings(self) -> list[str]:
@@ -184,8 +184,8 @@ def parse_maintenance(config_map: JsonDict) -> ParsedMaintenance:
     """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict, with all findings."""
     entries: dict[str, RepositoryEntry] = {}
     unreadable: dict[str, str] = {}
-    errors: list[Finding] = []
-    notes: list[Finding] = []
+    errors: list[ConfigFinding] = []
+    notes: list[ConfigFinding] = []
     for key, text in sorted((config_map.get("data") or {}).items()):
         section = GlobalEntry if key == _GLOBAL else RepositoryEntry
         try:
@@ -207,32 +207,34 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
     return place[0] not in _OWN_KEYS and has_wrong_type(error)
 
 
-def _explain_unknown(note: Finding) -> Finding:
+def _explain_unknown(note: ConfigFinding) -> ConfigFinding:
     """Return the finding about an unknown key; in the entry of a repository, it may be one of `global`."""
-    return Finding(note.path, f"has an effect in {_GLOBAL} only; ignored") if note.path in _OWN_KEYS else note
+    return ConfigFinding(note.path, f"has an effect in {_GLOBAL} only; ignored") if note.path in _OWN_KEYS else note
 
 
-def _advise(key: str, entry: RepositoryEntry) -> Iterator[Finding]:
+def _advise(key: str, entry: RepositoryEntry) -> Iterator[ConfigFinding]:
     """Yield a finding for each setting that has no effect, or that a Velero server treats in another way."""
     if key != _GLOBAL and not key.endswith(f"-{REPOSITORY_TYPE}"):
-        yield Finding("", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{REPOSITORY_TYPE}")
+        yield ConfigFinding(
+            "", f"applies to no repository: neither {_GLOBAL} nor <namespace>-<location>-{REPOSITORY_TYPE}"
+        )
     if (resources := entry.pod_resources) is not None:
         for name, attribute in _REQUIRED_STRINGS.items():
             if not getattr(resources, attribute):
                 problem = "missing, counts as 0; a Velero server starts no Job without it"
-                yield Finding(f"podResources.{name}", problem)
+                yield ConfigFinding(f"podResources.{name}", problem)
     for name, attribute in _GLOBAL_BY_DOCUMENTATION.items():
         if key != _GLOBAL and getattr(entry, attribute):
             problem = f"applies only if {_GLOBAL} has none; ignored according to Velero's documentation"
-            yield Finding(name, problem)
+            yield ConfigFinding(name, problem)
     for label in filter(is_reserved_label, entry.pod_labels):
-        yield Finding(f"podLabels{show_key(label)}", "reserved; ignored")
+        yield ConfigFinding(f"podLabels{show_key(label)}", "reserved; ignored")
     for index, affinity in enumerate(entry.load_affinity):
         if affinity.storage_class:
-            yield Finding(f"loadAffinity[{index}].storageClass", "has no effect on maintenance")
+            yield ConfigFinding(f"loadAffinity[{index}].storageClass", "has no effect on maintenance")
 
 
-def _below(key: str, findings: Iterable[Finding]) -> list[Finding]:
+def _below(key: str, findings: Iterable[ConfigFinding]) -> list[ConfigFinding]:
     """Return the findings about the value of `key` with whole paths."""
     place = show_key(key).removeprefix(".")
     return [replace(one, path=f"{place}{'' if one.path[:1] in {'', '['} else '.'}{one.path}") for one in findings]

@@ -12,7 +12,7 @@ from core.models.base import JsonDict
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.compression import CompressionKeys
-from nodeagent.config.retries import Retry
+from nodeagent.config.retries import RetryKeys
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
 
@@ -88,8 +88,8 @@ class OwnKeys(Section):
         "the data movers of the locations in it (our own key)",
         examples=[[{"mountPath": "/backups", "persistentVolumeClaim": "shared-backups"}]],
     )
-    retry: Retry = Field(
-        default_factory=Retry,
+    retry: RetryKeys = Field(
+        default_factory=RetryKeys,
         description="when an interrupted transfer gets another attempt (our own key)",
         examples=[{"maxRetries": 5}],
     )

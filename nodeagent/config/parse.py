@@ -22,7 +22,7 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.units import parse_quantity
 from core.spelling import ask, close_name
-from nodeagent.config.keys import Finding, Location, SortedKeys, load_json, show_key, sort_keys
+from nodeagent.config.keys import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.selectors import Section
@@ -30,7 +30,7 @@ from nodeagent.config.selectors import Section
 __all__ = [
     "LARGEST_PREPARE_QUEUE",
     "AgentConfig",
-    "Finding",
+    "ConfigFinding",
     "InvalidValues",
     "LoadConcurrency",
     "ParsedConfig",
@@ -42,12 +42,12 @@ __all__ = [
 ]
 
 
-def advise(config: AgentConfig) -> list[Finding]:
+def advise(config: AgentConfig) -> list[ConfigFinding]:
     """Return a finding for each setting of `config` that has no effect, or a wider one than intended."""
     return [*_on_affinity(config), *_on_backup_claims(config), *_on_cache(config), *_on_rules(config)]
 
 
-def _on_affinity(config: AgentConfig) -> list[Finding]:
+def _on_affinity(config: AgentConfig) -> list[ConfigFinding]:
     if config.load_affinity_mode is AffinityMode.ANY:
         return []
     notes = []
@@ -58,28 +58,28 @@ def _on_affinity(config: AgentConfig) -> list[Finding]:
             which = f"for storage class {entry.storage_class}" if entry.storage_class else "without a storage class"
             problem = f"only the first entry {which} applies; this one is ignored"
             hint = '"loadAffinityMode": "any" makes them alternatives'
-            notes.append(Finding(f"loadAffinity[{index}]", problem, hint))
+            notes.append(ConfigFinding(f"loadAffinity[{index}]", problem, hint))
     return notes
 
 
-def _on_backup_claims(config: AgentConfig) -> list[Finding]:
+def _on_backup_claims(config: AgentConfig) -> list[ConfigFinding]:
     return [
-        Finding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly")
+        ConfigFinding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly")
         for name, claim in config.backup_pvc.items()
         if claim.spc_no_relabeling and not claim.read_only
     ]
 
 
-def _on_cache(config: AgentConfig) -> list[Finding]:
+def _on_cache(config: AgentConfig) -> list[ConfigFinding]:
     cache = config.cache_pvc
     if cache.resident_threshold_in_mb and not cache.storage_class:
-        return [Finding("cachePVC", "no cache volume without storageClass")]
+        return [ConfigFinding("cachePVC", "no cache volume without storageClass")]
     return []
 
 
-def _on_rules(config: AgentConfig) -> list[Finding]:
+def _on_rules(config: AgentConfig) -> list[ConfigFinding]:
     return [
-        Finding(
+        ConfigFinding(
             "loadConcurrency.perNodeConfig",
             f"the rule with number {rule.number} has no nodeSelector: every node matches",
         )
@@ -125,9 +125,9 @@ class ParsedConfig:
     """
 
     config: AgentConfig = field(default_factory=AgentConfig)
-    errors: tuple[Finding, ...] = ()
-    fatal: tuple[Finding, ...] = ()
-    notes: tuple[Finding, ...] = ()
+    errors: tuple[ConfigFinding, ...] = ()
+    fatal: tuple[ConfigFinding, ...] = ()
+    notes: tuple[ConfigFinding, ...] = ()
     digest: str = ""
 
     @property
@@ -177,7 +177,7 @@ class InvalidValues:
     """
 
     is_fatal: Callable[[ErrorDetails, Location], bool]
-    found: dict[str, Finding] = field(default_factory=dict)
+    found: dict[str, ConfigFinding] = field(default_factory=dict)
     fatal: list[str] = field(default_factory=list)
 
     def add(self, error: ErrorDetails, place: Location, path: str) -> None:
@@ -259,14 +259,14 @@ def _remove(document: JsonDict, unit: Location) -> None:
     del inside[unit[-1]]
 
 
-def _explain(error: ErrorDetails, path: str) -> Finding:
+def _explain(error: ErrorDetails, path: str) -> ConfigFinding:
     """Return what was expected at `path`, what was found, and what may have been meant."""
     kind, context, value = error["type"], error.get("ctx", {}), error["input"]
     if kind == "missing":
-        return Finding(path, "required key is missing")
+        return ConfigFinding(path, "required key is missing")
     words = _EXPECTED.get(kind)
     what = words.format(**context) if words else error["msg"].removeprefix("expected ")
-    return Finding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
+    return ConfigFinding(path, f"expected {what}, found {_describe(value)}", ask(_guess(kind, value, what)))
 
 
 def _guess(kind: str, value: object, what: str) -> str:

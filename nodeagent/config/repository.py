@@ -27,7 +27,7 @@ from core.models.storage import (
 )
 from core.models.units import parse_count
 from core.spelling import guess
-from nodeagent.config.keys import Finding, load_json, show_key
+from nodeagent.config.keys import ConfigFinding, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 
@@ -46,8 +46,8 @@ class ParsedSettings:
 
     settings: Mapping[str, str] = field(default_factory=dict)
     cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
-    errors: tuple[Finding, ...] = ()
-    notes: tuple[Finding, ...] = ()
+    errors: tuple[ConfigFinding, ...] = ()
+    notes: tuple[ConfigFinding, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
@@ -86,8 +86,8 @@ class _Found:
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
         self.cache_limit_mib = DEFAULT_CACHE_LIMIT_MIB
-        self.errors: list[Finding] = []
-        self.notes: list[Finding] = []
+        self.errors: list[ConfigFinding] = []
+        self.notes: list[ConfigFinding] = []
 
     def take(self, key: str, value: object) -> None:
         path = f"{REPOSITORY_TYPE}{show_key(key)}"
@@ -95,22 +95,22 @@ class _Found:
         if value is None:
             return
         if text is None:
-            self.errors.append(Finding(path, "expected a string, a number, true or false"))
+            self.errors.append(ConfigFinding(path, "expected a string, a number, true or false"))
         elif key == CACHE_LIMIT_KEY:
             self._take_limit(path, text)
         elif key == FULL_INTERVAL_KEY and text not in _INTERVALS:
             problem = f"expected one of {', '.join(_INTERVALS)}, found {text}"
-            self.errors.append(Finding(path, problem, guess(text, _INTERVALS)))
+            self.errors.append(ConfigFinding(path, problem, guess(text, _INTERVALS)))
         else:
             self.settings[key] = text
             if key != FULL_INTERVAL_KEY:
                 problem = "unknown key; passed on to the BackupRepository"
-                self.notes.append(Finding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
+                self.notes.append(ConfigFinding(path, problem, guess(key, (CACHE_LIMIT_KEY, FULL_INTERVAL_KEY))))
 
     def _take_limit(self, path: str, text: str) -> None:
         limit = parse_count(text)
         if limit is None:
-            self.errors.append(Finding(path, f"expected a whole number of MiB, found {text}"))
+            self.errors.append(ConfigFinding(path, f"expected a whole number of MiB, found {text}"))
             return
         self.cache_limit_mib = limit
         # kopia would cache nothing with a limit of 0, and read everything several times.

@@ -13,7 +13,7 @@ from core.models.units import parse_duration
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import DurationText, OptionalDurationText, QuantityText, expected, is_zero
 
-__all__ = ["Retry", "RetryOverrides", "build_retry_rules", "rules_of_kind"]
+__all__ = ["RetryKeys", "RetryOverrides", "build_retry_rules", "rules_of_kind"]
 
 _Kind = Literal["DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore"]
 
@@ -50,7 +50,7 @@ class RetryOverrides(Section):
     )
 
 
-class Retry(Section):
+class RetryKeys(Section):
     """The value of `nodeagent.io.retry`."""
 
     enabled: StrictBool = Field(
@@ -91,7 +91,7 @@ class Retry(Section):
     )
 
 
-def build_retry_rules(retry: Retry, *, velero_server: bool) -> dict[str, RetryRules]:
+def build_retry_rules(retry: RetryKeys, *, velero_server: bool) -> dict[str, RetryRules]:
     """Return the rules for each kind, such as `DataUpload`.
 
     Args:
@@ -101,7 +101,7 @@ def build_retry_rules(retry: Retry, *, velero_server: bool) -> dict[str, RetryRu
     return {kind: rules_of_kind(retry, kind, velero_server=velero_server) for kind in get_args(_Kind)}
 
 
-def rules_of_kind(retry: Retry, kind: str, *, velero_server: bool) -> RetryRules:
+def rules_of_kind(retry: RetryKeys, kind: str, *, velero_server: bool) -> RetryRules:
     """Return the rules for one kind, such as `DataUpload`; arguments as for `build_retry_rules`."""
     own: RetryOverrides | None = dict(retry.per_kind).get(kind)  # type: ignore[call-overload] # any kind may be asked for
     deadline = RetryRules.deadline if velero_server else None

@@ -23,7 +23,7 @@ from exposer.maintenance_job import (
 )
 from exposer.model import Owner
 from exposer.pod_status import parse_pod_end
-from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryVolume, StorageAccess
+from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryMount, StorageAccess
 from nodeagent.config.maintenance import parse_maintenance
 from tests.exposer.support.inputs import POD_SETTINGS, template
 from tests.exposer.test_pods_velero import flat
@@ -355,7 +355,7 @@ def test_the_size_of_scratch_follows_the_limit_of_the_cache() -> None:
 
 
 def test_a_repository_on_a_shared_volume_is_mounted_writable() -> None:
-    shared = (RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),)
+    shared = (RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),)
     storage = StorageAccess(directory="/backups/a")
     job = build_maintenance_job(run(storage=storage), expose(repository_volumes=shared))
     (container,) = job["spec"]["template"]["spec"]["containers"]

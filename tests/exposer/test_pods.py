@@ -28,7 +28,7 @@ from exposer.settings import (
     ExposeSettings,
     MoverOptions,
     PodSettings,
-    RepositoryVolume,
+    RepositoryMount,
     StorageAccess,
 )
 from exposer.workload import build_volume_directory
@@ -143,8 +143,8 @@ def test_only_a_backup_may_write_to_the_directory_of_a_repository() -> None:
 
 
 SHARED = (
-    RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),
-    RepositoryVolume("/backups/far", {"nfs": {"server": "nfs.example.com", "path": "/export"}}),
+    RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),
+    RepositoryMount("/backups/far", {"nfs": {"server": "nfs.example.com", "path": "/export"}}),
 )
 """Shared volumes, of which one is mounted in the other's path."""
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.backups.copies import Copy
-from client.backups.retention import Check, Judgment, Rule, Situation, judge_backups
+from client.backups.retention import Check, RetentionDecision, RetentionRule, Situation, judge_backups
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
 from tests.client.support.copies import DAY, make_copy
 from tests.nodeagent.support.hand_clock import NOON
 
 
-def _judge(*copies: Copy, **situation: Any) -> dict[str, Judgment]:
+def _judge(*copies: Copy, **situation: Any) -> dict[str, RetentionDecision]:
     return {one.backup: one for one in judge_backups(copies, Situation(now=NOON, **situation))}
 
 
-def _rules(judgment: Judgment) -> list[Rule]:
+def _rules(judgment: RetentionDecision) -> list[RetentionRule]:
     return [hold.rule for hold in judgment.holds]
 
 
@@ -33,34 +33,45 @@ _NEWER: Final = make_copy("newer", 0.5)
         pytest.param({}, [], "", id="expired"),
         pytest.param(
             {"created": NOON - DAY},
-            [Rule.NOT_EXPIRED],
+            [RetentionRule.NOT_EXPIRED],
             "it expires after 2026-11-21T12",
             id="as old as its ttl",
         ),
         pytest.param({"created": NOON - DAY - timedelta(seconds=1)}, [], "", id="a second older"),
-        pytest.param({"created": NOON + DAY}, [Rule.NOT_EXPIRED, Rule.NEWEST_COPY], "it has", id="from the future"),
-        pytest.param({"created": None}, [Rule.NOT_EXPIRED], "it has no time to live", id="without a stamp"),
-        pytest.param({"ttl": None}, [Rule.NOT_EXPIRED], "it has no time to live", id="without a ttl"),
-        pytest.param({"ttl": timedelta.max}, [Rule.NOT_EXPIRED], "it expires after 9999", id="a ttl without end"),
+        pytest.param(
+            {"created": NOON + DAY},
+            [RetentionRule.NOT_EXPIRED, RetentionRule.NEWEST_COPY],
+            "it has",
+            id="from the future",
+        ),
+        pytest.param({"created": None}, [RetentionRule.NOT_EXPIRED], "it has no time to live", id="without a stamp"),
+        pytest.param({"ttl": None}, [RetentionRule.NOT_EXPIRED], "it has no time to live", id="without a ttl"),
+        pytest.param(
+            {"ttl": timedelta.max}, [RetentionRule.NOT_EXPIRED], "it expires after 9999", id="a ttl without end"
+        ),
         pytest.param(
             {"phase": Phase.IN_PROGRESS},
-            [Rule.IN_PROGRESS],
+            [RetentionRule.IN_PROGRESS],
             "DataUpload old-1 of app/data is InProgress: cancel the backup first",
             id="in progress",
         ),
-        pytest.param({"phase": Phase.NEW}, [Rule.IN_PROGRESS], "DataUpload old-1 of app/data is New", id="new"),
+        pytest.param(
+            {"phase": Phase.NEW}, [RetentionRule.IN_PROGRESS], "DataUpload old-1 of app/data is New", id="new"
+        ),
         pytest.param({"phase": Phase.FAILED, "snapshot_id": ""}, [], "", id="failed"),
         pytest.param({"phase": Phase.CANCELED, "snapshot_id": ""}, [], "", id="canceled"),
-        pytest.param({"snapshot_id": "s-now"}, [Rule.RESTORING], "DataDownload x restores app/data", id="restored"),
+        pytest.param(
+            {"snapshot_id": "s-now"}, [RetentionRule.RESTORING], "DataDownload x restores app/data", id="restored"
+        ),
         pytest.param(
             {"foreign": "is not of nodeagent backup create alone: Backup b owns it"},
-            [Rule.FOREIGN],
+            [RetentionRule.FOREIGN],
             "DataUpload old-1 is not of nodeagent backup create alone: Backup b owns it",
             id="foreign",
         ),
     ],
 )
-def test_a_backup_is_kept_by_each_rule(change: JsonDict, rules: list[Rule], text: str) -> None:
+def test_a_backup_is_kept_by_each_rule(change: JsonDict, rules: list[RetentionRule], text: str) -> None:
     judgment = _judge(replace(make_copy("old"), **change), _NEWER, restoring={"s-now": "DataDownload x"})["old"]
     assert sorted(_rules(judgment)) == sorted(rules)
     assert not text or any(hold.text.startswith(text) for hold in judgment.holds)
@@ -68,7 +79,7 @@ def test_a_backup_is_kept_by_each_rule(change: JsonDict, rules: list[Rule], text
 
 def test_the_newest_complete_copy_of_a_volume_is_kept() -> None:
     judged = _judge(make_copy("a", 3), make_copy("b", 2), make_copy("c", 9, phase=Phase.FAILED, snapshot_id=""))
-    assert {name: _rules(one) for name, one in judged.items()} == {"a": [], "b": [Rule.NEWEST_COPY], "c": []}
+    assert {name: _rules(one) for name, one in judged.items()} == {"a": [], "b": [RetentionRule.NEWEST_COPY], "c": []}
     assert judged["b"].holds[0].text == "it has the newest copy of app/data in default"
     assert list(judged) == ["c", "a", "b"]
     assert _judge(make_copy("a", 3))["a"].holds[0].text == "it has the only copy of app/data in default"
@@ -81,7 +92,7 @@ def test_the_newest_complete_copy_of_a_volume_is_kept() -> None:
 )
 def test_what_is_no_complete_copy_does_not_replace_one(change: JsonDict) -> None:
     judged = _judge(make_copy("a", 3), replace(make_copy("b", 2), **change))
-    assert _rules(judged["a"]) == [Rule.NEWEST_COPY]
+    assert _rules(judged["a"]) == [RetentionRule.NEWEST_COPY]
 
 
 def test_each_location_is_judged_by_itself() -> None:
@@ -90,33 +101,33 @@ def test_each_location_is_judged_by_itself() -> None:
     assert {name: _rules(one) for name, one in judged.items()} == {
         "n4": [],
         "n3": [],
-        "n2": [Rule.NEWEST_COPY],
-        "lab": [Rule.NEWEST_COPY],
+        "n2": [RetentionRule.NEWEST_COPY],
+        "lab": [RetentionRule.NEWEST_COPY],
     }
     closed = _judge(
         *nightly, make_copy("lab-old", 5, location="lab"), closed={"lab": "BackupStorageLocation lab is gone"}
     )
-    assert _rules(closed["lab-old"]) == [Rule.NEWEST_COPY, Rule.LOCATION]
+    assert _rules(closed["lab-old"]) == [RetentionRule.NEWEST_COPY, RetentionRule.LOCATION]
     assert _rules(closed["n3"]) == []
 
 
 @pytest.mark.parametrize(
     ("phase", "rule"),
     [
-        (Phase.FAILED, Rule.FAILING_VOLUME),
-        (Phase.CANCELED, Rule.FAILING_VOLUME),
-        (Phase.IN_PROGRESS, Rule.UNDECIDED),
+        (Phase.FAILED, RetentionRule.FAILING_VOLUME),
+        (Phase.CANCELED, RetentionRule.FAILING_VOLUME),
+        (Phase.IN_PROGRESS, RetentionRule.UNDECIDED),
     ],
     ids=str,
 )
-def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase, rule: Rule) -> None:
+def test_a_volume_whose_newest_transfer_is_not_completed_keeps_three_copies(phase: Phase, rule: RetentionRule) -> None:
     copies = [make_copy(f"n{day}", day) for day in (2, 3, 4, 5)]
     judged = _judge(*copies, make_copy("bad", 1.5, location="lab", phase=phase, snapshot_id=""))
-    assert {name: set(_rules(one)) - {Rule.IN_PROGRESS} for name, one in judged.items()} == {
+    assert {name: set(_rules(one)) - {RetentionRule.IN_PROGRESS} for name, one in judged.items()} == {
         "n5": set(),
         "n4": {rule},
         "n3": {rule},
-        "n2": {Rule.NEWEST_COPY},
+        "n2": {RetentionRule.NEWEST_COPY},
         # Once it were gone, nothing would say that the volume fails.
         "bad": {rule},
     }
@@ -133,7 +144,7 @@ _CHECKED: Final = Check(frozenset({"old-data"}), frozenset({"old-data"}), {"new-
         ({}, None, ""),
         (
             {"faults": {"new-data": "snapshot s-new is not in the repository"}},
-            Rule.UNCONFIRMED,
+            RetentionRule.UNCONFIRMED,
             (
                 "DataUpload new-1, the newest copy of app/data in default: snapshot s-new is not in the repository "
                 "(nodeagent backup verify new)"
@@ -141,28 +152,34 @@ _CHECKED: Final = Check(frozenset({"old-data"}), frozenset({"old-data"}), {"new-
         ),
         (
             {"faults": {}},
-            Rule.UNCONFIRMED,
+            RetentionRule.UNCONFIRMED,
             (
                 "DataUpload new-1, the newest copy of app/data in default: not looked at in this run "
                 "(nodeagent backup verify new)"
             ),
         ),
-        ({"found": frozenset()}, Rule.NOT_FOUND, "DataUpload old-1 of app/data: its snapshot s-old is not in default"),
+        (
+            {"found": frozenset()},
+            RetentionRule.NOT_FOUND,
+            "DataUpload old-1 of app/data: its snapshot s-old is not in default",
+        ),
         (
             {"refused": {("default", ""): "it is read-only"}},
-            Rule.LOCATION,
+            RetentionRule.LOCATION,
             "nothing can be deleted in BackupStorageLocation default: it is read-only",
         ),
         (
             {"refused": {("default", "app"): "it is locked"}},
-            Rule.LOCATION,
+            RetentionRule.LOCATION,
             "nothing can be deleted in BackupStorageLocation default: it is locked",
         ),
         ({"refused": {("default", "db"): "it is locked"}}, None, ""),
     ],
     ids=["confirmed", "gone", "not looked at", "own gone", "location", "repository", "other repository"],
 )
-def test_what_justifies_a_deletion_was_seen_in_the_bucket(change: JsonDict, rule: Rule | None, text: str) -> None:
+def test_what_justifies_a_deletion_was_seen_in_the_bucket(
+    change: JsonDict, rule: RetentionRule | None, text: str
+) -> None:
     judged = _judge(make_copy("old", 3), make_copy("new", 2), check=replace(_CHECKED, **change))
     assert [(hold.rule, hold.text) for hold in judged["old"].holds] == ([(rule, text)] if rule else [])
 
@@ -171,8 +188,8 @@ def test_a_copy_that_a_command_has_begun_to_delete_counts_as_gone_and_stays() ->
     judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, recorded=True))
     assert {name: _rules(one) for name, one in judged.items()} == {
         "a": [],
-        "b": [Rule.NEWEST_COPY],
-        "c": [Rule.NEWEST_COPY],
+        "b": [RetentionRule.NEWEST_COPY],
+        "c": [RetentionRule.NEWEST_COPY],
     }
 
 
@@ -180,8 +197,8 @@ def test_a_copy_whose_verification_failed_does_not_replace_one() -> None:
     judged = _judge(make_copy("a", 4), make_copy("b", 3), make_copy("c", 2, damaged=True))
     assert {name: _rules(one) for name, one in judged.items()} == {
         "a": [],
-        "b": [Rule.NEWEST_COPY],
-        "c": [Rule.NEWEST_COPY],
+        "b": [RetentionRule.NEWEST_COPY],
+        "c": [RetentionRule.NEWEST_COPY],
     }
     assert judged["b"].holds[0].text == "it has the newest copy of app/data in default whose verification did not fail"
 
@@ -191,7 +208,7 @@ def test_one_volume_holds_the_whole_backup() -> None:
     judged = _judge(make_copy("a", 5), gone, make_copy("b", 2))
     assert [hold.text for hold in judged["a"].holds] == ["it has the only copy of app/gone in default"]
     late = replace(gone, created=NOON - DAY / 2)
-    assert Rule.NOT_EXPIRED in _rules(_judge(make_copy("a", 5), late, make_copy("b", 2))["a"])
+    assert RetentionRule.NOT_EXPIRED in _rules(_judge(make_copy("a", 5), late, make_copy("b", 2))["a"])
 
 
 def test_a_copy_by_the_other_method_counts() -> None:

@@ -11,8 +11,8 @@ from client.backups.copies import Copy
 from client.backups.retention import (
     DeletionError,
     GoneCopy,
-    Judgment,
-    Rule,
+    RetentionDecision,
+    RetentionRule,
     Situation,
     decide_now,
     explain_backlog,
@@ -24,15 +24,17 @@ from tests.client.support.copies import DATA, DAY, make_copy
 from tests.nodeagent.support.hand_clock import NOON
 
 
-def _limit(*copies: Copy, gone: list[GoneCopy] | None = None, most: int | None = None) -> dict[str, list[Judgment]]:
+def _limit(
+    *copies: Copy, gone: list[GoneCopy] | None = None, most: int | None = None
+) -> dict[str, list[RetentionDecision]]:
     judged = limit_deletions(judge_backups(copies, Situation(now=NOON)), gone or [], NOON, most=most)
     return {
         "deleted": [one for one in judged if not one.holds],
-        "waiting": [one for one in judged if one.held_by((Rule.LIMIT,))],
+        "waiting": [one for one in judged if one.held_by((RetentionRule.LIMIT,))],
     }
 
 
-def _names(judgments: list[Judgment]) -> list[str]:
+def _names(judgments: list[RetentionDecision]) -> list[str]:
     return [one.backup for one in judgments]
 
 

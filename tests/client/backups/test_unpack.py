@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from client.backups.unpack import Target, Unpacker, UnpackError, check_python, choose_target
+from client.backups.unpack import Destination, Unpacker, UnpackError, check_python, choose_target
 from core.errors import ConfigError
 from core.file_contract import FileEntry, FileType
 
@@ -61,7 +61,7 @@ class Place:
         return self.root / "outside"
 
     def unpack(self, tar: Tar, *, name: str = "", overwrite: bool = False) -> Unpacker:
-        unpacker = Unpacker(Target(self.target, name), self.refused.__setitem__, overwrite=overwrite)
+        unpacker = Unpacker(Destination(self.target, name), self.refused.__setitem__, overwrite=overwrite)
         unpacker.run(tar.stream())
         return unpacker
 
@@ -215,7 +215,7 @@ def test_zeros_become_holes(place: Place) -> None:
 
 def test_a_stream_that_ends_early_leaves_no_partial_file(place: Place) -> None:
     whole = Tar().add("first", b"1").add("second", bytes(range(256)) * 4096).stream().getvalue()
-    unpacker = Unpacker(Target(place.target), place.refused.__setitem__)
+    unpacker = Unpacker(Destination(place.target), place.refused.__setitem__)
     with pytest.raises(UnpackError, match="not a complete tar"):
         unpacker.run(io.BytesIO(whole[: len(whole) // 2]))
     assert place.tree() == ["first"]
@@ -224,7 +224,7 @@ def test_a_stream_that_ends_early_leaves_no_partial_file(place: Place) -> None:
 @pytest.mark.parametrize("rest", [b"y" * 10_000, b"y" * 100, b""], ids=["invalid", "cut off", "missing"])
 def test_a_stream_with_a_broken_header_is_not_complete(place: Place, rest: bytes) -> None:
     header = Tar().add("first").stream().getvalue()[: tarfile.BLOCKSIZE]
-    unpacker = Unpacker(Target(place.target), place.refused.__setitem__)
+    unpacker = Unpacker(Destination(place.target), place.refused.__setitem__)
     with pytest.raises(UnpackError, match=r"not a complete tar: .* header"):
         unpacker.run(io.BytesIO(header + rest))
     assert place.tree() == ["first"]
@@ -257,7 +257,7 @@ def test_the_destination_is_chosen_as_by_cp(tmp_path: Path, kind: FileType, dest
 
 
 def test_a_volume_goes_into_a_directory_under_the_name_of_its_claim(tmp_path: Path) -> None:
-    assert choose_target(tmp_path, FileEntry(name="", type=FileType.DIRECTORY), "data", overwrite=False) == Target(
+    assert choose_target(tmp_path, FileEntry(name="", type=FileType.DIRECTORY), "data", overwrite=False) == Destination(
         tmp_path / "data"
     )
 

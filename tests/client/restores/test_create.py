@@ -3,7 +3,7 @@
 import pytest
 
 from client.restores.create import check_restore, plan_restore, start_restore
-from client.restores.objects import RestoreRequest
+from client.restores.objects import RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from core.kube.resources import POD_VOLUME_RESTORES
 from core.models.saved_claim import SavedClaim
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.looptime
 _BOTH = (saved(DATA, "s1"), saved(FILES, "s2"))
 
 
-async def _restore(scene: RestoreScene, *volumes: SavedVolume, request: RestoreRequest | None = None) -> None:
+async def _restore(scene: RestoreScene, *volumes: SavedVolume, request: RequestedRestore | None = None) -> None:
     planned = await plan_restore(scene.tools, request or scene.request(), volumes or _BOTH)
     await start_restore(scene.tools, planned)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from client.restores.objects import PlannedRestore, RestoreRequest
+from client.restores.objects import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError
 from core.models.saved_claim import SavedClaim
 from tests.client.support.restore_scene import DATA, FILES, saved
 from tests.support.golden import assert_golden
 
-_REQUEST = RestoreRequest("back", "velero")
+_REQUEST = RequestedRestore("back", "velero")
 
 
 def test_the_claim_and_its_transfer() -> None:
@@ -18,7 +18,7 @@ def test_the_claim_and_its_transfer() -> None:
 
 
 def test_the_pod_that_waits_and_its_transfer() -> None:
-    one = PlannedRestore(RestoreRequest("back", "velero", wait_image="agents:1"), saved(DATA), 1)
+    one = PlannedRestore(RequestedRestore("back", "velero", wait_image="agents:1"), saved(DATA), 1)
     pod, transfer = one.build_pod(), one.build_transfer("uid-of-pod")
     assert pod is not None
     assert_golden("restore-pod", pod)
@@ -29,7 +29,7 @@ def test_the_pod_that_waits_and_its_transfer() -> None:
 
 
 def test_a_block_device_is_not_restored_into_a_pod() -> None:
-    one = PlannedRestore(RestoreRequest("back", "velero", wait_image="agents:1"), saved(FILES), 1)
+    one = PlannedRestore(RequestedRestore("back", "velero", wait_image="agents:1"), saved(FILES), 1)
     with pytest.raises(RestoreError, match="PVC db/files: its volume is a block device: leave out --method"):
         one.build_claim()
 
@@ -41,7 +41,7 @@ def test_no_provisioner_binds_a_volume_to_the_claim_before_the_restored_one() ->
 
 
 def test_namespace_and_class_are_mapped_and_the_repository_stays() -> None:
-    request = RestoreRequest("back", "velero", namespaces={"app": "trial"}, classes={"fast": "slow"})
+    request = RequestedRestore("back", "velero", namespaces={"app": "trial"}, classes={"fast": "slow"})
     one = PlannedRestore(request, saved(DATA), 1)
     claim, spec = one.build_claim(), one.build_transfer()["spec"]
     assert (claim["metadata"]["namespace"], claim["spec"]["storageClassName"]) == ("trial", "slow")
@@ -62,9 +62,9 @@ def test_a_claim_of_the_empty_class_stays_one_or_gets_the_given_one() -> None:
     volume = saved(SavedClaim(namespace="a", name="b", size="1Gi", storage_class=""))
     with pytest.raises(RestoreError, match=r'PVC a/b: its storage class was "", .* set --storage-class'):
         PlannedRestore(_REQUEST, volume, 1).build_claim()
-    given = RestoreRequest("back", "velero", storage_class="fast")
+    given = RequestedRestore("back", "velero", storage_class="fast")
     assert PlannedRestore(given, volume, 1).build_claim()["spec"]["storageClassName"] == "fast"
-    by_pod = RestoreRequest("back", "velero", wait_image="agents:1")
+    by_pod = RequestedRestore("back", "velero", wait_image="agents:1")
     assert PlannedRestore(by_pod, volume, 1).build_claim()["spec"]["storageClassName"] == ""
 
 
@@ -80,23 +80,23 @@ def test_size_and_class_are_given_where_the_backup_has_the_names_only() -> None:
     claim = SavedClaim(namespace="app", name="old")
     with pytest.raises(RestoreError, match="PVC app/old: its backup does not say its size: set --size"):
         PlannedRestore(_REQUEST, saved(claim), 1).build_claim()
-    request = RestoreRequest("back", "velero", size="3Gi", storage_class="fast")
+    request = RequestedRestore("back", "velero", size="3Gi", storage_class="fast")
     spec = PlannedRestore(request, saved(claim), 1).build_claim()["spec"]
     assert spec["resources"] == {"requests": {"storage": "3Gi"}}
     assert (spec["storageClassName"], spec["accessModes"]) == ("fast", ["ReadWriteOnce"])
     assert (
         "storageClassName"
-        not in PlannedRestore(RestoreRequest("b", "v", size="1Gi"), saved(claim), 1).build_claim()["spec"]
+        not in PlannedRestore(RequestedRestore("b", "v", size="1Gi"), saved(claim), 1).build_claim()["spec"]
     )
 
 
 def test_the_given_class_is_not_that_of_a_claim_whose_backup_says_it() -> None:
-    request = RestoreRequest("back", "velero", size="3Gi", storage_class="other")
+    request = RequestedRestore("back", "velero", size="3Gi", storage_class="other")
     spec = PlannedRestore(request, saved(DATA), 1).build_claim()["spec"]
     assert (spec["storageClassName"], spec["resources"]["requests"]["storage"]) == ("fast", "2Gi")
 
 
 def test_the_names_of_long_restores_are_valid() -> None:
-    one = PlannedRestore(RestoreRequest("r" * 200, "velero"), saved(DATA), 1)
+    one = PlannedRestore(RequestedRestore("r" * 200, "velero"), saved(DATA), 1)
     assert len(one.name) <= 63
     assert len(one.build_claim()["metadata"]["labels"]["nodeagent.io/restore"]) == 63

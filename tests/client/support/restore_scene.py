@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.restores.objects import RestoreRequest
+from client.restores.objects import RequestedRestore
 from client.restores.sources import SavedVolume
 from client.restores.waiting_pods import RestoreTools
 from core.clock import Clock
@@ -101,8 +101,8 @@ class RestoreScene:
     def tools(self) -> RestoreTools:
         return RestoreTools(self.client, self.clock, self.notes.append)
 
-    def request(self, name: str = "back", **more: Any) -> RestoreRequest:
-        return RestoreRequest(name, "velero", **more)
+    def request(self, name: str = "back", **more: Any) -> RequestedRestore:
+        return RequestedRestore(name, "velero", **more)
 
     def objects(self, resource: Resource) -> dict[str, JsonDict]:
         """The stored objects, by namespace and name."""

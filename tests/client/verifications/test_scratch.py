@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from client.restores.objects import PlannedRestore, RestoreRequest
+from client.restores.objects import PlannedRestore, RequestedRestore
 from client.verifications.view import VolumeOutcome
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS
@@ -95,7 +95,7 @@ def _put_left(scene: VerificationScene, name: str, *, age: timedelta, job: str =
     """Store what a command has left: a PVC of that age, its transfer, and a Job that has ended so long ago."""
     name, _, user = name.partition(" ")
     planned = PlannedRestore(
-        RestoreRequest(user or name, "velero"), saved(replace(DATA, namespace="velero", name=name)), 1
+        RequestedRestore(user or name, "velero"), saved(replace(DATA, namespace="velero", name=name)), 1
     )
     claim, kube = planned.build_claim(), scene.base.kube
     claim["metadata"]["creationTimestamp"] = format_time(NOON - age)

@@ -13,7 +13,7 @@ import pytest
 
 from datamover.data_path.finished import (
     FinishedList,
-    Progress,
+    WalkProgress,
     find_finished,
     find_unlisted,
     open_list,
@@ -46,7 +46,7 @@ def _finish(path: Path, content: str = "data") -> Path:
 
 
 def _record(finished: FinishedList, since_ns: int = 0) -> int:
-    found = find_finished(finished.path.parent, since_ns, _go_on, Progress())
+    found = find_finished(finished.path.parent, since_ns, _go_on, WalkProgress())
     finished.append(found)
     return len(found)
 
@@ -55,7 +55,7 @@ def _unlisted(target: Path) -> list[bytes]:
     """Return what the next attempt does not skip."""
     finished = _open(target)
     assert finished.resumed
-    found = find_unlisted(target, finished, _go_on, Progress())
+    found = find_unlisted(target, finished, _go_on, WalkProgress())
     return sorted(join(directory, name) for directory, names in found for name in names)
 
 
@@ -77,7 +77,7 @@ def target(tmp_path: Path) -> Path:
 
 def test_finished_files_are_skipped_and_partial_ones_and_links_are_not(target: Path) -> None:
     assert _unlisted(target) == [b"link", b"partial"]
-    progress = Progress()
+    progress = WalkProgress()
     assert list(find_unlisted(target, _open(target), _go_on, progress))
     assert (progress.listed_files, progress.listed_bytes) == (2, 8)
 
@@ -136,12 +136,12 @@ def test_later_records_add_to_the_list_and_leave_out_what_is_on_it(target: Path)
 
 def test_finished_directories_are_not_read_again(target: Path) -> None:
     os.utime(target / "a", ns=(_OLD_NS, _OLD_NS))
-    progress = Progress()
+    progress = WalkProgress()
     now = _open(target).now_ns() + 1
     find_finished(target, now, _go_on, progress)
     assert progress.entries == len([_NAME, "a", "two", "partial", "link"])
     os.utime(target / "a")
-    find_finished(target, now, _go_on, progress := Progress())
+    find_finished(target, now, _go_on, progress := WalkProgress())
     assert progress.entries == len([_NAME, "a", "two", "partial", "link", "one"])
 
 
@@ -229,7 +229,7 @@ def test_removed_files_mark_the_directories_above_as_unfinished(target: Path) ->
     _finish(target / "x" / "y" / "z" / "file")
     for directory in ("x/y/z", "x/y", "x", "a"):
         os.utime(target / directory, ns=(_OLD_NS, _OLD_NS))
-    remove_unlisted(_open(target), _go_on, progress := Progress())
+    remove_unlisted(_open(target), _go_on, progress := WalkProgress())
     assert sorted(str(path.relative_to(target)) for path in target.rglob("*") if not path.is_dir()) == [
         _NAME,
         "a/one",
@@ -259,7 +259,7 @@ def test_a_directory_is_read_to_its_end_before_a_file_in_it_is_removed(
 
     monkeypatch.setattr("datamover.data_path.finished.join", note_read)
     monkeypatch.setattr(os, "unlink", note_unlink)
-    remove_unlisted(_open(target), _go_on, Progress())
+    remove_unlisted(_open(target), _go_on, WalkProgress())
     assert [step for step, _ in groupby(steps)] == ["read b''", "unlink", "read b'a'", "unlink"]
 
 
@@ -267,12 +267,12 @@ def test_nothing_is_removed_by_a_list_that_this_attempt_began(tmp_path: Path) ->
     finished = _open(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="new"):
-        remove_unlisted(finished, _go_on, Progress())
+        remove_unlisted(finished, _go_on, WalkProgress())
     assert (tmp_path / "file").exists()
 
 
 def test_a_canceled_removal_ends_at_once(target: Path) -> None:
     (target / "other").touch()
-    progress = Progress()
+    progress = WalkProgress()
     remove_unlisted(_open(target), lambda: progress.removed > 0, progress)
     assert progress.removed == 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.kube.keepalive import KEEPALIVE_OPTIONS
-from datamover.pod.http import Connection, HostPort, HttpError
+from datamover.pod.http import HostPort, HttpError, ServerConnection
 from tests.support.sockets import connections_to
 
 _OK = b"HTTP/1.1 200 OK\r\n"
@@ -41,9 +41,11 @@ class Canned:
 
 
 @asynccontextmanager
-async def connected(canned: Canned) -> AsyncIterator[Connection]:
+async def connected(canned: Canned) -> AsyncIterator[ServerConnection]:
     listening = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
-    connection = await Connection.open(HostPort("127.0.0.1", listening.sockets[0].getsockname()[1], authority=None))
+    connection = await ServerConnection.open(
+        HostPort("127.0.0.1", listening.sockets[0].getsockname()[1], authority=None)
+    )
     try:
         yield connection
     finally:
@@ -55,7 +57,7 @@ async def connected(canned: Canned) -> AsyncIterator[Connection]:
         await asyncio.sleep(0)
 
 
-async def ask(connection: Connection) -> tuple[int, bytes]:
+async def ask(connection: ServerConnection) -> tuple[int, bytes]:
     head = await connection.send("GET", "/x", {}, None)
     return head.status, b"".join([piece async for piece in connection.body()])
 

@@ -12,7 +12,7 @@ from datamover.runtime.work_dir import WorkDir
 from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import CredentialsText, parse_variables
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import Storage, StorageAccess
+from datamover.storage.providers import KopiaAccess, Storage
 
 _CLIENT = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c"}
 _WORKLOAD = {**_CLIENT, "AZURE_FEDERATED_TOKEN_FILE": "/var/run/secrets/azure/tokens/azure-identity-token"}
@@ -43,7 +43,7 @@ def _storage(config: dict[str, str], text: str, environment: dict[str, str] | No
 
 def _access(
     folder: WorkDir, config: dict[str, str], text: str, environment: dict[str, str] | None = None
-) -> StorageAccess:
+) -> KopiaAccess:
     return _storage(config, text, environment).access(folder)
 
 

@@ -15,7 +15,7 @@ from datamover.storage.aws import AwsKeys
 from datamover.storage.azure import AzureStorage
 from datamover.storage.credentials import CredentialsText
 from datamover.storage.location import LocationSecrets, build_storage
-from datamover.storage.providers import FileStorage, GcsStorage, StorageAccess
+from datamover.storage.providers import FileStorage, GcsStorage, KopiaAccess
 from datamover.storage.s3 import S3Storage
 
 pytestmark = pytest.mark.processes
@@ -253,7 +253,7 @@ def test_an_address_with_a_password_is_rejected_without_quoting_it() -> None:
 )
 def test_kopias_parser_accepts_the_arguments(folder: WorkDir, storage: S3Storage) -> None:
     """With `--help`, kopia parses all of them, and then does nothing."""
-    access: StorageAccess = storage.access(folder)
+    access: KopiaAccess = storage.access(folder)
     kopia = shutil.which("kopia")
     assert kopia is not None
     done = subprocess.run(

@@ -15,7 +15,7 @@ from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
 from nodeagent.config.check import _flag_value, check_names
-from nodeagent.config.keys import Finding
+from nodeagent.config.keys import ConfigFinding
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in, read_document
 from tests.support.scripted import answer, rejection, scripted_client, stored
@@ -213,7 +213,7 @@ async def test_a_resource_that_cannot_be_listed_is_reported() -> None:
         "priority classes",
         "nodes",
     ]
-    assert all(finding == Finding("", finding.problem) for finding in findings)
+    assert all(finding == ConfigFinding("", finding.problem) for finding in findings)
 
 
 async def test_a_configuration_without_names_reads_nothing() -> None:

@@ -11,7 +11,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings, PodSettings, RepositoryVolume
+from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
 from nodeagent.leader.repositories.probes import LocationProbes
@@ -25,7 +25,7 @@ from tests.support.fakekube import FakeKube
 __all__ = ["NAME", "LocationScene"]
 
 NAME = "default"
-_SHARED = RepositoryVolume("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})
+_SHARED = RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})
 
 
 @dataclass
