@@ -10,9 +10,8 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from client.backups.copies import Copy
-from client.backups.deletion_jobs import LocationJobs
+from client.backups.deletion_jobs import LocationJobs, read_copies, read_locations, read_restoring
 from client.backups.deletion_lease import DeletionGuard
-from client.backups.deletion_reads import read_copies, read_locations, read_restoring
 from client.backups.deletion_record import DeletionRecord, Located, locate
 from client.backups.follow import find_own_backup
 from client.backups.retention import (

@@ -8,15 +8,17 @@ Source: RFC 6265bis (SameSite); Fetch Metadata Request Headers, W3C; Content Sec
 
 import os
 import secrets
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from client.ui.socket_owner import owner_of
+__all__ = ["BrowserGuard", "owner_of"]
 
-__all__ = ["BrowserGuard"]
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -97,3 +99,35 @@ def _is_of_others(request: web.Request) -> bool:
         return True
     owner = owner_of(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))
     return owner is not None and str(owner) not in {"0", str(os.getuid()), os.environ.get("SUDO_UID", "")}
+
+
+# Which user of this machine has opened a connection to a server on loopback, as Linux knows it.
+# Source: proc_net_tcp in the documentation of the Linux kernel, Documentation/networking/proc_net_tcp.rst.
+
+_TABLE: Final = Path("/proc/net/tcp")
+_ESTABLISHED: Final = "01"
+_LOCAL, _REMOTE, _STATE, _UID = 1, 2, 3, 7
+
+
+def owner_of(client: tuple[str, int], server: tuple[str, int], table: Path = _TABLE) -> int | None:
+    """Return the user ID of the process that has connected from address and port `client` to `server`, both IPv4.
+
+    None: this system does not say, or the connection is closed.
+    """
+    try:
+        lines = table.read_text(encoding="ascii").splitlines()[1:]
+    except OSError:
+        return None
+    wanted = (_shown(client), _shown(server), _ESTABLISHED)
+    for line in lines:
+        columns = line.split()
+        if (columns[_LOCAL], columns[_REMOTE], columns[_STATE]) == wanted:
+            return int(columns[_UID])
+    return None
+
+
+def _shown(address: tuple[str, int]) -> str:
+    """Return the address as the table has it: the bytes of the IP address as a number of this machine."""
+    host, port = address
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"

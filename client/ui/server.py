@@ -18,12 +18,11 @@ from aiohttp import web
 from client.status.kinds import TRANSFER_KINDS, Target
 from client.text import format_age, format_bytes, format_event, format_limits, format_verification
 from client.ui.details import Details, Observed
-from client.ui.growth import sum_growth
 from client.ui.guard import BrowserGuard
 from client.ui.live import Live, State
 from client.ui.nodes import build_grid, describe_configuration, find_node
 from client.ui.tables import TransferFilter, choose_transfers, cut, list_volumes, parse_page
-from client.ui.timeline import build_timeline
+from client.ui.timeline import build_timeline, sum_growth
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
 from core.models.base import parse_time

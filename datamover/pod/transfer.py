@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +25,11 @@ from core.contract import (
     VolumeMode,
 )
 from core.errors import AgentError, CanceledError, FencedError, RepositoryError
+from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.bandwidth import BandwidthLimits
 from core.models.names import CLUSTER_TAG, NODE_LABEL
+from core.models.phases import Phase
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -47,6 +50,7 @@ from datamover.kinds import (
     NO_PARENT,
     TRANSFER_KINDS,
     BackupPlan,
+    MoverKind,
     RestorePlan,
     UploaderSettings,
     parse_settings,
@@ -55,7 +59,7 @@ from datamover.kinds import (
 from datamover.kopia.graceful_stop import GracefulStop, read_checkpoint_grace
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import read_checkpoint_interval
+from datamover.kopia.snapshots import START_TOLERANCE, read_checkpoint_interval
 from datamover.kopia.stalls import Watchdog, read_stall_limits
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, PodContext, resolve_repository
@@ -70,12 +74,12 @@ from datamover.pod.reporting import (
     store_termination_message,
     write_termination_message,
 )
-from datamover.pod.same_source import backs_up_alone
 from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canceled
 from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
-__all__ = ["PodTransfer"]
+__all__ = ["PodTransfer", "backs_up_alone"]
+
 
 _logger = logging.getLogger(__name__)
 
@@ -327,3 +331,36 @@ class PodTransfer:
                 await reporter.finished(termination)
         except TimeoutError:
             _logger.warning("could not record the last Events in time")
+
+
+# Whether a backup is the only one of its source: it may then continue from checkpoints of its own.
+# A checkpoint is known by the time at which its backup began, and another transfer's may have begun at the same
+# time: it may have ended since.
+
+_RUNNING = frozenset({Phase.IN_PROGRESS, Phase.CANCELING})
+
+
+async def backs_up_alone(client: KubeClient, kind: MoverKind, cr: Transfer, source: str) -> bool:
+    """Return whether no other transfer of the kind backs up `source`; False if that cannot be found out.
+
+    One counts if it moves data at present, or has ever begun a snapshot when an attempt of `cr` did.
+    """
+    try:
+        async for page in client.pages(Selection(kind.resource, cr.metadata.namespace)):
+            others = [other for raw in page.items if (other := kind.model.parse(raw)).uid != cr.uid]
+            if page.malformed or any(_may_mix(other, cr, source) for other in others):
+                return False
+    except AgentError as e:
+        _logger.warning("cannot list the transfers of the same source: %s", e)
+        return False
+    return True
+
+
+def _may_mix(other: Transfer, cr: Transfer, source: str) -> bool:
+    """Return whether checkpoints of `other` may count as those of `cr`, or the other way around."""
+    pairs = product(other.attempts.starts, cr.attempts.starts)
+    # What has ended may have left a checkpoint. Each of the two starts may differ from that of its checkpoint.
+    if other.phase not in _RUNNING and not any(abs(one - own) <= 2 * START_TOLERANCE for one, own in pairs):
+        return False
+    plan = plan_of(other)
+    return isinstance(plan, BackupPlan) and plan.source == source

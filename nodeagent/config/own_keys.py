@@ -9,14 +9,30 @@ from typing import Final, Self
 from pydantic import Field, field_validator, model_validator
 
 from core.models.base import JsonDict
+from core.models.compression import Compression
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
-from nodeagent.config.compression import CompressionKeys
 from nodeagent.config.retries import RetryKeys
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
 
-__all__ = ["OWN_KEY", "NfsVolume", "OwnKeys", "RepositoryVolume"]
+__all__ = ["OWN_KEY", "CompressionKeys", "NfsVolume", "OwnKeys", "RepositoryVolume"]
+
+
+class CompressionKeys(Section):
+    """The value of `nodeagent.io.compression`."""
+
+    default: Compression = Field(
+        default=Compression.NONE,
+        description="kopia's algorithm for volumes whose storage class is not in perStorageClass, or that have none",
+        examples=["zstd-fastest"],
+    )
+    per_storage_class: dict[str, Compression] = Field(
+        default_factory=dict,
+        description="kopia's algorithms, by the storage class of the source volume",
+        examples=[{"fast": "zstd"}],
+    )
+
 
 OWN_KEY: Final = "nodeagent.io"
 

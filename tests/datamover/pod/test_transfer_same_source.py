@@ -13,7 +13,7 @@ from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.transfers import DataUpload
 from datamover.kinds import TRANSFER_KINDS
-from datamover.pod.same_source import backs_up_alone
+from datamover.pod.transfer import backs_up_alone
 from tests.support.fakekube import FakeKube
 
 _SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"

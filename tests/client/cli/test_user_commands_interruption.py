@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from client.cli.interruption import interrupted_by_signals
+from client.cli.user_commands import interrupted_by_signals
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from client.status.records import TransferRecord
-from client.ui.growth import sum_growth
+from client.ui.timeline import sum_growth
 from core.models.phases import Phase
 
 
