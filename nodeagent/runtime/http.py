@@ -59,6 +59,7 @@ class HttpTransport:
         """Open nothing yet."""
         self._endpoint = endpoint
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def request(self, request: Request) -> Response:
         """Return the response, whatever its status.
@@ -140,12 +141,16 @@ class HttpTransport:
             yield _binary(request, opened)
 
     async def close(self) -> None:
-        """Close all connections; may be called twice."""
+        """Close all connections, and open none any more; may be called twice."""
+        self._closed = True
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            # A read beside the one that failed a command may be at its second attempt.
+            raise aiohttp.ClientConnectionError("this client is closed")
         if self._session is None:
             self._session = self._endpoint.open_session()
         return self._session

@@ -106,6 +106,16 @@ async def test_requests_carry_token_query_body_and_type(server: Server, tmp_path
     assert path.startswith("/api/v1/pods?labelSelector=")
 
 
+async def test_nothing_is_sent_after_the_end(server: Server, tmp_path: Path) -> None:
+    """A session that is opened then would never be closed."""
+    transport, _ = await load_transport(write_kubeconfig(tmp_path, server.url, {"token": "t1"}))
+    await transport.close()
+    with pytest.raises(UnreachableError, match="GET /version: this client is closed"):
+        await transport.request(Request("GET", "/version"))
+    await transport.close()
+    assert server.requests == []
+
+
 async def test_kubeconfig_of_the_environment_is_used(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
