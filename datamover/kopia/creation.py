@@ -134,7 +134,8 @@ def read_cached_id(cache: Path) -> str | None:
 
     Source: kopia 0.23.1, repo/format/format_blob_cache.go.
     """
-    with suppress(FileNotFoundError):
+    # kopia keeps a damaged one, too, and says itself what is wrong with it.
+    with suppress(FileNotFoundError, ValueError, LookupError, TypeError):
         return _read_id(cache / "kopia.repository")
     return None
 

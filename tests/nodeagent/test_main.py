@@ -26,7 +26,7 @@ from nodeagent.runtime.settings import (
 
 pytestmark = pytest.mark.processes
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[2]
 _OUTSIDE = {
     key: value
     for key, value in os.environ.items()

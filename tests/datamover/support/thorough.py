@@ -10,7 +10,7 @@ _FULL: Final = os.environ.get("MOVER_TESTS") == "full"
 DRAINS: Final = (10, 50, 90) if _FULL else (50,)
 """Parts of a volume, in percent, that were sent when the node is drained."""
 
-EXAMPLES: Final = 200 if _FULL else 12
+EXAMPLES: Final = 200 if _FULL else 15
 """Random trees that are backed up and restored."""
 
 KILLS: Final = 20 if _FULL else 2

@@ -1,0 +1,210 @@
+"""Any tree is restored as it was, apart from what a report names, into any target."""
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Final
+from unittest.mock import AsyncMock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from core.contract import BackupResult, VolumeMode
+from core.errors import DataPathError, IncompleteRestoreError
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.links import show_path
+from datamover.data_path.probe import TIME_TOLERANCE_NS, Probe
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
+from datamover.kopia.repository import Repository
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.kept_trees import Outcome, Tree, differences, inspect, restorable
+from tests.datamover.support.random_trees import Folder, create, folders
+from tests.datamover.support.thorough import EXAMPLES, TIMEOUT_SECONDS
+from tests.datamover.support.unconfined import leave_unconfined
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(TIMEOUT_SECONDS), pytest.mark.slow]
+
+_numbers = count(1)
+_SHOWN: Final = 3
+_FEW: Final = 30
+_many = settings(
+    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, as the mounts in a mover pod have."""
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as name:
+        yield Path(name)
+
+
+@contextmanager
+def _created(folder: Path, tree: Folder) -> Iterator[tuple[Path, Tree]]:
+    here = folder / str(next(_numbers))
+    here.mkdir()
+    create(here / "v", tree)
+    yield here, inspect(here / "v")
+    shutil.rmtree(here)
+
+
+async def _back_up(repository: Repository, here: Path) -> tuple[BackupResult, str]:
+    """Back up the tree in a folder, and return the result with all that is reported."""
+    request = BackupParameters(here / "v", VolumeMode.FILESYSTEM, f"any/{here.name}", parallel=2)
+    warn = AsyncMock()
+    result = await back_up(repository, request, backup_data_path(warn))
+    warnings = [one.args[0] for one in warn.await_args_list]
+    assert result.note is UNSET or set(result.note.split("; ")) <= set("; ".join(warnings).split("; "))
+    return result, "; ".join(warnings)
+
+
+def _check_report(report: str, outcome: Outcome) -> None:
+    """Check that a backup names what a restore will not have: how many, and the first of them."""
+    for paths, text in (
+        (outcome.mangled, r"(\d+) names are not UTF-8: .*?, for example in "),
+        (outcome.far, r"(\d+) modification times are before .*?, for example of "),
+        (outcome.unkept, r"left out (\d+) pipes, devices, and .*?, for example "),
+    ):
+        found = re.search(text, report)
+        assert (int(found[1]) if found else 0) == len(paths), report
+        named = report[found.end() :] if found else ""
+        assert sum(_show(path) in named for path in paths) >= min(_SHOWN, len(paths)), report
+
+
+def _show(path: bytes) -> str:
+    """Return what a message has of a path at least: the end of its name."""
+    return show_path(path.rpartition(b"/")[2])[-90:]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a tree is restored: into which target, and with what options of a data mover.
+
+    `compared`: all of the target is compared with the snapshot, as if it had not kept what a probe file has. `split`:
+    the memory does not suffice for all entries at once. `blocked`: so many entries have something else in their place.
+    `owners`: the target takes the owners of files.
+    """
+
+    compared: bool
+    sparse: bool
+    resumable: bool
+    split: bool
+    blocked: int
+    owners: bool
+
+    def parameters(self, snapshot_id: str, target: Path, entries: int) -> RestoreParameters:
+        # Each file of a directory that is split has a kopia of its own.
+        fitting = max(1, entries // 2) if self.split and entries < _FEW else None
+        return RestoreParameters(
+            snapshot_id,
+            target,
+            VolumeMode.FILESYSTEM,
+            workers=2,
+            sparse=self.sparse,
+            resume=ResumeSettings("2", LIST_INTERVAL) if self.resumable else None,
+            fitting_entries=fitting,
+        )
+
+
+_ways = st.builds(
+    Way,
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 0, 0, 3]),
+    st.sampled_from([True, True, True, os.geteuid() != 0]),
+)
+
+
+@contextmanager
+def _target(repository: Repository, way: Way, here: Path) -> Iterator[Path]:
+    target = here / "t"
+    target.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        if way.compared or not way.owners:
+            patch.setattr("datamover.data_path.restore.probe_target", lambda *_: Probe())
+        if not way.owners:
+            program = here / "kopia"
+            program.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-chown {shutil.which("kopia")} "$@"\n')
+            program.chmod(0o755)
+            leave_unconfined(patch)
+            patch.setattr(repository.kopia, "_program", str(program))
+        yield target
+
+
+def _block(target: Path, wanted: Tree, number: int) -> set[bytes]:
+    """Put something else in the place of some entries, and return them with what is below them."""
+    blocked: set[bytes] = set()
+    for path in sorted(wanted)[1 :: max(1, len(wanted) // (number or 1))][:number]:
+        entry = Path(os.fsdecode(os.fsencode(target) + path))
+        # A path may be too long for a single call.
+        with suppress(OSError):
+            if wanted[path].kind == stat.S_IFDIR:
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                entry.touch(exist_ok=False)
+            else:
+                (entry / "in the way").mkdir(parents=True)
+            blocked.add(path)
+    return {path for path in wanted if _is_at(path, blocked)}
+
+
+def _is_at(path: bytes, others: Collection[bytes]) -> bool:
+    """Return whether a path is one of these, or below one."""
+    return any((path + b"/").startswith(one + b"/") for one in others)
+
+
+def _check_restored(actual: Tree, wanted: Tree, report: str) -> None:
+    """Check that a restore has all of a tree, apart from the attributes that the report counts and names."""
+    found = [*differences(actual, wanted, tolerance_ns=TIME_TOLERANCE_NS if report else 0)]
+    expected = Counter(what for _, what in found)
+    counts = Counter({kind: int(number) for kind, number in re.findall(r"the (owner|mode|time) of (\d+)", report)})
+    # The target may not have the time either that kopia makes of one that it cannot keep.
+    any_time = sum(one.mtime_ns is None for one in wanted.values())
+    assert expected["time"] <= counts["time"] <= expected["time"] + any_time, report
+    assert counts - Counter(time=counts["time"]) == expected - Counter(time=expected["time"]), report
+    paths = {path for path, _ in found}
+    assert sum(_show(path) in report for path in paths) >= min(_SHOWN, len(paths)), report
+
+
+@_many
+@given(tree=st.one_of(*[folders()] * 5, folders(unkept=True)), way=_ways)
+async def test_any_tree_is_restored_as_it_was_apart_from_what_is_reported(
+    mover_repository: Repository, folder: Path, tree: Folder, way: Way
+) -> None:
+    with _created(folder, tree) as (here, before), _target(mover_repository, way, here) as target:
+        outcome = restorable(before)
+        if outcome.refused:
+            with pytest.raises(DataPathError) as failed:
+                await _back_up(mover_repository, here)
+            assert any(_show(path) in str(failed.value) for path in outcome.refused)
+            return
+        backup, report = await _back_up(mover_repository, here)
+        _check_report(report, outcome)
+        assert backup.empty_snapshot is (len(outcome.tree) == 1)
+        assert backup.total_bytes == sum(found.size_bytes for found in outcome.tree.values())
+
+        missing = _block(target, outcome.tree, way.blocked)
+        restoring = restore(
+            mover_repository, way.parameters(backup.snapshot_id, target, len(outcome.tree)), restore_data_path()
+        )
+        if missing:
+            with pytest.raises(IncompleteRestoreError, match=rf": {len(missing)} missing: ") as incomplete:
+                await restoring
+            report = str(incomplete.value)
+        else:
+            report = (await restoring).note or ""
+        present = {path: found for path, found in outcome.tree.items() if path not in missing}
+        actual = {path: found for path, found in inspect(target).items() if not _is_at(path, missing)}
+        _check_restored(actual, present, report)
