@@ -161,7 +161,8 @@ def test_a_missing_permission_is_named(installer: Installer) -> None:
     installer.become(permissions)
     done = installer.run(f"--storage-class={agents}", command="preflight")
     assert done.code == 2
-    assert "permissions missing: get,list,create,delete volumesnapshots in every namespace: SECURITY.md" in done.err
+    missing = "permissions missing: get,list,create,delete volumesnapshots in every namespace: docs/permissions.md"
+    assert missing in done.err
 
 
 def test_a_namespace_of_the_user_needs_permissions_in_it_alone(installer: Installer) -> None:
@@ -173,7 +174,7 @@ def test_a_namespace_of_the_user_needs_permissions_in_it_alone(installer: Instal
     installer.become([*rest, *(replace(one, scope=Scope.OWN_NAMESPACE) for one in here)])
     done = installer.run(f"--storage-class={agents}", f"--namespace-for-test={space}", command="preflight")
     assert done.code == 2
-    assert f"permissions missing: get,list,create,delete pods in namespace {space}: SECURITY.md" in done.err
+    assert f"permissions missing: get,list,create,delete pods in namespace {space}: docs/permissions.md" in done.err
 
 
 @pytest.mark.parametrize("size", ["lots", "1Mi"])

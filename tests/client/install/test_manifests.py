@@ -31,7 +31,7 @@ def test_everything_is_labeled_and_comes_before_what_needs_it() -> None:
 
 
 def test_whole_manifests() -> None:
-    assert_golden("install-everything", {"items": build_installation(EVERYTHING)})
+    assert_golden("cli/install-everything", {"items": build_installation(EVERYTHING)})
 
 
 def test_nothing_is_installed_that_was_not_chosen() -> None:
