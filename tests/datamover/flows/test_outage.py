@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -56,6 +57,13 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _remove_bucket(server: S3Server) -> None:
     server.remove_bucket("backups")
+
+
+def _empty_bucket(server: S3Server) -> None:
+    """Of a bucket that is gone the server says that it does not exist, or that a file does not: kopia retries one."""
+    aside = Path(mkdtemp(dir=server.folder.parent))
+    for entry in (server.folder / "backups").iterdir():
+        entry.rename(aside / entry.name)
 
 
 def _kill_server(server: S3Server) -> None:
@@ -128,10 +136,10 @@ async def test_a_backup_names_the_cause(server: S3Server, mover: LocalMover, vol
 @pytest.mark.parametrize(
     "outage",
     [
-        (_remove_bucket, "a repository file is missing", KopiaError),
+        (_empty_bucket, "a repository file is missing", KopiaError),
         pytest.param((_kill_server, "the endpoint cannot be reached", StorageOutageError), marks=pytest.mark.slow),
     ],
-    ids=["bucket", "server"],
+    ids=["emptied bucket", "server"],
 )
 async def test_a_restore_names_the_cause(
     server: S3Server,
@@ -142,8 +150,12 @@ async def test_a_restore_names_the_cause(
     end, cause, kind = outage
     backup = await mover.back_up(volume, "", None)
     target = volume.parent / "out"
+    names = {entry.name for entry in volume.iterdir()}
     error = await _interrupted(
-        mover.restore(backup.snapshot_id, target, None), lambda: any(target.glob("*")), lambda: end(server)
+        mover.restore(backup.snapshot_id, target, None),
+        # Something else in the target is ours, before kopia has opened the snapshot.
+        lambda: any(entry.name in names for entry in target.glob("*")),
+        lambda: end(server),
     )
     assert error.exit_code == kind.exit_code
     assert str(error).startswith(f"restore snapshot {backup.snapshot_id} to {target}: {cause}\n")
