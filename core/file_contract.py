@@ -26,7 +26,7 @@ __all__ = [
     "encode_path",
 ]
 
-SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_stream")
+SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
 """What is executed in the pod to read what it sends: the stream on standard output, SentFiles on standard error."""
 
 

@@ -158,7 +158,7 @@ def test_cp_copies_a_directory(shell: BackupShell, kube: FilesKube, tmp_path: Pa
     assert (tmp_path / "etc" / "sub" / "file").read_bytes() == b"one" * 1000
     ((path, query),) = kube.opened
     assert re.fullmatch(r"/api/v1/namespaces/velero/pods/default-files-.*-x/exec", path)
-    assert [value for key, value in query if key == "command"] == ["python", "-m", "datamover.pod.file_stream"]
+    assert [value for key, value in query if key == "command"] == ["python", "-m", "datamover.pod.file_relay"]
     assert kube.objects(JOBS) == []
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
 from datamover.arguments import LogOptions, SendOptions
-from datamover.pod.file_stream import SOCKET_NAME, FileSender, SendLimits, relay
+from datamover.pod.file_relay import SOCKET_NAME, relay
+from datamover.pod.file_stream import FileSender, SendLimits
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.stored_files import SnapshotBed
 
