@@ -4,7 +4,6 @@ Retries throttling, server errors and lost responses; the caller states whether 
 repeated after its response was lost.
 """
 
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -23,8 +22,9 @@ _RETRY_AFTER_LIMIT_SECONDS = 30.0
 """Limit of the server's `Retry-After` for one request; the work queue retries later."""
 
 
-_OUTAGE_SECONDS: Final = 300.0
-"""A control plane that is restarted or updated is back by then."""
+_PATIENT_SECONDS: Final = 300.0
+_PATIENT_ATTEMPTS: Final = 100
+"""A single API server is unavailable for minutes while its machine restarts or its control plane is updated."""
 
 _DENIED = (ForbiddenError, UnauthorizedError)
 
@@ -46,8 +46,8 @@ class Retry:
 
     @property
     def patient(self) -> "Retry":
-        """The retries of what waits for hours: an outage of the API server for minutes is no reason to end."""
-        return replace(self, attempts=sys.maxsize, total_seconds=_OUTAGE_SECONDS)
+        """The same for what may wait, or does so anyway: an outage of minutes is no reason to end."""
+        return replace(self, attempts=_PATIENT_ATTEMPTS, total_seconds=_PATIENT_SECONDS)
 
     async def run(self, once: Callable[[], Awaitable[_T]], *, after_lost_response: bool = True) -> _T:
         """Return what `once` returns, with retries after transient errors.

@@ -60,13 +60,8 @@ __all__ = [
     "resolve_storage",
 ]
 
-_RETRY_SECONDS: Final = 300.0
-
 _NO_PASSWORD: Final = "-"  # noqa: S105 - no password
 """kopia asks for a password before it finds that there is no repository. Too short to be redacted from a message."""
-
-_RETRY_ATTEMPTS: Final = 100
-"""A single API server is unavailable for minutes while its machine restarts."""
 
 _CONTROLLER: Final = "its controller (the Velero server, even with 0 replicas of its Deployment; else the leader)"
 
@@ -233,13 +228,7 @@ class PodContext:
     @property
     def patient_client(self) -> KubeClient:
         """The client to use before data moves; it retries for minutes, since a mover pod is not retried as a whole."""
-        retry = Retry(
-            self.clock,
-            attempts=_RETRY_ATTEMPTS,
-            total_seconds=_RETRY_SECONDS,
-            forbidden_seconds=FORBIDDEN_SECONDS,
-        )
-        return KubeClient(self.client.transport, retry)
+        return KubeClient(self.client.transport, Retry(self.clock, forbidden_seconds=FORBIDDEN_SECONDS).patient)
 
     @property
     def reader(self) -> ClusterReader:
