@@ -63,6 +63,12 @@ def _show(directory: bytes, name: bytes) -> str:
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"
 
 
+def _keep(examples: list[str], directory: bytes, name: bytes) -> None:
+    """Add a path to the examples, if they are not enough."""
+    if len(examples) < _EXAMPLES:
+        examples.append(_show(directory, name))
+
+
 @dataclass
 class NameReport:
     """The result of a walk; paths are relative to the volume's root, at most three of each kind.
@@ -144,8 +150,7 @@ class NameReport:
             new = mangle(name)
             if new.encode() != name:
                 self.mangled += 1
-                if len(self.examples) < _EXAMPLES:
-                    self.examples.append(_show(directory, name))
+                _keep(self.examples, directory, name)
             first = kept.setdefault(new, name)
             if first is not name:
                 self.collisions += 1
@@ -156,25 +161,21 @@ class NameReport:
     def add_long(self, directory: bytes, name: bytes) -> None:
         """Count a name that is too long as kopia keeps it, or whose path is."""
         self.too_long += 1
-        if len(self.longest) < _EXAMPLES:
-            self.longest.append(_show(directory, name))
+        _keep(self.longest, directory, name)
 
     def add_far_time(self, directory: bytes, name: bytes) -> None:
         """Count a time that kopia does not keep."""
         self.far_times += 1
-        if len(self.far) < _EXAMPLES:
-            self.far.append(_show(directory, name))
+        _keep(self.far, directory, name)
 
     def add_left_out(self, directory: bytes, name: bytes) -> None:
         """Count an entry that kopia leaves out."""
         self.left_out += 1
-        if len(self.out) < _EXAMPLES:
-            self.out.append(_show(directory, name))
+        _keep(self.out, directory, name)
 
     def add_placeholder(self, directory: bytes, name: bytes) -> None:
         """Record a name that is a placeholder to kopia."""
-        if len(self.placeholders) < _EXAMPLES:
-            self.placeholders.append(_show(directory, name))
+        _keep(self.placeholders, directory, name)
 
 
 def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None) -> NameReport:

@@ -66,7 +66,7 @@ class NotInitializedError(RepositoryError):
 class RepositoryAddress:
     """The storage of a repository, kopia's access to it, its name in messages, and the limits that kopia obeys.
 
-    `unique_id` is that of the repository which the storage must have; None: any.
+    `unique_id` is the ID that the repository must have; None: any.
     """
 
     description: str
@@ -163,8 +163,11 @@ class Repository:
         return answer
 
     def _check_id(self) -> None:
-        wanted, found = self._address.unique_id, read_cached_id(self._work_dir.cache)
-        if wanted is not None and found not in {wanted, None}:
+        wanted = self._address.unique_id
+        if wanted is None:
+            return
+        found = read_cached_id(self._work_dir.cache)
+        if found not in {wanted, None}:
             raise RepositoryError(
                 f"{self.description}: the storage has the repository {found}, and {wanted} is recorded, so nothing is "
                 f"written to it; if it is the right one, remove the annotation {REPOSITORY_ID_ANNOTATION}"
