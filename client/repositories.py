@@ -91,13 +91,7 @@ class _Surroundings:
 class RepositoryReader:
     """Reads the repositories of one namespace for one command."""
 
-    def __init__(
-        self,
-        client: KubeClient,
-        namespace: str,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
+    def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime]) -> None:
         """Read through `client`."""
         self._client = client
         self._namespace = namespace

@@ -1,4 +1,4 @@
-"""The Jobs that check or delete the snapshots of deleted backups in one location, and what they say."""
+"""What a deletion reads of the cluster, and the Jobs that check or delete snapshots in one location."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -56,14 +56,7 @@ class Details:
     that may not be read is shown as far as the watches have it.
     """
 
-    def __init__(
-        self,
-        client: KubeClient,
-        namespace: str,
-        *,
-        now: Callable[[], datetime],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, client: KubeClient, namespace: str, *, now: Callable[[], datetime], clock: Clock) -> None:
         """Read through `client`."""
         self._client = client
         self._namespace = namespace

@@ -53,7 +53,7 @@ class Timeline:
 def build_timeline(one: TransferDetails, now: datetime) -> Timeline | None:
     """Return the picture; None if it is not known when the transfer was created.
 
-    The clocks of nodes are not that of the API server: what ends before it begins has no width.
+    A node's clock may differ from the API server's: what ends before it begins has no width.
     """
     if not one.created:
         return None

@@ -357,9 +357,9 @@ async def backs_up_alone(client: KubeClient, kind: MoverKind, cr: Transfer, sour
 
 
 def _may_mix(other: Transfer, cr: Transfer, source: str) -> bool:
-    """Return whether checkpoints of `other` may count as those of `cr`, or the other way around."""
+    """Return whether one of the two may take a checkpoint of the other for its own."""
     pairs = product(other.attempts.starts, cr.attempts.starts)
-    # What has ended may have left a checkpoint. Each of the two starts may differ from that of its checkpoint.
+    # What has ended may have left a checkpoint. Each of the two starts may differ from the start of its checkpoint.
     if other.phase not in _RUNNING and not any(abs(one - own) <= 2 * START_TOLERANCE for one, own in pairs):
         return False
     plan = plan_of(other)

@@ -141,7 +141,7 @@ class AzureStorage(Storage):
 
 
 def read_azure_variables(source: CredentialsText | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the credentials file, and those of the environment that kopia would read.
+    """Return the variables of the credentials file, and what kopia would read of the environment.
 
     As with Velero, only the environment names a token file: its content is sent to the authority that a location names.
     """
