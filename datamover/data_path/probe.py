@@ -146,4 +146,13 @@ def _exists(name: str, root: int) -> bool:
 def _remove(root: int) -> None:
     for name in _MADE:
         with suppress(OSError):
-            os.unlink(name, dir_fd=root)
+            if _is_ours(name, root):
+                os.unlink(name, dir_fd=root)
+
+
+def _is_ours(name: str, root: int) -> bool:
+    """Return whether it is what the probe makes: an empty file, or a link to it. All else was in the target before."""
+    status = os.stat(name, dir_fd=root, follow_symlinks=False)
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(name, dir_fd=root) == _NAME
+    return stat.S_ISREG(status.st_mode) and not status.st_size

@@ -42,6 +42,18 @@ def test_a_file_system_of_linux_is_sound(tmp_path: Path) -> None:
     assert _SOUND.sound
 
 
+@pytest.mark.parametrize("name", [".nodeagent-probe-ä", ".nodeagent-probe-ä-link"])
+def test_what_the_target_had_before_stays(tmp_path: Path, name: str) -> None:
+    for text, link in (("theirs", None), (None, "elsewhere")):
+        had = tmp_path / name
+        had.symlink_to(link) if link else had.write_text(str(text))
+        found = probe_target(tmp_path, Snapshot("id", "s", "", "k", 0, 0, links=1), lambda: False)
+        assert not found.sound
+        assert [*tmp_path.iterdir()] == [had]
+        assert (str(had.readlink()) == link) if link else (had.read_text() == text)
+        had.unlink()
+
+
 @pytest.mark.parametrize(
     ("call", "wrong", "fails"),
     [

@@ -37,7 +37,7 @@ async def test_it_is_known_what_a_confined_kopia_reads(local_mover: LocalMover, 
         running = group.create_task(local_mover.back_up(file.parent, "", None))
         while not running.done():
             seen |= {one.path for one in files.observe()}
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
     assert str(file) in seen
 
 

@@ -1,11 +1,13 @@
 """What a tree has, what a restore has of it, and what a report has to name: see docs/limits.md."""
 
 import hashlib
+import math
 import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,7 @@ __all__ = ["Outcome", "Tree", "differences", "inspect", "restorable"]
 _TIMES_NS: Final = range(-(2**63), 2**63)
 _PLACEHOLDER: Final = b".kopia-entry"
 _NAME_BYTES, _PATH_BYTES = 255, 4057
+_SYSTEM_PATH_BYTES: Final = 4095
 
 
 @dataclass(frozen=True)
@@ -70,15 +73,17 @@ class Outcome:
     unkept: list[bytes]
 
 
-def restorable(tree: Tree) -> Outcome:
-    """Return what a restore of a tree has, from what kopia keeps."""
+def restorable(tree: Tree, root: Path) -> Outcome:
+    """Return what a restore of a tree has that is backed up from `root`, from what kopia keeps."""
     kept = {path: found for path, found in tree.items() if _is_kept(path, found)}
     # A socket is of no use without its process.
     unkept = [path for path, found in tree.items() if path not in kept and found.kind != stat.S_IFSOCK]
+    # Of an entry whose path is too long for the system, kopia cannot find out what it is.
+    unread = [path for path in tree if len(os.fsencode(root) + path) > _SYSTEM_PATH_BYTES]
     counts = Counter(map(_name, kept))
     return Outcome(
         tree={_name(path): replace(found, mtime_ns=_time(path, kept)) for path, found in kept.items()},
-        refused=[path for path in kept if counts[_name(path)] > 1 or _is_refused(path)],
+        refused=[*unread, *(path for path in kept if counts[_name(path)] > 1 or _is_refused(path))],
         mangled=[path for path in kept if mangle(path.rpartition(b"/")[2]).encode() != path.rpartition(b"/")[2]],
         far=[path for path, found in kept.items() if path and _is_far(found)],
         unkept=unkept,
@@ -101,9 +106,17 @@ def _is_refused(path: bytes) -> bool:
 
 
 def _is_far(found: Found) -> bool:
-    """Return whether kopia cannot keep the time, which it rounds up to a microsecond for a link."""
+    """Return whether kopia cannot keep the time."""
     time_ns = found.mtime_ns or 0
     return time_ns not in _TIMES_NS or (found.kind == stat.S_IFLNK and time_ns + 999 not in _TIMES_NS)
+
+
+def _round(time_ns: int) -> int:
+    """Return the time that kopia gives a link: in microseconds, rounded up, and once more before 1970.
+
+    Source: Go 1.26, syscall.NsecToTimeval, whose division rounds toward zero.
+    """
+    return math.trunc(Fraction(time_ns + 999, 1000)) * 1000
 
 
 def _time(path: bytes, kept: Tree) -> int | None:
@@ -113,8 +126,7 @@ def _time(path: bytes, kept: Tree) -> int | None:
         return None
     if below:
         return max(0, *(one.mtime_ns or 0 for one in below))
-    rounding = -(found.mtime_ns or 0) % 1000 if found.kind == stat.S_IFLNK else 0
-    return (found.mtime_ns or 0) + rounding
+    return _round(found.mtime_ns or 0) if found.kind == stat.S_IFLNK else found.mtime_ns
 
 
 def differences(actual: Tree, wanted: Tree, *, tolerance_ns: int = 0) -> Iterator[tuple[bytes, str]]:
