@@ -7,6 +7,7 @@ from core.kube import resources as kube
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import RESTORE_SELECTOR_LABEL
+from core.models.transfers import PLAIN_RESTORE
 
 __all__ = ["DEFAULT_SPACE", "PREFLIGHT_LABELS", "CheckPlan"]
 
@@ -121,6 +122,7 @@ class CheckPlan:
             "backupStorageLocation": self.location,
             "operationTimeout": "10m0s",
             "nodeOS": "linux",
+            **PLAIN_RESTORE,
         }
         return {**self._object(kube.DATA_DOWNLOADS, self.name, self.namespace), "spec": spec}
 

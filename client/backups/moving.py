@@ -9,12 +9,12 @@ from client.status.kinds import TRANSFER_KINDS
 from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError, NotFoundError, UnauthorizedError, UnreachableError
+from core.kube.errors import InvalidError, KubeError, NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import Resource
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.phases import Phase
-from core.models.transfers import Transfer
+from core.models.transfers import PLAIN_RESTORE, Transfer
 from core.models.units import parse_count
 
 __all__ = [
@@ -153,6 +153,18 @@ async def wait_for_end(
         await clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause)))
 
 
+async def _cancel(client: KubeClient, resource: Resource, namespace: str, name: str) -> None:
+    try:
+        await client.patch(resource, namespace, name, {"spec": {"cancel": True}})
+    except InvalidError:
+        # The definitions of Velero 1.19 reject each change of a restore that was created before them.
+        found = await client.get(resource, namespace, name)
+        if "restoreType" in found["spec"]:
+            raise
+        same = {"resourceVersion": found["metadata"]["resourceVersion"]}
+        await client.patch(resource, namespace, name, {"metadata": same, "spec": {"cancel": True, **PLAIN_RESTORE}})
+
+
 async def cancel_transfers(client: KubeClient, namespace: str, volumes: Iterable[_Volume]) -> list[_Volume]:
     """Request the cancellation of the transfers that have not ended, and return their volumes.
 
@@ -164,7 +176,7 @@ async def cancel_transfers(client: KubeClient, namespace: str, volumes: Iterable
         if volume.phase.final:
             continue
         try:
-            await client.patch(_RESOURCES[volume.kind], namespace, volume.transfer, {"spec": {"cancel": True}})
+            await _cancel(client, _RESOURCES[volume.kind], namespace, volume.transfer)
         except NotFoundError:
             continue
         canceled.append(volume)

@@ -24,6 +24,7 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
     label_value,
 )
+from core.models.transfers import PLAIN_RESTORE
 from core.models.units import parse_quantity
 
 __all__ = ["PlannedRestore", "RequestedRestore"]
@@ -190,6 +191,7 @@ class PlannedRestore:
             "snapshotID": volume.snapshot_id,
             "sourceNamespace": volume.repository,
             "backupStorageLocation": volume.location,
+            **PLAIN_RESTORE,
         }
         if self.by_pod:
             meta["labels"][RESTORE_UID_LABEL] = self._restore_uid

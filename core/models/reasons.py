@@ -74,6 +74,7 @@ class FailureReason(StrEnum):
     """Every reason for which an admission check fails; the message explains it."""
 
     DATA_MOVER_UNSUPPORTED = "DataMoverUnsupported"
+    RESTORE_TYPE_UNSUPPORTED = "RestoreTypeUnsupported"
     SNAPSHOT_TYPE_UNKNOWN = "SnapshotTypeUnknown"
     SOURCE_MISSING = "SourceMissing"
     TARGET_CLAIM_UNUSABLE = "TargetClaimUnusable"

@@ -18,6 +18,8 @@ from core.models.reasons import parse_reason
 from core.models.units import parse_duration
 
 __all__ = [
+    "DELETE_EXTRA_FILES",
+    "PLAIN_RESTORE",
     "READ_ALL_FILES",
     "CSISnapshotSpec",
     "DataDownload",
@@ -39,6 +41,17 @@ __all__ = [
 
 READ_ALL_FILES: Final = "ReadAllFiles"
 """An uploader setting of ours, which Velero ignores: `true` has a backup also read files of unchanged size and time."""
+
+
+DELETE_EXTRA_FILES: Final = "DeleteExtraFiles"
+"""An uploader setting of Velero 1.19: a restore into an existing volume deletes what the snapshot does not have."""
+
+
+PLAIN_RESTORE: Final = {"restoreType": ""}
+"""The field of a spec that the definitions of Velero 1.19 require in each restore; earlier ones do not keep it.
+
+Source: Velero main at 4a7db86f17d3, config/crd/v2alpha1/bases/velero.io_datadownloads.yaml.
+"""
 
 
 def _parse_timeout(text: str) -> timedelta:
@@ -222,10 +235,11 @@ class DataUpload(_DataMoverTransfer):
 
 
 class TargetVolume(WireModel):
-    """`spec.targetVolume` of a DataDownload."""
+    """`spec.targetVolume` of a DataDownload; `pv` names the existing volume to restore into, empty: a new one."""
 
     pvc: str
     namespace: str
+    pv: str = ""
 
 
 class DataDownloadSpec(_MoverSpec):
@@ -235,6 +249,7 @@ class DataDownloadSpec(_MoverSpec):
     snapshot_id: str = field(name="snapshotID")
     snapshot_size: Int64 = 0
     node_os: str = field(default="", name="nodeOS")
+    restore_type: str = ""
 
 
 class DataDownload(_DataMoverTransfer):
@@ -303,6 +318,7 @@ class PodVolumeRestoreSpec(_PodVolumeSpec):
     snapshot_id: str = field(name="snapshotID")
     source_namespace: str
     snapshot_size: Int64 = 0
+    restore_type: str = ""
 
 
 class PodVolumeRestore(_PodVolumeTransfer):

@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "VERSIONS", "definitions_of", "golden", "prune"]
 
 VERSIONS = ("1.17.2", "1.18.2", "release-1.18", "main")
-"""The oldest first; the last two are at 25a2a449c and d2241adba, without descriptions."""
+"""The oldest first; the last two are without descriptions, at 25a2a449c and d2241adba.
+
+Of the last one, the data mover's kinds are at 4a7db86f17d3, and the pod volumes at 2a31c14daea5.
+"""
 
 _ADDED: dict[str, JsonDict] = {
     "dataupload": {"parentSnapshot": "none", "sourceFSType": "ext4"},
-    "datadownload": {"targetVolume": {"fsType": "xfs"}},
+    "datadownload": {"targetVolume": {"fsType": "xfs"}, "restoreType": ""},
     "podvolumebackup": {"parentSnapshot": "none"},
-    "podvolumerestore": {},
+    "podvolumerestore": {"restoreType": ""},
     "backuprepository": {},
 }
 """The fields of a spec that only the last version has. Source: tests/recordings/velero-main/crds."""

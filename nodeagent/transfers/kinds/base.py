@@ -14,14 +14,13 @@ from core.errors import ExposeError
 from core.kube.resources import Resource
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
-from core.models.reasons import PendingReason
-from core.models.transfers import DataDownload, DataUpload, Transfer
+from core.models.reasons import FailureReason, PendingReason
+from core.models.transfers import DELETE_EXTRA_FILES, DataDownload, DataUpload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
 __all__ = [
-    "BLOCK_UNSUPPORTED",
     "COMMON_STATUS_FIELDS",
     "READY",
     "Adapter",
@@ -35,7 +34,7 @@ __all__ = [
     "NodeKind",
     "PlainKind",
     "read_copies",
-    "refuse_block",
+    "refuse_unsupported",
 ]
 
 
@@ -53,20 +52,6 @@ COMMON_STATUS_FIELDS: Final = frozenset(
 
 Source: Velero v1.18, config/crd (tests/recordings/velero-1.18.2/crds).
 """
-
-
-BLOCK_UNSUPPORTED: Final = f"data mover {BLOCK_DATA_MOVER} is not supported by this node agent; use velero-fs"
-"""Why a DataUpload or DataDownload of the block data mover fails, which would otherwise stay New."""
-
-
-def refuse_block(cr: DataUpload | DataDownload) -> None:
-    """Check a transfer that Velero's agent may have accepted, before its mover starts.
-
-    Raises:
-        ExposeError: it is of the block data mover.
-    """
-    if cr.spec.datamover == BLOCK_DATA_MOVER:
-        raise ExposeError(BLOCK_UNSUPPORTED)
 
 
 class AdmissionState(Enum):
@@ -100,6 +85,45 @@ class Admission:
     pod: tuple[str, str] | None = None
     warning: str = ""
     copies: tuple[str, ...] = ()
+
+
+_RESTORE_TYPES: Final = frozenset({"", "none", "full", "incremental"})
+_IN_PLACE_TYPES: Final = frozenset({"full", "incremental"})
+"""In any case of letters. Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go."""
+
+
+def find_unsupported(cr: Transfer) -> Admission | None:
+    """Return the failed admission of a transfer that this agent cannot carry out, which would otherwise stay New."""
+    if isinstance(cr, (DataUpload, DataDownload)) and cr.spec.datamover == BLOCK_DATA_MOVER:
+        message = f"data mover {BLOCK_DATA_MOVER} is not supported by this node agent; use velero-fs"
+        return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
+    if isinstance(cr, (DataDownload, PodVolumeRestore)) and (fault := _explain_restore_type(cr)):
+        return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, fault)
+    return None
+
+
+def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
+    wanted, here = cr.spec.restore_type.lower(), "is not supported by this node agent"
+    if wanted not in _RESTORE_TYPES:
+        return f"restore type {cr.spec.restore_type!r} {here}; use none, full or incremental"
+    if isinstance(cr, DataDownload):
+        volume = cr.spec.target_volume.pv
+        return f"a restore into the existing volume {volume} {here}; restore into a new volume" if volume else None
+    # A pod's volume may be an existing one: all that the snapshot has is written, whatever the type.
+    deletes = cr.settings.get(DELETE_EXTRA_FILES, "").lower() not in {"", "false"}
+    if wanted in _IN_PLACE_TYPES and deletes:
+        return f"a restore with {DELETE_EXTRA_FILES} {here}; leave that setting out"
+    return None
+
+
+def refuse_unsupported(cr: Transfer) -> None:
+    """Check a transfer that another agent may have accepted, before its mover starts.
+
+    Raises:
+        ExposeError: this agent cannot carry it out.
+    """
+    if (refused := find_unsupported(cr)) is not None:
+        raise ExposeError(refused.message)
 
 
 def admit_exposable(ready: Admission, waiting: Pending | None, copies: tuple[str, ...]) -> Admission:

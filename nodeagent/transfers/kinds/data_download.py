@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from core.errors import ExposeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.base import JsonDict
-from core.models.names import BLOCK_DATA_MOVER, DATA_MOVER_FINALIZER
+from core.models.names import DATA_MOVER_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload
@@ -20,15 +20,15 @@ from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, Re
 from exposer.placement import WINDOWS
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import (
-    BLOCK_UNSUPPORTED,
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
     KindSpec,
     PlainKind,
     admit_exposable,
+    find_unsupported,
     read_copies,
-    refuse_block,
+    refuse_unsupported,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import Outcome, RestoreResults, read_outcome
@@ -79,8 +79,8 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
     async def check_admission(self, cr: DataDownload, reader: Reader) -> Admission:
         """Return whether the backup storage location is ready and the target PVC is unbound."""
-        if cr.spec.datamover == BLOCK_DATA_MOVER:
-            return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, BLOCK_UNSUPPORTED)
+        if (refused := find_unsupported(cr)) is not None:
+            return refused
         admission = await check_location(reader, cr)
         if admission.decision is not AdmissionState.READY:
             return admission
@@ -98,13 +98,13 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from an empty volume to a mover pod."""
-        refuse_block(cr)
+        refuse_unsupported(cr)
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: DataDownload) -> None:
         """Check whether the mover may start; its own PVC keeps the volume."""
         if cr.preparing:
-            refuse_block(cr)
+            refuse_unsupported(cr)
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""

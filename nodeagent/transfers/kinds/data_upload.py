@@ -11,21 +11,21 @@ from typing import ClassVar, Final
 from core.errors import ExposeError
 from core.kube.resources import DATA_UPLOADS
 from core.models.base import JsonDict
-from core.models.names import BLOCK_DATA_MOVER, DATA_MOVER_FINALIZER
+from core.models.names import DATA_MOVER_FINALIZER
 from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
 from exposer.model import BackupExposer, Exposed, Guard, Owner, Pending, Reader, SnapshotRequest
 from exposer.settings import ExposeSettings
 from nodeagent.transfers.kinds.base import (
-    BLOCK_UNSUPPORTED,
     COMMON_STATUS_FIELDS,
     Admission,
     AdmissionState,
     KindSpec,
     PlainKind,
     admit_exposable,
+    find_unsupported,
     read_copies,
-    refuse_block,
+    refuse_unsupported,
 )
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults
@@ -83,8 +83,8 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
     async def check_admission(self, cr: DataUpload, reader: Reader) -> Admission:
         """Return whether the backup storage location and the source snapshot are ready."""
         spec = cr.spec
-        if spec.datamover == BLOCK_DATA_MOVER:
-            return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, BLOCK_UNSUPPORTED)
+        if (refused := find_unsupported(cr)) is not None:
+            return refused
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
@@ -102,13 +102,13 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
 
     async def ensure_exposed(self, cr: DataUpload, guard: Guard) -> Exposed | Pending:
         """Take the next steps from the source snapshot to a mover pod."""
-        refuse_block(cr)
+        refuse_unsupported(cr)
         return await self.exposer.ensure(self._request(cr), guard)
 
     async def confirm_volume(self, cr: DataUpload) -> None:
         """Check that the volume of the mover was created from the source snapshot, and whether it may start."""
         if cr.preparing:
-            refuse_block(cr)
+            refuse_unsupported(cr)
         await self.exposer.confirm(self._request(cr))
 
     async def withdraw(self, cr: DataUpload) -> Pending | None:

@@ -20,7 +20,15 @@ from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Read
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.runtime.metrics import Metrics
-from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, Admission, AdmissionState, KindSpec, PlainKind
+from nodeagent.transfers.kinds.base import (
+    COMMON_STATUS_FIELDS,
+    Admission,
+    AdmissionState,
+    KindSpec,
+    PlainKind,
+    find_unsupported,
+    refuse_unsupported,
+)
 from nodeagent.transfers.kinds.location import check_location
 from nodeagent.transfers.outcome import BackupResults, RestoreResults
 
@@ -192,13 +200,15 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
 
         An earlier attempt may have written everything although its result was lost: its pod then runs with the data.
         """
+        if cr.preparing:
+            refuse_unsupported(cr)
         await super().confirm_volume(cr)
         if cr.interrupted:
             await self.exposer.confirm_waiting(self._request(cr))
 
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
-        return await self._locate(cr, reader)
+        return find_unsupported(cr) or await self._locate(cr, reader)
 
     def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
         return cr.spec.snapshot_size

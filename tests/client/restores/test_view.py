@@ -82,6 +82,20 @@ async def test_a_cancel_requests_the_end_of_what_has_not_ended_and_writes_no_sta
     assert (await _read(scene)).phase is BackupPhase.CANCELING
 
 
+async def test_a_restore_of_before_the_definitions_of_velero_1_19_is_canceled() -> None:
+    scene = await _started()
+    scene.move("data", "Completed")
+    scene.kube.fail_next("PATCH", "/datadownloads/", 422)
+    old = next(one for one in scene.downloads if one["spec"]["targetVolume"]["pvc"] == "files")
+    del old["spec"]["restoreType"]
+    scene.kube.put(old)
+    await cancel_restore(scene.tools, "velero", "back")
+    assert {(one["spec"].get("cancel"), one["spec"]["restoreType"]) for one in scene.downloads} == {
+        (None, ""),
+        (True, ""),
+    }
+
+
 async def test_an_unknown_name_is_an_error_with_the_one_that_may_be_meant() -> None:
     scene = await _started()
     with pytest.raises(NotFoundError, match=r"there is no restore bakc in namespace velero \(did you mean back\?\)"):

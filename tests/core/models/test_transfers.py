@@ -17,7 +17,7 @@ __all__: list[str] = []
 _FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 _NOT_READ: dict[str, set[tuple[str, ...]]] = {
     "DataUpload": {("csiSnapshot", "driver"), ("csiSnapshot", "snapshotClass")},
-    "DataDownload": {("targetVolume", "pv")},
+    "DataDownload": set(),
     "PodVolumeBackup": {("pod", "kind"), ("repoIdentifier",)},
     "PodVolumeRestore": {("pod", "kind"), ("repoIdentifier",)},
     "BackupRepository": {("resticIdentifier",)},

@@ -1,5 +1,6 @@
 """What is particular to DataUploads and DataDownloads."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -26,6 +27,7 @@ from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
 from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.support.fakeobjects import merge_patch
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
 SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
@@ -272,6 +274,33 @@ async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(tran
     assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
     with pytest.raises(ExposeError, match=message):
         await kind.ensure_exposed(kind.parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targetVolume": {"pv": "pv-7"}}, "a restore into the existing volume pv-7 .*; restore into a new volume"),
+        ({"restoreType": "partly"}, "restore type 'partly' .*; use none, full or incremental"),
+    ],
+    ids=["existing volume", "restore type"],
+)
+@pytest.mark.cause("restore-type-unsupported")
+async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted_it(
+    change: JsonDict, message: str
+) -> None:
+    transfer = merge_patch(data_download(), {"spec": change})
+    found = await admission(downloads(), transfer)
+    assert (found.decision, found.reason) == (AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED)
+    assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
+    with pytest.raises(ExposeError, match=message):
+        await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    settings = {"DeleteExtraFiles": "true"}
+    transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
+    assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:

@@ -81,6 +81,17 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     ]
 
 
+async def test_a_restore_of_any_type_is_admitted_unless_it_is_to_delete_files() -> None:
+    transfer = pod_volume_restore()
+    found = []
+    for kind in ("", "full", "incremental", "partly"):
+        for setting in ("false", "true"):
+            transfer["spec"] |= {"restoreType": kind, "uploaderSettings": {"DeleteExtraFiles": setting}}
+            found.append((await admission(transfer, LOCATION, workload_pod(transfer))).reason)
+    no = FailureReason.RESTORE_TYPE_UNSUPPORTED
+    assert found == ["", "", "", no, "", no, no, no]
+
+
 @pytest.mark.parametrize("name", TRANSFERS)
 async def test_a_missing_location_is_waited_for_two_minutes(name: str) -> None:
     transfer = TRANSFERS[name]()
