@@ -267,6 +267,7 @@ api-tools:
 bed-tools: mover-tools
 	@tools/build.sh etcd >/dev/null
 	@tools/build.sh kubernetes >/dev/null
+	@tools/build.sh csi >/dev/null
 
 # Those that share packages come one after the other.
 unit-tools: mover-tools

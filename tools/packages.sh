@@ -26,6 +26,7 @@ openssl openssl
 procps sysctl
 runc runc
 util-linux unshare
+xfsprogs mkfs.xfs
 "
 
 missing_packages() {

@@ -19,7 +19,7 @@ from core.models.names import (
 )
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.settings import AGENT_IMAGE
-from tests.testbed.storage.faults import CONFIG_MAP
+from tests.testbed.storage.objects import FAULT_CONFIG_MAP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -132,7 +132,7 @@ def break_storage(bed: Bed, space: str, faults: Iterable[tuple[str, str, str]]) 
 
 def _own_faults(bed: Bed, owner: str, content: Mapping[str, object]) -> None:
     """Apply `content` as all that `owner` manages in the ConfigMap with the storage's faults."""
-    namespace, name = CONFIG_MAP
+    namespace, name = FAULT_CONFIG_MAP
     metadata = {"namespace": namespace, "name": name}
     faults = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **content}
     # A server-side apply removes the keys that their owner no longer names.

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["applied_versions", "everything", "kinds"]
 
-_PASSING = {"events", "leases", "componentstatuses"}
+_PASSING = {"events", "leases", "componentstatuses", "volumeattachments"}
+"""What Kubernetes creates and deletes by itself. A volume that is left behind is listed without its attachment."""
 
 _LASTING = {DELETIONS_CONFIGMAP}
 """What the first deletion of a backup creates, and what stays: another test may be that one at any time."""
@@ -34,8 +35,8 @@ preflight and verification."""
 def everything(bed: Bed, *own: str) -> set[str]:
     """Every object of the agents' namespace, of some others, and of none, as `kind/name`.
 
-    Left out are Events and Leases, the record of deletions, and what belongs to other tests: it carries one of
-    their names, be it in its name, in a label, in an argument, or in the name of its claim or snapshot.
+    Left out are Events, Leases, VolumeAttachments, the record of deletions, and what belongs to other tests: it
+    carries one of their names, be it in its name, in a label, in an argument, or in the name of its claim or snapshot.
 
     Args:
         bed: The cluster to list.

@@ -26,7 +26,7 @@ from tests.testbed.demonstration.manifests import (
 )
 from tests.testbed.demonstration.timeline import FINAL
 from tests.testbed.processes import BedError
-from tests.testbed.storage.objects import CLAIMS, DRIVER, VOLUMES
+from tests.testbed.storage.objects import CLAIMS, DRIVER, TOPOLOGY_KEY, VOLUMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -140,7 +140,8 @@ class Volume:
             found = self.bed.api.get(CLAIMS, self.namespace, self.claim) or {"spec": {}}
             volume = self.bed.api.get(VOLUMES, "", found["spec"].get("volumeName") or "none")
             if volume is not None:
-                return Path(volume["spec"]["local"]["path"])
+                path = self.bed.folder / "volumes" / str(volume["spec"]["csi"]["volumeHandle"])
+                return path.resolve()
             if time.monotonic() > deadline:
                 raise BedError(f"claim {self.namespace}/{self.claim} has no volume")
             time.sleep(_POLL_SECONDS)
@@ -173,7 +174,7 @@ class Volume:
 
 def build_class(name: str, *, waits: bool, node: str = "") -> Json:
     """A storage class of the test bed: whether its volumes wait for a pod, and the one node they may be on."""
-    topology = {"matchLabelExpressions": [{"key": "kubernetes.io/hostname", "values": [node]}]}
+    topology = {"matchLabelExpressions": [{"key": TOPOLOGY_KEY, "values": [node]}]}
     return {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",

@@ -193,9 +193,13 @@ class Site:
         return f"{self.space}-{name}"
 
     def claim(self, name: str, *, block: bool = False) -> Json:
-        """A claim of its class and size."""
+        """A claim of its class and size, which Kubernetes attaches to several nodes at a time."""
         claim = build_claim(self.space, name, size=self.size)
-        claim["spec"] |= {"storageClassName": SHARED_CLASS, "volumeMode": "Block" if block else "Filesystem"}
+        claim["spec"] |= {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": SHARED_CLASS,
+            "volumeMode": "Block" if block else "Filesystem",
+        }
         return claim
 
     def path(self, claim: str) -> Path:

@@ -180,4 +180,5 @@ def _folder(bed: Bed, claim: str) -> Path:
 def _assert_same(source: Path, copy: Path) -> None:
     names = sorted(path.name for path in source.iterdir())
     assert names == sorted(path.name for path in copy.iterdir())
-    assert filecmp.cmpfiles(source, copy, names, shallow=False) == (names, [], [])
+    files = [name for name in names if (source / name).is_file()]
+    assert filecmp.cmpfiles(source, copy, files, shallow=False) == (files, [], [])

@@ -151,7 +151,7 @@ def test_a_restricted_pod_of_any_user_starts_with_its_data_and_nothing_else(agen
         wait_until(agent, RESTORES, restore, "Completed")
         reader.wait_ready(agent)
 
-    assert agent.user.kubectl("logs", "reader", "-n", reader.space) == "folder\nkept\n"
+    assert agent.user.kubectl("logs", "reader", "-n", reader.space) == "folder\nlost+found\nkept\n"
     waited = agent.user.kubectl("logs", "reader", "-c", "restore-wait", "-n", reader.space).splitlines()
     assert waited[-4:] == [
         f"Found the done file /restores/data/.velero/{RESTORE_UID}",

@@ -95,7 +95,11 @@ def _end(bed: Bed, observer: Observer, pod: Json) -> None:
 
 def _claim(bed: Bed, space: str, *, block: bool = False) -> None:
     claim = build_claim(space, "data", size="16Mi")
-    claim["spec"] |= {"storageClassName": SHARED_CLASS, "volumeMode": "Block" if block else "Filesystem"}
+    claim["spec"] |= {
+        "accessModes": ["ReadWriteMany"],
+        "storageClassName": SHARED_CLASS,
+        "volumeMode": "Block" if block else "Filesystem",
+    }
     bed.user.apply(claim)
 
 

@@ -44,10 +44,10 @@ def build_chaos(bed: Bed) -> Mapping[str, Callable[[], None]]:
         "agent of bed-2 killed": lambda: kill_agent("bed-2"),
         "kubelet killed": lambda: kill_for_a_while("kubelet", logs / "kubelet-1.log"),
         "API server killed": lambda: kill_for_a_while("API server", logs / "kube-apiserver.log"),
-        "provisioner killed": lambda: kill_for_a_while("provisioner", logs / "provisioner.log"),
+        "provisioner killed": lambda: kill_for_a_while("provisioner", logs / "csi-provisioner.log"),
         "Lease deleted": lambda: bed.api.delete(_LEASES, NAMESPACE, "node-agent-dispatcher"),
     }
 
 
 def _is_provisioner(process: object) -> bool:
-    return "tests.testbed.provisioner" in getattr(process, "argv", ())
+    return Path(getattr(process, "argv", ("",))[0]).name == "csi-provisioner"

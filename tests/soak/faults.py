@@ -14,8 +14,7 @@ from tests.soak.journal import Ending
 from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.processes import BedError
-from tests.testbed.storage.faults import CONFIG_MAP
-from tests.testbed.storage.objects import CONFIG_MAPS
+from tests.testbed.storage.objects import CONFIG_MAPS, FAULT_CONFIG_MAP
 
 if TYPE_CHECKING:
     import random
@@ -121,7 +120,7 @@ def _fail_provisioning(ground: Ground, transfer: Json, _chance: random.Random) -
 
 def _set_fault(ground: Ground, name: str, line: str) -> None:
     """Ask the test bed's storage for a fault of one claim, or for none any more."""
-    namespace, config_map = CONFIG_MAP
+    namespace, config_map = FAULT_CONFIG_MAP
     with _faults_lock:
         fresh = {"metadata": {"namespace": namespace, "name": config_map}, "data": {"faults": ""}}
         found = ground.bed.api.create(CONFIG_MAPS, fresh)

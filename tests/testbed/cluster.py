@@ -25,6 +25,7 @@ from tests.testbed.images import import_images, pause_archive
 from tests.testbed.layout import ROOT
 from tests.testbed.node import Node
 from tests.testbed.processes import Supervisor
+from tests.testbed.storage.csi import Storage
 from tests.testbed.storage.objects import class_objects
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Cluster:
             BedError: Something did not start; the message has its last output.
         """
         machine.prepare_mounts(self.layout.base)
+        machine.share(self.layout.volumes)
         machine.add_addresses(settings.SERVICE_ADDRESS, settings.node_address(1))
         supervisor = Supervisor(self.layout.logs)
         self._install_command()
@@ -63,18 +65,19 @@ class Cluster:
         node = Node(1, self.layout.node(1), cgroups.group_name(self.bed, 1), plane)
         supervisor.start("containerd-1", node.containerd)
         self._start_s3(supervisor)
+        storage = Storage(self.layout)
         with ThreadPoolExecutor(max_workers=1) as pool:
             images = pool.submit(self._import_images, node)
             # They have images to import before they need an API server.
             for index in range(2, self.nodes + 1):
                 other = Node(index, self.layout.node(index), cgroups.group_name(self.bed, index), plane)
-                othernode.start(other, [pause_archive(), self.image], supervisor)
+                othernode.start(other, [pause_archive(), self.image], supervisor, storage.driver(index))
             plane.start()
             self._say("API server ready")
             self._start_controllers(plane, supervisor)
             supervisor.start("kubelet-1", node.kubelet)
             self._prepare_api(plane)
-            supervisor.start("provisioner", self._provisioner())
+            self._start_storage(supervisor)
             self._wait_for_nodes(supervisor, images)
         supervisor.check()
         self._say("cluster ready")
@@ -158,9 +161,12 @@ class Cluster:
         for resource, body in class_objects():
             api.create(resource, body)
 
-    def _provisioner(self) -> list[str]:
-        argv = [sys.executable, "-m", "tests.testbed.provisioner", "--base", str(self.layout.base)]
-        return [*argv, "--node", settings.node_name(1)]
+    def _start_storage(self, supervisor: Supervisor) -> None:
+        storage = Storage(self.layout)
+        supervisor.start("driver-1", storage.driver(1))
+        supervisor.wait("the storage", Path(storage.socket(1)).exists, seconds=_NODE_SECONDS)
+        for name, argv in storage.controllers().items():
+            supervisor.start(name, argv)
 
     def _wait_for_nodes(self, supervisor: Supervisor, images: Future[None]) -> None:
         api = Api(self.layout.kubeconfig)

@@ -30,12 +30,15 @@ _TOOLS = {
     "kubernetes": ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"),
     "kopia": ("kopia",),
     "versitygw": ("versitygw",),
+    "csi": ("driver", "csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter", "snapshot-controller"),
 }
 
 _PROGRAMS = {
     "unshare": "util-linux",
     "setpriv": "util-linux",
     "losetup": "mount",
+    "mkfs.ext4": "e2fsprogs",
+    "mkfs.xfs": "xfsprogs",
     "ip": "iproute2",
     "openssl": "openssl",
     "containerd": "containerd",

@@ -27,13 +27,8 @@ class Layout:
 
     @property
     def volumes(self) -> Path:
-        """What the provisioner keeps: one folder or device image a volume."""
+        """Where the volumes of the storage are: of each, its mounted file system, or a link to its device."""
         return self.base / "volumes"
-
-    @property
-    def snapshots(self) -> Path:
-        """What the provisioner keeps: one copy a snapshot."""
-        return self.base / "snapshots"
 
     @property
     def s3(self) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.testbed.processes import BedError
 
-__all__ = ["add_addresses", "prepare_mounts", "run"]
+__all__ = ["add_addresses", "prepare_mounts", "run", "share"]
 
 _SYSCTLS = {
     "vm/overcommit_memory": "1",
@@ -49,6 +49,13 @@ def prepare_mounts(base: Path) -> None:
     # Mounts that the kubelet makes for a pod must show in containers, and the other way round.
     run("mount", "--make-rshared", str(_KUBELET))
     _shield_sysctls(base / "sysctl")
+
+
+def share(folder: Path) -> None:
+    """Create a folder; mounts below it show in the mount namespaces that are made from this one."""
+    folder.mkdir()
+    run("mount", "--bind", str(folder), str(folder))
+    run("mount", "--make-rshared", str(folder))
 
 
 def add_addresses(*addresses: str) -> None:

@@ -120,6 +120,9 @@ class Node:
             "evictionHard": {"memory.available": "50Mi", "nodefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
             "syncFrequency": "5s",
+            # A pod waits until its node has reported that it will use the volume, and whoever detaches one until it
+            # has reported that it no longer does.
+            "nodeStatusUpdateFrequency": "1s",
             "makeIPTablesUtilChains": False,
             "clusterDomain": "cluster.local",
             # No server answers there; a pod that asks for a name learns at once that there is none.

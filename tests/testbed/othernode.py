@@ -30,13 +30,14 @@ _START_SECONDS = 60
 _CHECK_SECONDS = 1.0
 
 
-def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
+def start(node: Node, archives: list[Path], supervisor: Supervisor, driver: list[str]) -> None:
     """Start a further node; it registers itself with the API server.
 
     Args:
         node: Which one; its index is 2 or more.
         archives: Images to import.
         supervisor: Watches over its first process.
+        driver: The command of its CSI driver.
 
     Raises:
         BedError: Its namespaces did not come about.
@@ -46,12 +47,13 @@ def start(node: Node, archives: list[Path], supervisor: Supervisor) -> None:
         "cgroup": node.cgroup,
         "containerd": node.containerd,
         "kubelet": node.kubelet,
+        "driver": driver,
         "socket": node.socket,
         "imports": [node.ctr("images", "import", str(archive)) for archive in archives],
         "logs": str(supervisor.logs),
     }
     (node.folder / "task.json").write_text(json.dumps(task))
-    argv = ["unshare", "--kill-child", "--mount", "--net", "--pid", "--fork", "--mount-proc"]
+    argv = ["unshare", "--kill-child", "--mount", "--propagation", "slave", "--net", "--pid", "--fork", "--mount-proc"]
     argv += [sys.executable, "-m", "tests.testbed.othernode", str(node.folder)]
     component = supervisor.start(f"node-{node.index}", argv)
     ours, theirs = Path("/proc/self/ns/net"), Path(f"/proc/{component.process.pid}/ns/net")
@@ -89,6 +91,7 @@ def main(folder: Path) -> int:
         for argv in task["imports"] if not imported.exists() else ():
             machine.run(*argv)
         imported.touch()
+        supervisor.start(f"driver-{index}", task["driver"])
         supervisor.start(f"kubelet-{index}", task["kubelet"])
         while True:
             supervisor.check()

@@ -11,17 +11,27 @@ __all__ = [
     "CONTENTS",
     "DRIVER",
     "EVENTS",
+    "FAULT_ANNOTATION",
+    "FAULT_CONFIG_MAP",
     "SHARED",
     "SHARED_CLASS",
     "SNAPSHOTS",
     "SNAPSHOT_CLASSES",
     "STORAGE_CLASSES",
+    "TOPOLOGY_KEY",
     "VOLUMES",
     "class_objects",
 ]
 
-DRIVER = "bed.node-agent.test/local"
-"""Provisioner of the storage classes and driver of the snapshot classes."""
+DRIVER = "bed.node-agent.test"
+"""The CSI driver: provisioner of the storage classes and driver of the snapshot classes."""
+
+TOPOLOGY_KEY = "topology.bed.node-agent.test/node"
+"""Segment of the topology of the driver: the only node that reaches a volume."""
+
+FAULT_ANNOTATION = "bed.node-agent.test/fault"
+FAULT_CONFIG_MAP = ("default", "bed-faults")
+"""How tests ask the storage for faults: an annotation, or a ConfigMap (namespace, name). Source: `tools/csi/driver`."""
 
 SHARED = "shared"
 """The parameter of storage classes whose volumes every node reaches; `true` or nothing."""
@@ -40,14 +50,24 @@ CONFIG_MAPS = Resource("/api/v1", "configmaps")
 EVENTS = Resource("/api/v1", "events")
 STORAGE_CLASSES = Resource(_STORAGE_GROUP, "storageclasses", namespaced=False)
 ATTACHMENTS = Resource(_STORAGE_GROUP, "volumeattachments", namespaced=False)
+DRIVERS = Resource(_STORAGE_GROUP, "csidrivers", namespaced=False)
 SNAPSHOTS = Resource(_SNAPSHOT_GROUP, "volumesnapshots")
 CONTENTS = Resource(_SNAPSHOT_GROUP, "volumesnapshotcontents", namespaced=False)
 SNAPSHOT_CLASSES = Resource(_SNAPSHOT_GROUP, "volumesnapshotclasses", namespaced=False)
 
 
+_DRIVER_OBJECT: Json = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "CSIDriver",
+    "metadata": {"name": DRIVER},
+    "spec": {"attachRequired": True, "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent"]},
+}
+
+
 def class_objects() -> list[tuple[Resource, Json]]:
     """The classes that every test bed has, with the kind of each."""
     return [
+        (DRIVERS, _DRIVER_OBJECT),
         (STORAGE_CLASSES, _storage_class("bed", "Immediate", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-wait", "WaitForFirstConsumer", "Delete")),
         (STORAGE_CLASSES, _storage_class("bed-retain", "Immediate", "Retain")),
@@ -65,6 +85,7 @@ def _storage_class(name: str, binding: str, reclaim: str) -> Json:
         "provisioner": DRIVER,
         "volumeBindingMode": binding,
         "reclaimPolicy": reclaim,
+        "allowVolumeExpansion": True,
     }
 
 
