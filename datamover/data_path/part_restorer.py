@@ -82,7 +82,9 @@ class PartRestorer:
         """
         if parts.split:
             make = partial(parts.make_directories, self.target)
-            self.refusals += await self.data_path.run_in_thread(make, f"making directories in {self.target}")
+            refused = await self.data_path.run_in_thread(make, f"making directories in {self.target}")
+            self.refusals += len(refused)
+            parts = parts.outside(refused)
         cached = 0
         for run in parts.runs(self.target, fitting):
             entries = sum(part.entries for part in run)

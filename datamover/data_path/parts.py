@@ -12,9 +12,9 @@ local_fs_output.go (FinishDirectory, setAttributes), fs/localfs/shallowentry.go,
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -111,20 +111,25 @@ class Parts:
         """The one with the most entries."""
         return max(self.parts, key=lambda part: part.entries)
 
-    def make_directories(self, target: Path, _: ShouldStop) -> int:
-        """Make the directories that were split, unless they exist; return how many the target refused.
+    def make_directories(self, target: Path, _: ShouldStop) -> Collection[str]:
+        """Make the directories that were split, unless they exist; return the paths that the target refused.
 
         Raises:
             DataPathError: the target failed.
         """
-        refused = 0
+        refused: set[str] = set()
         for one in self.split:
             with _named(one.path):
                 try:
                     (target / one.path).mkdir(mode=0o700, exist_ok=True)
                 except OSError as e:
-                    refused += _is_refusal(e)
+                    _is_refusal(e)
+                    refused.add(one.path)
         return refused
+
+    def outside(self, refused: Collection[str]) -> "Parts":
+        """Return those in other directories: without the directory, kopia fails where it is to write a sparse file."""
+        return replace(self, parts=[part for part in self.parts if part.path.rpartition("/")[0] not in refused])
 
     def set_attributes(self, target: Path, _: ShouldStop) -> int:
         """Set owner, mode and time of the directories that were split; return how many changes the target refused.
