@@ -240,8 +240,9 @@ class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes.
 
     `incremental_bytes` is absent if it is not known.
-    The last three are ours, and Velero ignores them. `note` is what the user should know about the backup, for
+    The last four are ours, and Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
+    `fallback_full`: everything was read, although a parent was named.
     """
 
     snapshot_id: _Id = field(name="snapshotID")
@@ -252,6 +253,7 @@ class BackupResult(WireModel):
     note: str | UnsetType = UNSET
     new_bytes: Int64 | UnsetType = UNSET
     stored_bytes: Int64 | UnsetType = UNSET
+    fallback_full: bool | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""

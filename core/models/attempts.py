@@ -130,6 +130,14 @@ class Attempts(WireModel, omit_defaults=True):
         kept = self.last.message if self.last is not None else ""
         return f"attempt {self.number - 1} was interrupted: {why or kept}"
 
+    def describe(self) -> list[str]:
+        """Return what interrupted each of the last attempts, the oldest first, for `status.activities`."""
+        first = self.number - len(self.interruptions)
+        return [
+            f"attempt {number} was interrupted{f' on node {one.node}' if one.node else ''}: {one.message or one.cause}"
+            for number, one in enumerate(self.interruptions, first)
+        ]
+
     def interrupt(self, interruption: Interruption) -> Self:
         """Return the attempts with this one interrupted and the next one waiting."""
         short = replace(interruption, message=interruption.message[:_MESSAGE_CHARACTERS])

@@ -157,6 +157,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         note="; ".join(filter(None, (parent_fault, left_out, report.times_note, report.kinds_note))) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
+        fallback_full=True if parent_fault else UNSET,
     )
 
 

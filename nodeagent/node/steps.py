@@ -121,6 +121,8 @@ class StepBase:
         """
         tools, kind = self._tools, case.kind
         status: dict[str, object] = {"message": message} if message else {}
+        if activities := case.cr.attempts.describe():
+            status["activities"] = activities
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.cr, case.outcome)
             if case.cr.attempts.number > 1:

@@ -18,7 +18,7 @@ from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import Transfer
+from core.models.transfers import PodVolumeRestore, Transfer
 from core.redact import redact
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
@@ -200,6 +200,9 @@ class BackupResults:
             "snapshotID": result.snapshot_id,
             "progress": _all_of(result.total_bytes),
             **({} if result.incremental_bytes is UNSET else {"incrementalBytes": result.incremental_bytes}),
+            # A data mover of Velero leaves out a size of 0.
+            **({"sourceSize": result.total_bytes} if result.total_bytes or result.empty_snapshot else {}),
+            **({"fallbackFull": True} if result.fallback_full is True else {}),
             **_note(result),
         }
 
@@ -215,7 +218,7 @@ class RestoreResults:
         """
         return parse_result(RestoreResult, message)
 
-    def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:  # noqa: ARG002 - as for backups
+    def final_status(self, cr: Transfer, outcome: Outcome) -> JsonDict:
         """Return the size of the data as status fields, and the mover's note as message.
 
         Raises:
@@ -224,7 +227,10 @@ class RestoreResults:
         result = outcome.result
         if not isinstance(result, RestoreResult):
             raise ContractError("the stored outcome has no restore result")
-        return {"progress": _all_of(result.total_bytes), **_note(result)}
+        # Files that are equal are written too.
+        full = isinstance(cr, PodVolumeRestore) and cr.spec.restore_type.lower() == "incremental"
+        fallback = {"fallbackFull": True} if full else {}
+        return {"progress": _all_of(result.total_bytes), **fallback, **_note(result)}
 
 
 def _note(result: MoverResult) -> JsonDict:

@@ -62,6 +62,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
             "path",
             "snapshotID",
             "incrementalBytes",
+            "sourceSize",
             "dataMoverResult",
         },
         restores=False,

@@ -133,7 +133,7 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         name=PodVolumeBackup.kind_name,
         resource=POD_VOLUME_BACKUPS,
         finalizer=POD_VOLUME_FINALIZER,
-        status_fields=COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes"},
+        status_fields=COMMON_STATUS_FIELDS | {"path", "snapshotID", "incrementalBytes", "sourceSize"},
         restores=False,
         bound_to_node=True,
     )

@@ -37,6 +37,16 @@ def test_an_interruption_begins_the_next_attempt_which_waits() -> None:
     assert attempts.last == _interruption()
 
 
+def test_the_last_interruptions_are_told_with_their_numbers() -> None:
+    attempts = Attempts()
+    assert attempts.describe() == []
+    for number in range(12):
+        attempts = attempts.interrupt(_interruption(message="" if number else "killed by the kernel"))
+    told = attempts.describe()
+    assert (len(told), told[-1]) == (10, "attempt 12 was interrupted on node node-1: Killed")
+    assert Attempts().interrupt(_interruption()).describe() == ["attempt 1 was interrupted on node node-1: killed"]
+
+
 def test_the_end_of_a_fenced_mover_does_not_count_as_a_retry() -> None:
     attempts = Attempts().interrupt(_interruption(InterruptionCause.FENCED)).interrupt(_interruption())
     assert (attempts.number, attempts.retries) == (3, 1)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 from core.contract import BackupResult, parse_result
 from tests.datamover.support.pods import MoverPod
@@ -60,6 +61,7 @@ async def test_the_last_complete_snapshot_may_be_named_and_any_other_is_noted(po
 
     assert (latest.incremental_bytes, bool(latest.note)) == (0, False)
     assert {one.incremental_bytes for one in (older, foreign, unknown, invalid)} == {2 * _MIB}
+    assert [one.fallback_full for one in (latest, older, invalid)] == [UNSET, True, True]
     assert older.note == f"{_NOTE}snapshot {first.snapshot_id}: it is not the last complete one of its source"
     source = "snapshot-data-upload-download/kopia/app/other"
     assert foreign.note == f"{_NOTE}snapshot {other.snapshot_id}: it is of the source {source}"

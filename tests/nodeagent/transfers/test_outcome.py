@@ -10,7 +10,7 @@ from core.contract import BackupResult, RestoreResult, parse_result
 from core.errors import ContractError
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import DataUpload
+from core.models.transfers import DataUpload, PodVolumeRestore
 from exposer.pod_status import PodEnd
 from nodeagent.transfers.outcome import (
     BackupResults,
@@ -21,7 +21,8 @@ from nodeagent.transfers.outcome import (
     find_refusal,
     read_outcome,
 )
-from tests.nodeagent.support.transfers import data_upload
+from tests.nodeagent.support.transfers import data_upload, pod_volume_restore
+from tests.support.fakeobjects import merge_patch
 
 RESULT = '{"snapshotID":"s1","source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}'
 
@@ -103,6 +104,26 @@ def test_an_unknown_increment_is_absent_and_one_of_nothing_is_written() -> None:
         outcome = Outcome(Phase.COMPLETED, result=replace(BACKUP, incremental_bytes=size))
         status = BackupResults().final_status(cr, outcome)
         assert {key: value for key, value in status.items() if key == "incrementalBytes"} == shown
+
+
+def test_a_size_of_the_source_that_is_not_known_is_absent() -> None:
+    found = []
+    for size, empty in ((0, False), (0, True), (5, False)):
+        result = replace(BACKUP, total_bytes=size, empty_snapshot=empty)
+        status = BackupResults().final_status(DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=result))
+        found.append(status.get("sourceSize"))
+    assert found == [None, 0, 5]
+
+
+def test_a_transfer_that_became_a_full_one_says_so() -> None:
+    backup = BackupResults().final_status(
+        DataUpload.parse(data_upload()), Outcome(Phase.COMPLETED, result=replace(BACKUP, fallback_full=True))
+    )
+    found = []
+    for kind in ("", "full", "Incremental"):
+        cr = PodVolumeRestore.parse(merge_patch(pod_volume_restore(), {"spec": {"restoreType": kind}}))
+        found.append(RestoreResults().final_status(cr, Outcome(Phase.COMPLETED, result=RESTORE)).get("fallbackFull"))
+    assert (backup["fallbackFull"], found) == (True, [None, None, True])
 
 
 def test_what_the_target_did_not_take_is_the_message_of_a_completed_restore() -> None:

@@ -319,6 +319,7 @@ def test_the_final_status_of_an_upload_is_as_recorded() -> None:
         "path": f"/{cr.uid}",
         "snapshotID": "74b3",
         "incrementalBytes": 50000000,
+        "sourceSize": 50000000,
         "progress": {"totalBytes": 50000000, "bytesDone": 50000000},
     }
 

@@ -157,6 +157,7 @@ async def test_a_backup_completes_with_the_fields_that_its_definition_has() -> N
         "path": f"/{transfer['metadata']['uid']}",
         "snapshotID": "kopia-1",
         "incrementalBytes": 600,
+        "sourceSize": 1000,
         "progress": {"totalBytes": 1000, "bytesDone": 1000},
     }
     assert stamps == {"acceptedTimestamp", "startTimestamp", "completionTimestamp"}
