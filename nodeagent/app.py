@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from core.clock import Clock
@@ -27,10 +28,11 @@ from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
 from nodeagent.config.live import ConfigSources, InitialConfig, LiveConfig
 from nodeagent.leader.wiring import Leader, build_leader
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import API_REQUESTS, SKIPPED_OBJECTS
 from nodeagent.node.wiring import Node, build_node
 from nodeagent.runtime.clock_skew import ClockSkew
 from nodeagent.runtime.memory import MemoryTrimmer, find_trim
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.outages import Outages
 from nodeagent.runtime.own_pod import AgentReport, OwnPod
 from nodeagent.runtime.preflight import check_host_pods
@@ -102,14 +104,14 @@ def build_agent(client: KubeClient, clock: Clock, spec: AgentSpec) -> Agent:
     outages = Outages()
 
     def on_answer(verb: str, status: int) -> None:
-        metrics.request(verb, status)
+        metrics.inc(API_REQUESTS, verb, str(status))
         memory.record_request()
         outages.observe(status)
 
     limit = RateLimit(clock, per_second=settings.client_qps, burst=settings.client_burst)
     skew = ClockSkew(clock, metrics)
     limited = LimitedTransport(client.transport, limit, on_answer=on_answer, on_date=skew.observe)
-    counting = KubeClient(limited, Retry(clock), on_skipped=metrics.object_skipped)
+    counting = KubeClient(limited, Retry(clock), on_skipped=partial(metrics.inc, SKIPPED_OBJECTS))
     parts = build_parts(counting, clock, spec, metrics, skew)
     node = build_node(parts)
     # The node's cache must also know what the leader's half of the same agent wrote.

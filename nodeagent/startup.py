@@ -22,8 +22,8 @@ from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.config.source import read_config
 from nodeagent.config.template import build_defaults, read_cluster, read_template
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.clock_skew import ClockSkew
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import OwnPod
 from nodeagent.runtime.permissions import MOVER_PERMISSIONS, agent_permissions, copy_permissions
 from nodeagent.runtime.preflight import check_cluster, check_permissions

@@ -21,6 +21,7 @@ from nodeagent.config.models import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.retries import rules_of_kind
 from nodeagent.config.source import absent, parse_config_map
+from nodeagent.metrics.table import CONFIG_INFO, CONFIG_VALID
 from nodeagent.runtime.own_pod import AgentReport
 
 __all__ = ["ConfigUpdate", "ConfigWatch", "CurrentConfig", "resolve_slots"]
@@ -154,8 +155,8 @@ class ConfigWatch:
             await self._report_update(update)
 
     def _update_metrics(self) -> None:
-        self._report.metrics.config_valid(self._current.valid)
-        self._report.metrics.config_hash(self._current.digest)
+        self._report.metrics.set(CONFIG_VALID, self._current.valid)
+        self._report.metrics.show(CONFIG_INFO, {(self._current.digest,): 1})
 
     async def _report_update(self, update: ConfigUpdate) -> None:
         digest, pod = self._current.digest, self._report.pod

@@ -18,6 +18,7 @@ from core.kube.resources import PRIORITY_CLASSES
 from core.kube.watch import watch_one
 from core.models.base import JsonDict
 from nodeagent.config.current import CurrentConfig
+from nodeagent.metrics.table import PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentReport
 
 __all__ = ["PriorityClass"]
@@ -132,7 +133,7 @@ class PriorityClass:
             await self._report.pod.report("PriorityClassFound", message)
 
     def _update_metric(self) -> None:
-        self._report.metrics.priority_class_usable(not self._wanted or self._found is True)
+        self._report.metrics.set(PRIORITY_CLASS_USABLE, not self._wanted or self._found is True)
 
     def _warn_unchecked(self, error: KubeError) -> None:
         used = "it, since it existed when last read" if self._found else "the default priority"

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.models.attempts import RetryRules
 from core.models.transfers import Transfer
 from nodeagent.config.models import LoadConcurrency
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import StatusWriter

@@ -34,6 +34,7 @@ from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
+from nodeagent.metrics.table import NODE_PASSED_OVER
 from nodeagent.runtime.tasks import describe_causes
 
 __all__ = ["Dispatcher"]
@@ -99,7 +100,7 @@ class Dispatcher:
                 await self._tools.clock.sleep(_RETRY_SECONDS)
         finally:
             self._term = None
-            self._tools.metrics.nodes_passed_over(frozenset())
+            self._tools.metrics.show(NODE_PASSED_OVER, {})
 
     def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""
@@ -238,7 +239,7 @@ class _Term:
         """Show the nodes that are passed over; report each new one on its agent's pod."""
         backoff, nodes = self._agents.backoff, self._agents.nodes()
         backoff.retain(entries, nodes.keys())
-        self._tools.metrics.nodes_passed_over(backoff.labels())
+        self._tools.metrics.show(NODE_PASSED_OVER, {(label,): 1 for label in backoff.labels()})
         for label, message in backoff.take_news():
             _log.warning("%s", message, extra=fields(node=nodes.get(label, label)))
             if (pod := self._agents.pod(label)) is not None:

@@ -24,7 +24,8 @@ from nodeagent.leader.repositories.inputs import read_inputs
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import ValidationProcess
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import LEADER, LOCATION_AVAILABLE, MAINTENANCE_GAUGES, REPOSITORY_READY
 from nodeagent.startup import AgentParts
 from nodeagent.transfers.status import StatusWriter
 
@@ -59,7 +60,7 @@ class Leader:
         self.repositories.bring_forward()
 
     async def _lead(self) -> None:
-        self.metrics.leader(is_leader=True)
+        self.metrics.set(LEADER, 1)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self.dispatcher.run(), name="dispatcher")
@@ -67,9 +68,9 @@ class Leader:
                 group.create_task(self.locations.run(), name="location controller")
                 group.create_task(self.maintenance.run(), name="maintenance controller")
         finally:
-            self.metrics.leader(is_leader=False)
-            self.metrics.remove_repositories()
-            self.metrics.remove_locations()
+            self.metrics.set(LEADER, 0)
+            # Another agent shows them.
+            self.metrics.forget(REPOSITORY_READY, LOCATION_AVAILABLE, *MAINTENANCE_GAUGES)
 
 
 def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], None]] = ()) -> Leader:

@@ -15,6 +15,7 @@ from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from exposer.model import Pending
+from nodeagent.metrics.table import RETRIES, RETRY_LOST_SECONDS
 from nodeagent.node.lifecycle import Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
@@ -55,7 +56,7 @@ class AttemptSteps(StepBase):
         self._tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)
         self._pending.mark_reported(stored.uid, Pending(PendingReason.INTERRUPTED, announced.message))
-        self._tools.metrics.retried(kind.spec.name, ending.cause)
+        self._tools.metrics.inc(RETRIES, kind.spec.name, ending.cause)
         await self._tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
         return None
 
@@ -104,7 +105,8 @@ class AttemptSteps(StepBase):
         self._pending.forget(cr.uid)
         number, last = cr.attempts.number, cr.attempts.last
         if last is not None:
-            tools.metrics.retry_lost(kind.spec.name, max(0.0, (tools.api_time() - last.at).total_seconds()))
+            lost_seconds = (tools.api_time() - last.at).total_seconds()
+            tools.metrics.inc(RETRY_LOST_SECONDS, kind.spec.name, by=lost_seconds)
         message = f"data mover of attempt {number} may start its data path on node {self._site.node}"
         await tools.events.record(stored, "Retried", message)
         return None

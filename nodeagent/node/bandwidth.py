@@ -18,8 +18,9 @@ from core.models.names import BANDWIDTH_ANNOTATION
 from core.models.phases import RUNNING_PHASES
 from core.models.transfers import Transfer
 from nodeagent.config.bandwidth import BandwidthKeys
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import BANDWIDTH_LIMIT
 from nodeagent.node.cache import TransferCache
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.status import Change, StatusWriter
 
@@ -96,8 +97,8 @@ class NodeBandwidth:
         running = self._running()
         keys, now = self.keys() or BandwidthKeys(), self.clock.now()
         of_node = keys.per_node.at(now)
-        self.metrics.bandwidth("upload", of_node.upload_bytes_per_second)
-        self.metrics.bandwidth("download", of_node.download_bytes_per_second)
+        self.metrics.set(BANDWIDTH_LIMIT, of_node.upload_bytes_per_second, "upload")
+        self.metrics.set(BANDWIDTH_LIMIT, of_node.download_bytes_per_second, "download")
         wanted = share_limits(keys, {one.uid: one.spec.backup_storage_location for one in running}, now)
         for cr in running:
             limits = BandwidthLimits.of(cr.metadata.annotations)

@@ -13,6 +13,7 @@ from core.models.phases import Phase
 from core.models.units import format_duration
 from exposer.model import Pending
 from exposer.pod_status import parse_pod_end
+from nodeagent.metrics.table import REFUSED_RESTORES, WAIT_SECONDS
 from nodeagent.node.lifecycle import CancelState, Case
 from nodeagent.node.mover_loss import MoverLoss, read_loss
 from nodeagent.node.steps import StepBase
@@ -58,7 +59,8 @@ class DataPathSteps(StepBase):
         stored = await tools.status.move(case.kind, cr, Phase.IN_PROGRESS, change)
         created = cr.metadata.creation_timestamp
         if created is not None:
-            tools.metrics.waited(case.kind.spec.name, (tools.clock.now() - created).total_seconds())
+            seconds = (tools.clock.now() - created).total_seconds()
+            tools.metrics.observe(WAIT_SECONDS, seconds, case.kind.spec.name)
         case.kind.count(stored, tools.metrics)
         await tools.events.record(stored, "Started", "data mover may start its data path")
         return None
@@ -105,7 +107,7 @@ class DataPathSteps(StepBase):
         change = Change(annotations={OUTCOME_ANNOTATION: outcome.to_json()})
         await self._tools.status.annotate(kind, cr, change)
         if refused := find_refusal(outcome, parse_pod_end(case.pod) if case.pod is not None else None):
-            self._tools.metrics.restore_refused(kind.spec.name, refused)
+            self._tools.metrics.inc(REFUSED_RESTORES, kind.spec.name, refused)
         return None
 
     async def finish(self, case: Case) -> Requeue | None:

@@ -20,6 +20,7 @@ from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.model import Exposed, Guard, NotOwnerError, Pending
 from exposer.ownership import delete_object
+from nodeagent.metrics.table import EXPOSE_SECONDS
 from nodeagent.node.lifecycle import Case, ReadCurrent, Site, Timeouts
 from nodeagent.node.mover_loss import LostPod, count_loss, read_loss
 from nodeagent.node.slots import SlotRequest
@@ -168,7 +169,7 @@ class ExposeSteps(StepBase):
         stored = await self._tools.status.move(case.kind, case.cr, Phase.PREPARED, change)
         if case.cr.accepted_at is not None:
             seconds = (self._tools.clock.now() - case.cr.accepted_at).total_seconds()
-            self._tools.metrics.exposed(case.kind.spec.name, seconds)
+            self._tools.metrics.observe(EXPOSE_SECONDS, seconds, case.kind.spec.name)
         return stored
 
     async def time_out(self, case: Case) -> Requeue | None:

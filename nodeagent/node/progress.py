@@ -29,9 +29,19 @@ from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.host_pods import find_mover_events
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import (
+    DEDUPLICATED_BYTES,
+    HASHED_BYTES,
+    LAST_PROGRESS,
+    MOVED_BYTES,
+    RATE,
+    RETRY_RESENT_BYTES,
+    SENT_BYTES,
+    STORED_BYTES,
+)
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.mover_events import MoverPending, read_progress
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import is_own
@@ -207,7 +217,7 @@ class ProgressFollower:
             return
         if reading.followed is not None:
             reading.followed = None
-            self._metrics.remove_rate(kind_name, uid)
+            self._metrics.forget(RATE, LAST_PROGRESS, kind=kind_name, uid=uid)
         reading.again = again
         if not again:
             del self._readings[uid]
@@ -231,7 +241,7 @@ class ProgressFollower:
         """Count what a completed transfer moved since its last Event."""
         reading = self._readings.get(uid)
         if reading is not None:
-            self._metrics.bytes_moved(kind_name, total_bytes - reading.counted_done_bytes)
+            self._metrics.inc(MOVED_BYTES, kind_name, by=total_bytes - reading.counted_done_bytes)
             reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
 
     def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
@@ -387,17 +397,15 @@ class ProgressFollower:
             # It is unknown how much of it an earlier process counted.
             reading.counted, reading.resumed = message, False
         counted = reading.counted
-        self._metrics.bytes_moved(kind_name, message.done_bytes - reading.counted_done_bytes)
-        self._metrics.bytes_sent(kind_name, message.sent_bytes - counted.sent_bytes)
-        self._metrics.bytes_hashed(
-            kind_name,
-            message.hashed_bytes - counted.hashed_bytes,
-            deduplicated=message.deduped_bytes - counted.deduped_bytes,
-            stored=message.stored_bytes - counted.stored_bytes,
-        )
+        self._metrics.inc(MOVED_BYTES, kind_name, by=message.done_bytes - reading.counted_done_bytes)
+        sent_bytes = message.sent_bytes - counted.sent_bytes
+        self._metrics.inc(SENT_BYTES, kind_name, by=sent_bytes)
+        self._metrics.inc(HASHED_BYTES, kind_name, by=message.hashed_bytes - counted.hashed_bytes)
+        self._metrics.inc(DEDUPLICATED_BYTES, kind_name, by=message.deduped_bytes - counted.deduped_bytes)
+        self._metrics.inc(STORED_BYTES, kind_name, by=message.stored_bytes - counted.stored_bytes)
         if reading.attempt > 1 and reading.done_bytes < reading.base_bytes:
-            self._metrics.resent(kind_name, message.sent_bytes - counted.sent_bytes)
-        self._metrics.rate(kind_name, reading.uid, float(message.bytes_per_second))
+            self._metrics.inc(RETRY_RESENT_BYTES, kind_name, by=sent_bytes)
+        self._metrics.set(RATE, message.bytes_per_second, kind_name, reading.uid)
         self._show_life(kind_name, reading)
         reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         # An older Event was dropped: kopia's counters never decrease within an attempt.
@@ -408,7 +416,7 @@ class ProgressFollower:
         moved = (reading.message.done_bytes, reading.message.sent_bytes)
         if moved != reading.shown:
             reading.shown = moved
-            self._metrics.progressed(kind_name, reading.uid, self._clock.now().timestamp())
+            self._metrics.set(LAST_PROGRESS, self._clock.now().timestamp(), kind_name, reading.uid)
 
     async def _write(self, kind: NodeKind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""

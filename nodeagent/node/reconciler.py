@@ -20,6 +20,7 @@ from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
+from nodeagent.metrics.table import SLOTS
 from nodeagent.node.attempt_steps import AttemptSteps
 from nodeagent.node.cache import InvalidTransferError, TransferCache, TransferRead
 from nodeagent.node.data_path_steps import DataPathSteps
@@ -334,7 +335,8 @@ class Reconciler:
             if request.uid not in self._woken:
                 self._queue.add(request.key)
         self._woken = frozenset(request.uid for request in requests)
-        self._tools.metrics.slots(slots.used, slots.limit)
+        self._tools.metrics.set(SLOTS, slots.used, "used")
+        self._tools.metrics.set(SLOTS, slots.limit, "total")
 
     def _forget(self, key: TransferKey, uid: str) -> None:
         self._tools.slots.release(uid)

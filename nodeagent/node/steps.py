@@ -26,10 +26,10 @@ from core.models.reasons import NotPrepared, PendingReason
 from core.models.transfers import Progress, Transfer
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
+from nodeagent.metrics.registry import Metrics
 from nodeagent.node.lifecycle import Case, Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.slots import Slots
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import EventLog, record_end
 from nodeagent.transfers.mover_pod import MoverLogs

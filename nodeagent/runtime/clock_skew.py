@@ -10,7 +10,8 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from core.clock import Clock
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import CLOCK_SKEW
 
 __all__ = ["ClockSkew"]
 
@@ -45,7 +46,7 @@ class ClockSkew:
             # Among them a date without a time zone, which HTTP does not allow.
             return
         self._seconds = seconds
-        self._metrics.clock_skew(seconds)
+        self._metrics.set(CLOCK_SKEW, seconds)
         large = abs(seconds) >= _WARN_SECONDS
         if large and not self._warned:
             _log.warning(

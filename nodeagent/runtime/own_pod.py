@@ -13,7 +13,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 
 __all__ = ["AGENT_SELECTOR", "AgentPod", "AgentReport", "AgentReporter", "OwnPod", "shown"]
 

@@ -14,10 +14,11 @@ from core.logs import fields
 from core.models.base import CustomResource, JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import TRANSFERS_FINISHED, VELERO_ENDS
 from nodeagent.transfers.kinds.base import Adapter
 
-__all__ = ["EventLog", "cancel_cause", "record_end"]
+__all__ = ["EventLog", "cancel_cause", "count_end", "record_end"]
 
 
 _log = logging.getLogger(__name__)
@@ -58,10 +59,17 @@ def cancel_cause(cr: Transfer) -> str:
     return "spec.cancel is set" if cr.spec.cancel else "the custom resource is being deleted"
 
 
+def count_end(metrics: Metrics, kind_name: str, phase: Phase) -> None:
+    """Count a transfer that reached a final phase."""
+    metrics.inc(TRANSFERS_FINISHED, kind_name, str(phase))
+    if counter := VELERO_ENDS.get((kind_name, phase)):
+        metrics.inc(counter)
+
+
 async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, events: EventLog) -> None:
     """Count and record the final phase of a transfer; `stored` is what the final write returned."""
     phase = stored.phase
-    metrics.transfer_finished(kind.spec.name, phase)
+    count_end(metrics, kind.spec.name, phase)
     kind.count(stored, metrics)
     message = stored.status.message or "transfer completed"
     await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)

@@ -13,7 +13,7 @@ import pytest
 
 from core.models.names import DELETIONS_CONFIGMAP, SCHEDULE_COMMAND, SCHEDULE_LABEL
 from core.models.retention import REPORT_KEY, HeldBackup, RetentionReport
-from nodeagent.runtime.volume_metrics import MAX_VOLUMES
+from nodeagent.metrics.table import MAX_VOLUMES
 from tests.cluster.apart import installed_apart
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia

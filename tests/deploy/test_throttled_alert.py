@@ -13,7 +13,8 @@ from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import API_REQUESTS
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -53,7 +54,11 @@ def only_granted_requests() -> None:
 async def _serve(kube: _Busy) -> dict[str, list[str]]:
     """Let an agent read an object every 5 seconds; return its samples of each minute by series."""
     metrics = Metrics("a")
-    limited = LimitedTransport(kube, RateLimit(LoopClock(), per_second=10, burst=5), on_answer=metrics.request)
+
+    def on_answer(verb: str, status: int) -> None:
+        metrics.inc(API_REQUESTS, verb, str(status))
+
+    limited = LimitedTransport(kube, RateLimit(LoopClock(), per_second=10, burst=5), on_answer=on_answer)
     client, found = KubeClient(limited, Retry(LoopClock())), dict[str, list[str]]()
     for minute in range(_MINUTES):
         kube.busy = minute in _BUSY_MINUTES

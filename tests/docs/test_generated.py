@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.table import METRICS, Counter, Metric
 from tests.docs.permissions_page import build_permissions_page
 from tools.modules import list_modules, read_responsibility
 
@@ -44,22 +42,15 @@ An agent that restarts in the middle of a transfer misses some of the bytes.
 """
 
 
-def _own_metrics() -> list[MetricWrapperBase]:
-    registry: CollectorRegistry = Metrics("node-a")._registry
-    collectors = registry._collector_to_names
-    return [collector for collector in collectors if isinstance(collector, MetricWrapperBase)]
-
-
-def _shown_name(metric: MetricWrapperBase) -> str:
-    return f"{metric._name}_total" if metric._type == "counter" else metric._name
+def _shown_name(metric: Metric) -> str:
+    return f"{metric.name}_total" if isinstance(metric, Counter) and not metric.bare else metric.name
 
 
 def _metrics_page() -> str:
-    types = dict(re.findall(r"(?m)^# TYPE (\S+) (\S+)$", Metrics("node-a").render().decode()))
     rows = [
-        f"| `{_shown_name(metric)}` | {types[_shown_name(metric)]} "
-        f"| {', '.join(f'`{name}`' for name in metric._labelnames if name != 'node')} | {metric._documentation} |"
-        for metric in sorted(_own_metrics(), key=lambda metric: metric._name)
+        f"| `{_shown_name(metric)}` | {type(metric).__name__.lower()} "
+        f"| {', '.join(f'`{name}`' for name in metric.labels)} | {metric.text} |"
+        for metric in sorted(METRICS, key=lambda metric: metric.name)
     ]
     return "\n".join([_METRICS_HEAD, "| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
 

@@ -55,6 +55,7 @@ _TESTED_ELSEWHERE: Final = {
     "client/backups/deletion_record.py": "tests/client/backups/test_delete.py",
     "client/backups/deletion_view.py": "tests/client/backups/test_delete.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
+    "nodeagent/metrics/table.py": "tests/nodeagent/metrics/test_registry.py",
     "nodeagent/runtime/command_line.py": "tests/nodeagent/test_main.py",
     "nodeagent/runtime/serve_flags.py": "tests/nodeagent/test_main.py",
     "client/cli/given_flags.py": "tests/client/cli/test_install_options.py",

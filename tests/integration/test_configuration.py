@@ -25,8 +25,8 @@ from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.parse import parse_config
 from nodeagent.config.priority_class import PriorityClass
 from nodeagent.config.source import read_config
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.connection import ClusterAccess
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.own_pod import AgentReport
 from nodeagent.runtime.transport import load_transport
 from tests.nodeagent.support.board import FakeBoard

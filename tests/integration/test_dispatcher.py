@@ -22,7 +22,7 @@ from nodeagent.config.models import LoadConcurrency
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.transport import load_transport
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.status import StatusWriter

@@ -31,7 +31,7 @@ from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.transport import load_transport
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request

@@ -18,7 +18,8 @@ from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.index import Entry
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import PENDING, QUEUE_LENGTH, QUEUE_POSITION
 from nodeagent.runtime.tasks import attempt
 
 __all__ = ["QueueReports", "QueueView"]
@@ -122,9 +123,9 @@ class QueueView:
                 await self._changed.wait()
                 await self._clock.sleep(_SHOW_SECONDS + shown / _ENTRIES_PER_SECOND)
         finally:
-            self._metrics.pending_by_reason({})
+            self._metrics.show(PENDING, {})
             self._show_counts(Counter())
-            self._metrics.queue_positions({})
+            self._metrics.show(QUEUE_POSITION, {})
 
     def report(self) -> JsonDict:
         """Return the queue for the status page.
@@ -148,18 +149,17 @@ class QueueView:
         """Update the metrics; return the number of transfers."""
         managed = [entry for entry in self._entries() if entry.managed]
         self._show_counts(Counter((entry.kind, entry.phase) for entry in managed))
-        self._metrics.pending_by_reason(
-            Counter((entry.kind, _known_reason(entry)) for entry in managed if entry.reason and not entry.phase.final)
-        )
+        pending = [entry for entry in managed if entry.reason and not entry.phase.final]
+        self._metrics.show(PENDING, Counter((entry.kind, _known_reason(entry)) for entry in pending))
         head = enumerate(islice(self._order(managed), _IN_METRICS), start=1)
-        self._metrics.queue_positions({(entry.kind, entry.name): position for position, entry in head})
+        self._metrics.show(QUEUE_POSITION, {(entry.kind, entry.name): position for position, entry in head})
         return len(managed)
 
     def _show_counts(self, counts: Counter[tuple[str, Phase]]) -> None:
         for kind in self._kinds:
             for phase in Phase:
                 if not phase.final:
-                    self._metrics.queue_length(kind, str(phase), counts[(kind, phase)])
+                    self._metrics.set(QUEUE_LENGTH, counts[(kind, phase)], kind, str(phase))
 
 
 def _known_reason(entry: Entry) -> str:

@@ -30,7 +30,9 @@ from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.context import DispatchTools
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
+from nodeagent.metrics.table import QUEUE_SECONDS
 from nodeagent.runtime.tasks import attempt
+from nodeagent.transfers.events import count_end
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import Change, without_marks
 
@@ -135,7 +137,7 @@ class AdmissionWriter:
         self._tools.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
         stored = await self._tools.status.move(kind, cr, phase, change)
-        self._tools.metrics.transfer_finished(kind.spec.name, phase)
+        count_end(self._tools.metrics, kind.spec.name, phase)
         await self._tools.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
         if kind.spec.finalizer not in stored.metadata.finalizers:
             # Deleted before it had our finalizer, and held by another: recovery never sees it again.
@@ -205,7 +207,7 @@ class AdmissionWriter:
         )
         move = self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
         stored = await self._answered(checked, move)
-        self._tools.metrics.accepted(kind.spec.name, cr.age_seconds(self._tools.now()))
+        self._tools.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self._tools.now()), kind.spec.name)
         return stored
 
     async def _resume(self, checked: Checked) -> Transfer:

@@ -25,7 +25,7 @@ from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue
 from nodeagent.transfers.events import EventLog

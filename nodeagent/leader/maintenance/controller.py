@@ -23,6 +23,18 @@ from nodeagent.leader.maintenance.steps import MaintenanceSteps
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete
+from nodeagent.metrics.table import (
+    CONTENTS,
+    INDEX_BLOBS,
+    MAINTENANCE_FAILURE,
+    MAINTENANCE_GAUGES,
+    MAINTENANCE_INCOMPLETE,
+    MAINTENANCE_LAST_SUCCESS,
+    MAINTENANCE_OVERDUE,
+    MAINTENANCE_SUCCESS,
+    ORPHAN_SNAPSHOT_BYTES,
+    ORPHAN_SNAPSHOTS,
+)
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.tasks import Faults, run_restarting
@@ -120,7 +132,7 @@ class MaintenanceController:
         self._decisions.pop(name, None)
         self._faults.forget(name)
         steps.forget(name)
-        self._tools.metrics.remove_maintenance(name)
+        self._tools.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
 
     async def _handle(
         self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[MaintenanceJob]
@@ -148,19 +160,27 @@ class MaintenanceController:
         metrics, name, record = self._tools.metrics, repository.name, record_of(repository)
         if decision.hold is Hold.SERVER:
             # The result of the server's maintenance is not known to the agents.
-            metrics.remove_maintenance(name)
+            metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
             return
-        metrics.maintenance_known(name)
-        metrics.maintenance_overdue(name, decision.hold is not None and decision.overdue)
-        metrics.orphan_snapshots(name, record.orphans)
-        metrics.maintenance_incomplete(name, is_full_incomplete(record, tuple(repository.status.recent_maintenance)))
+        for counter in (MAINTENANCE_SUCCESS, MAINTENANCE_FAILURE):
+            # From 0 on, an increase is seen.
+            metrics.inc(counter, name, by=0)
+        metrics.set(MAINTENANCE_OVERDUE, decision.hold is not None and decision.overdue, name)
+        if record.orphans is None:
+            metrics.forget(ORPHAN_SNAPSHOTS, ORPHAN_SNAPSHOT_BYTES, repository_name=name)
+        else:
+            metrics.set(ORPHAN_SNAPSHOTS, record.orphans.count, name)
+            metrics.set(ORPHAN_SNAPSHOT_BYTES, record.orphans.bytes, name)
+        incomplete = is_full_incomplete(record, tuple(repository.status.recent_maintenance))
+        metrics.set(MAINTENANCE_INCOMPLETE, incomplete, name)
         if record.at is None:
             return
         if record.index_blobs is not None and record.contents is not None:
-            metrics.repository_size(name, record.index_blobs, record.contents)
+            metrics.set(INDEX_BLOBS, record.index_blobs, name)
+            metrics.set(CONTENTS, record.contents, name)
         for mode, at in ((record.mode, record.at), (MaintenanceMode.FULL, record.last_full)):
             if at is not None and mode is not MaintenanceMode.NONE:
-                metrics.maintained(name, str(mode), at.timestamp())
+                metrics.set(MAINTENANCE_LAST_SUCCESS, at.timestamp(), name, str(mode))
 
     async def _clean_up(self, steps: MaintenanceSteps, jobs: list[MaintenanceJob], uids: set[str]) -> Requeue | None:
         """Delete the Jobs of BackupRepositories that no longer exist; one that runs is looked at again."""

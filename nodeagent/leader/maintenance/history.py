@@ -22,7 +22,8 @@ from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.rules import merge_history
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
 from nodeagent.transfers.events import EventLog
 
 __all__ = ["HistoryTools", "HistoryWriter", "starts_of"]
@@ -136,16 +137,18 @@ class HistoryWriter:
             await self._report_snapshots(repository, job, result)
         if end.entry is None:
             if result is not None and result.held:
-                tools.metrics.maintenance_foreign(repository.name)
+                tools.metrics.inc(MAINTENANCE_FOREIGN, repository.name)
                 await tools.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
             return
         if end.entry.result is MaintenanceOutcome.FAILED:
-            tools.metrics.maintenance_failed(repository.name)
+            tools.metrics.inc(MAINTENANCE_FAILURE, repository.name)
             message = redact(f"Job {job.name}: {end.entry.message}")
             await tools.events.record(repository, "MaintenanceFailed", message, warning=True)
             return
         if job.completed is not None:
-            tools.metrics.maintenance_succeeded(repository.name, (job.completed - job.created).total_seconds())
+            tools.metrics.inc(MAINTENANCE_SUCCESS, repository.name)
+            seconds = (job.completed - job.created).total_seconds()
+            tools.metrics.observe(MAINTENANCE_DURATION, seconds, repository.name)
         if result is None:
             return
         text = f"{result.mode} maintenance took {result.seconds:.0f} s"

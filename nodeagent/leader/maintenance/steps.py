@@ -38,6 +38,7 @@ from nodeagent.maintenance.rules import (
     location_state,
     slot_of,
 )
+from nodeagent.metrics.table import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
 
@@ -134,7 +135,7 @@ class MaintenanceSteps:
         skip = (slot_of(self._tools.now(), frequency_of(repository), repository.uid), hold)
         if self._skips.get(repository.name) != skip:
             self._skips[repository.name] = skip
-            self._tools.metrics.maintenance_skipped(str(hold))
+            self._tools.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""

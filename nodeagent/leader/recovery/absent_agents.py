@@ -20,6 +20,7 @@ from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
 from nodeagent.leader.context import DispatchRules, DispatchTools
 from nodeagent.leader.recovery.node_health import NodeLoss
+from nodeagent.metrics.table import RETRIES
 from nodeagent.runtime.timers import Timers
 from nodeagent.transfers.events import cancel_cause, record_end
 from nodeagent.transfers.interruptions import announce_next, build_interruption
@@ -332,6 +333,6 @@ class Interruptions:
         announced = announce_next(cr, interruption, rules, restores=restores, label=label)
         self.tools.check_leading()
         stored = await self.tools.status.annotate(kind, cr, announced.change)
-        self.tools.metrics.retried(kind.spec.name, ending.cause)
+        self.tools.metrics.inc(RETRIES, kind.spec.name, ending.cause)
         await self.tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
         return True

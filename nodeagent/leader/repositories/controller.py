@@ -58,8 +58,9 @@ from nodeagent.leader.repositories.init_pod import (
 from nodeagent.leader.repositories.inputs import LocationInputs, read_inputs
 from nodeagent.leader.repositories.password import ensure_repository_password
 from nodeagent.leader.repositories.retry import CHECK_SECONDS, RepositoryRetries
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
@@ -189,7 +190,7 @@ class RepositoryController:
         """Drop what is remembered about the deleted repository `name`."""
         self._early.pop(name, None)
         self._pod_ages.forget(name)
-        self._tools.metrics.remove_repository(name)
+        self._tools.metrics.forget(REPOSITORY_READY, repository_name=name)
 
     def request(self, volume_namespace: str, location: str) -> None:
         """Record that a transfer needs a repository now: a NotReady one is retried soon, an absent one is created.
@@ -257,7 +258,7 @@ class RepositoryController:
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
         self._tools.check_leading()
-        self._tools.metrics.repository(repository.name, repository.phase is RepositoryPhase.READY)
+        self._tools.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
         repository = await self._complete(repository)
         pod = await read_init_pod(self._tools.client, repository)
         if pod is not None:
@@ -395,7 +396,7 @@ class RepositoryController:
             annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
-        self._tools.metrics.repository(stored.name, ok=True)
+        self._tools.metrics.set(REPOSITORY_READY, 1, stored.name)
         await self._tools.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
             what = (
@@ -413,7 +414,7 @@ class RepositoryController:
         if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
-            self._tools.metrics.repository(repository.name, ok=False)
+            self._tools.metrics.set(REPOSITORY_READY, 0, repository.name)
             await self._tools.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
 

@@ -35,8 +35,9 @@ from exposer.storage_access import is_in_directory
 from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
 from nodeagent.runtime.timers import Timers
@@ -164,7 +165,7 @@ class LocationController:
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)
         self._pod_ages.forget(name)
-        self._tools.metrics.remove_location(name)
+        self._tools.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
 
     async def _reconcile(self, raw: JsonDict, location: BackupStorageLocation) -> Requeue | None:
         """Validate the location if that is due, or asked for."""
@@ -277,7 +278,7 @@ class LocationController:
         meta = location.metadata
         patch: JsonDict = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}, "status": status}
         await self._tools.client.patch(BACKUP_STORAGE_LOCATIONS, self._namespace, location.name, patch)
-        self._tools.metrics.location(location.name, ok=not verdict.cause)
+        self._tools.metrics.set(LOCATION_AVAILABLE, not verdict.cause, location.name)
         if phase != location.status.phase:
             level = logging.WARNING if verdict.cause else logging.INFO
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
@@ -286,7 +287,7 @@ class LocationController:
 
     def _show(self, location: BackupStorageLocation) -> None:
         if location.status.phase:
-            self._tools.metrics.location(location.name, ok=location.available)
+            self._tools.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
 
     @property
     def _after_server(self) -> Requeue | None:

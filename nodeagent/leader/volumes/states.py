@@ -9,9 +9,8 @@ from core.models.retention import RetentionReport
 from core.models.verification import Verification
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
-from nodeagent.runtime.volume_metrics import VolumeState
 
-__all__ = ["Claim", "ClaimKey", "Plan", "Plans", "build_states"]
+__all__ = ["Claim", "ClaimKey", "Plan", "Plans", "VolumeState", "build_states"]
 
 ClaimKey = tuple[str, str]
 """Namespace and name of a PVC."""
@@ -50,6 +49,27 @@ class Plans:
     schedules: Mapping[str, Plan] = field(default_factory=dict)
     report: RetentionReport | None = None
     cron_jobs: Sequence[JsonDict] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeState:
+    """What is known of the backups of one PVC; times in seconds since 1970, None and 0 where something is not known.
+
+    `backup_at` is the creation of the newest completed backup, `bytes` the size of its files. `backup_interval` is how
+    often there is to be one, in seconds, and `backup_due_at` when the next one is due. `verified_at` is the end of the
+    last verification of any of the backups, and `verified_ok` what it found.
+    """
+
+    namespace: str
+    claim: str
+    backup_at: float | None = None
+    bytes: int | None = None
+    backup_interval: float | None = None
+    backup_due_at: float | None = None
+    verified_at: float | None = None
+    verified_ok: bool | None = None
+    verification_interval: float | None = None
+    verification_due_at: float | None = None
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DELETE_EXTRA_FILES, DataDownload, DataUpload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
 
 __all__ = [

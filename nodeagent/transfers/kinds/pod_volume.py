@@ -19,7 +19,13 @@ from core.models.transfers import PodVolumeBackup, PodVolumeRestore
 from exposer.model import Exposed, Guard, Owner, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.pod_volume import PodVolumeExposer
 from exposer.settings import ExposeSettings
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import (
+    POD_VOLUME_BACKUPS_ENDED,
+    POD_VOLUME_BACKUPS_STARTED,
+    POD_VOLUME_LAST_SECONDS,
+    POD_VOLUME_SECONDS,
+)
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,
@@ -160,17 +166,19 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         Source: Velero v1.18, pkg/controller/pod_volume_backup_controller.go.
         """
         if cr.phase is Phase.IN_PROGRESS:
-            metrics.pod_volume_backup_enqueued()
+            metrics.inc(POD_VOLUME_BACKUPS_STARTED)
         if cr.phase is not Phase.COMPLETED:
             return
-        metrics.pod_volume_backup_dequeued()
+        metrics.inc(POD_VOLUME_BACKUPS_ENDED)
         began, ended = cr.status.start_timestamp, cr.status.completion_timestamp
         if began is None or ended is None:
             return
         spec, meta = cr.spec, cr.metadata
         operation = f"{cr.name}-{spec.backup_storage_location}-{spec.pod.namespace}-{spec.uploader_type}-backup"
         backup = f"{meta.namespace}/{meta.owner_references[0].name if meta.owner_references else ''}"
-        metrics.pod_volume_operation(operation, backup, name=cr.name, seconds=(ended - began).total_seconds())
+        seconds = (ended - began).total_seconds()
+        metrics.observe(POD_VOLUME_SECONDS, seconds, operation, backup, cr.name)
+        metrics.set(POD_VOLUME_LAST_SECONDS, seconds, operation, backup, cr.name)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import pytest
 
 from core.kube.resources import LEASES
 from nodeagent.leader.wiring import build_leader
+from nodeagent.metrics.table import REPOSITORY_READY
 from tests.nodeagent.support.own_scene import running
 from tests.nodeagent.support.parts import fake_parts
 from tests.support.fakekube import FakeKube
@@ -17,7 +18,7 @@ async def test_the_leader_acquires_the_lease_and_releases_it() -> None:
 
     async with running(leader.run(), lead_seconds=10):
         report, metrics = leader.report(), parts.metrics.render().decode()
-        parts.metrics.repository("app-default-kopia", ok=False)
+        parts.metrics.set(REPOSITORY_READY, 0, "app-default-kopia")
 
     assert report["dispatcher"]["leading"]
     assert report["dispatcher"]["holder"].startswith("node-a_")

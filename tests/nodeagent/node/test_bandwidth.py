@@ -15,10 +15,10 @@ from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
 from nodeagent.config.bandwidth import BandwidthKeys
+from nodeagent.metrics.registry import Metrics
 from nodeagent.node.bandwidth import NodeBandwidth, share_limits
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.transfers import data_upload

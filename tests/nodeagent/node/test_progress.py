@@ -7,7 +7,7 @@ import pytest
 
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover

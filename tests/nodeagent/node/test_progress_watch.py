@@ -18,9 +18,9 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from exposer.host_pods import EVENTS_VOLUME
+from nodeagent.metrics.registry import Metrics
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.progress import Followed, ProgressFollower
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.status import StatusWriter
 from tests.nodeagent.node.test_progress import NOT_READY, event, message_of
 from tests.nodeagent.support.harness import accepted, build_agent, open_world

@@ -13,7 +13,7 @@ from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
 )
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, data_download, data_upload

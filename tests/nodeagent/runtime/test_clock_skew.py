@@ -6,8 +6,8 @@ from email.utils import format_datetime
 import pytest
 
 from core.kube.transport import Request, Response
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.clock_skew import ClockSkew
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube

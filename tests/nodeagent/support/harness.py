@@ -35,13 +35,13 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.app import build_kinds
+from nodeagent.metrics.registry import Metrics
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import Site, Timeouts
 from nodeagent.node.progress import ProgressFollower
 from nodeagent.node.reconciler import Reconciler
 from nodeagent.node.slots import Slots
 from nodeagent.node.steps import Tools
-from nodeagent.runtime.metrics import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.status import StatusWriter

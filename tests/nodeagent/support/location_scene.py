@@ -16,7 +16,7 @@ from exposer.template import AgentTemplate
 from nodeagent.leader.repositories.locations import LocationController, LocationTools
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock

@@ -20,7 +20,7 @@ from exposer.template import AgentTemplate
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.attendant import MaintenanceTools
 from nodeagent.leader.maintenance.controller import MaintenanceController
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.transfers.events import EventLog
 from tests.support.clock import LoopClock

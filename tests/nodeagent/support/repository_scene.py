@@ -20,7 +20,7 @@ from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.repository import RepositoryConfig
 from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.transfers.events import EventLog
 from tests.nodeagent.support.pod_scene import PodScene

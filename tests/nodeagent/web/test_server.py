@@ -16,7 +16,7 @@ from core.models.base import JsonDict
 from core.models.queue_order import in_order
 from nodeagent.leader.admission.queue import QueueView
 from nodeagent.leader.index import Entry
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import ListenAddress
 from nodeagent.web.server import _MOST_CONNECTIONS, WebPages, WebServer, _Listener
 from tests.nodeagent.leader.admission.test_queue import entry

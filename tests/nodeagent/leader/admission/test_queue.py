@@ -12,7 +12,7 @@ from core.models.queue_order import in_order, round_robin
 from nodeagent.leader.admission.queue import QueueView
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node, count_idle
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from tests.support.clock import LoopClock
 
 

@@ -13,7 +13,7 @@ from core.kube.retry import Retry
 from core.models.base import JsonDict, parse_time
 from core.models.names import MAINTENANCE_ANNOTATION
 from nodeagent.config.maintenance import MaintenanceSettings
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
 from tests.nodeagent.support.repository_scene import SERVER

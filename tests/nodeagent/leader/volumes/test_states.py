@@ -7,8 +7,7 @@ import pytest
 from core.models.verification import Verification, VerificationOutcome
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
-from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, build_states
-from nodeagent.runtime.volume_metrics import VolumeState
+from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
 from tests.nodeagent.leader.admission.test_queue import entry
 
 __all__: list[str] = []

@@ -16,7 +16,7 @@ from core.models.retention import RetentionReport
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
-from nodeagent.runtime.metrics import Metrics
+from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.events import EventLog
 from tests.nodeagent.leader.volumes.test_plans import NOW, an_object, deletions
 from tests.nodeagent.leader.volumes.test_states import backup
