@@ -1,18 +1,132 @@
-"""The flags of `nodeagent install`: those of `velero install`, with its names, and those that are only ours.
+"""The flags of `nodeagent install`: Velero's, with its names, and our own ones.
 
-The command gets what was typed (`client.cli.given_flags`); nothing is checked while the command line is parsed.
 Source: Velero v1.18, pkg/cmd/cli/install/install.go.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import click
 
-from client.cli.given_flags import GivenFlags, destination
+from client.cli.flag_types import (
+    DURATION,
+    FILE,
+    NAME,
+    NAMES,
+    NAMESPACE,
+    QUANTITY,
+    SWITCH,
+    TAINTS,
+    FlagType,
+    PathType,
+    matching,
+    not_allowed,
+    one_of,
+    parse_annotations,
+    parse_labels,
+    parse_pairs,
+    parse_positive_duration,
+    read_file,
+)
 from client.cli.options import UserCommand
+from client.install.options import (
+    FLAGS_OF_INSTALL,
+    OWN_LOCATION_KEYS,
+    TRUTH_KEYS,
+    TRUTH_VALUES,
+    TYPOGRAPHIC_QUOTES,
+    AgentOptions,
+)
+from core.endpoints import parse_endpoint
+from core.errors import ConfigError
+from core.models.base import JsonDict
+from core.models.names import AGENT_LABELS, PART_OF_LABELS
+from nodeagent.config.keys import load_json
+from nodeagent.config.parse import parse_config
+from nodeagent.config.source import document_in
+from nodeagent.runtime.serve_flags import parse_serve
 
-__all__ = ["GROUPS", "SERVER_FLAGS", "InstallCommand", "given_in", "install_flags"]
+__all__ = ["GROUPS", "SERVER_FLAGS", "InstallCommand", "find_ignored", "install_flags"]
+
+_ARGUMENT: Final = re.compile("--[a-z-]+=")
+_PROXY: Final = re.compile(r"(?:https?|socks5)://\S+")
+_RESERVED_LABELS: Final = ("name", *AGENT_LABELS, *PART_OF_LABELS)
+
+
+def _read_configuration(path: str) -> JsonDict | None:
+    """Return the agents' configuration in a file."""
+    file = read_file(path)
+    if file is None:
+        return None
+    try:
+        text = document_in(file.content)
+        errors = parse_config(text).errors
+    except ConfigError as e:
+        raise ValueError(f"{path}: {e}") from e
+    if errors:
+        raise ValueError(f"{path}: {'; '.join(map(str, errors))} (see nodeagent check-config)")
+    document = load_json(text)
+    return document if isinstance(document, dict) else {}
+
+
+def _parse_location_config(text: str) -> dict[str, str]:
+    config = parse_pairs(text)
+    for key, value in config.items():
+        pair = f"{key}={value}"
+        if re.search(TYPOGRAPHIC_QUOTES, pair) or (key.strip(), value.strip()) != (key, value):
+            raise not_allowed(pair, "no typographic quotes, and no blanks around key or value")
+        if key in OWN_LOCATION_KEYS:
+            raise not_allowed(pair, f"--{key}, since this key is ignored")
+        if key in TRUTH_KEYS and value not in TRUTH_VALUES:
+            raise not_allowed(pair, "true or false")
+    if config.get("s3Url"):
+        try:
+            parse_endpoint(config["s3Url"])
+        except ConfigError as e:
+            raise ValueError(f"s3Url: {e}") from e
+    return config
+
+
+def _parse_directory(text: str) -> str:
+    if not text.strip("/") or not text.startswith("/") or ".." in text.split("/"):
+        raise not_allowed(text, f"an absolute path such as {AgentOptions.kubelet_root}")
+    return text
+
+
+def _parse_proxy(url: str) -> str:
+    if url and not _PROXY.fullmatch(url):
+        # It may contain a password, and is not repeated.
+        raise ValueError("the value is not allowed: expected a URL such as http://proxy.example.com:3128")
+    return url
+
+
+def _parse_frequency(text: str) -> str:
+    """Return the duration as it was typed: an argument of the agents."""
+    parse_positive_duration(text)
+    return text
+
+
+def _parse_argument(argument: str) -> str:
+    expected = "a flag of nodeagent serve and its value, such as --log-level=debug"
+    if not _ARGUMENT.match(argument):
+        raise not_allowed(argument, expected)
+    if argument.partition("=")[0] in FLAGS_OF_INSTALL:
+        raise not_allowed(argument, "a flag that install does not set")
+    try:
+        parse_serve([argument])
+    except ConfigError as e:
+        raise not_allowed(argument, f"{expected}: {e}") from e
+    return argument
+
+
+def _parse_pod_labels(text: str) -> dict[str, str]:
+    labels = parse_labels(text)
+    for key, value in labels.items():
+        if key in _RESERVED_LABELS:
+            other = f"other keys than {', '.join(_RESERVED_LABELS)}, which select the agents"
+            raise not_allowed(f"{key}={value}", other)
+    return labels
 
 
 class _Flag(NamedTuple):
@@ -21,80 +135,149 @@ class _Flag(NamedTuple):
     name: str
     metavar: str
     help: str
+    type: click.ParamType[Any] = SWITCH
+    default: object = None
     many: bool = False
 
 
-_PAIRS: Final = "K=V,..."
-_FILE: Final = "PATH"
-"""Of this machine: a shell completes it."""
+_some_directory: Final = matching(r"(?:[^/\s]+(?:/[^/\s]+)*)?", "a path such as clusters/east")
+
+_IMAGE: Final = FlagType(
+    matching(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*",
+        "such as registry.example.com/node-agent:1.0",
+    )
+)
+_BUCKET: Final = FlagType(matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name such as backups"))
+_PREFIX: Final = FlagType(lambda text: _some_directory(text.strip("/")))
+_PROXY_URL: Final = FlagType(_parse_proxy)
+_ANNOTATIONS: Final = FlagType(parse_annotations)
+
 
 GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     "what is done": (
         _Flag("--apply", "", "apply the objects: this is the default, and creates or updates them"),
         _Flag("--dry-run", "", "print the objects, and access no cluster"),
-        _Flag("--output", "yaml|json", "print the objects, also before they are applied (--dry-run: yaml)"),
+        _Flag(
+            "--output",
+            "yaml|json",
+            "print the objects, also before they are applied (--dry-run: yaml)",
+            one_of("yaml", "json"),
+        ),
         _Flag("--crds-only", "", "only the custom resource definitions; no other flag is checked"),
-        _Flag("--force-conflicts", "", "take over fields that others have set (default: true); each is printed"),
+        _Flag(
+            "--force-conflicts",
+            "",
+            "take over fields that others have set (default: true); each is printed",
+            SWITCH,
+            default=True,
+        ),
         _Flag("--wait", "", "wait until the agents are ready and the location is reachable"),
-        _Flag("--timeout", "DURATION", "of --wait (default: 5m)"),
+        _Flag("--timeout", "DURATION", "of --wait (default: 5m)", DURATION),
     ),
     "object storage": (
-        _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front"),
-        _Flag("--bucket", "NAME", "the bucket"),
-        _Flag("--prefix", "DIRECTORY", "a directory in the bucket"),
-        _Flag("--backup-location-config", _PAIRS, "config of the location, such as region=us-east-2", many=True),
-        _Flag("--cacert", _FILE, "certificates of the storage's authority, in PEM"),
-        _Flag("--secret-file", _FILE, "file with the credentials; becomes the Secret cloud-credentials"),
+        _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front", click.STRING),
+        _Flag("--bucket", "NAME", "the bucket", _BUCKET),
+        _Flag("--prefix", "DIRECTORY", "a directory in the bucket", _PREFIX),
+        _Flag(
+            "--backup-location-config",
+            "K=V,...",
+            "config of the location, such as region=us-east-2",
+            FlagType(_parse_location_config),
+            many=True,
+        ),
+        _Flag("--cacert", "PATH", "certificates of the storage's authority, in PEM", FILE),
+        _Flag("--secret-file", "PATH", "file with the credentials; becomes the Secret cloud-credentials", FILE),
         _Flag("--no-secret", "", "there are no credentials in a file"),
         _Flag("--no-default-backup-location", "", "create no BackupStorageLocation"),
     ),
     "agents": (
-        _Flag("--image", "IMAGE", "image of agents and data movers"),
-        _Flag("--image-pull-policy", "POLICY", "Always, IfNotPresent (default) or Never"),
-        _Flag("--image-pull-secret", "NAME,...", "Secrets with credentials of the image's registry", many=True),
-        _Flag("--use-node-agent", "", "agents on all Linux nodes: only true is allowed, the default"),
+        _Flag("--image", "IMAGE", "image of agents and data movers", _IMAGE),
+        _Flag(
+            "--image-pull-policy",
+            "POLICY",
+            "Always, IfNotPresent (default) or Never",
+            one_of("Always", "IfNotPresent", "Never"),
+            "IfNotPresent",
+        ),
+        _Flag("--image-pull-secret", "NAME,...", "Secrets with credentials of the image's registry", NAMES, many=True),
+        _Flag(
+            "--use-node-agent", "", "agents on all Linux nodes: only true is allowed, the default", SWITCH, default=True
+        ),
         _Flag("--use-node-agent-windows", "", ""),
-        _Flag("--uploader-type", "NAME", "kopia"),
-        _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents"),
-        _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", many=True),
+        _Flag("--uploader-type", "NAME", "kopia", one_of("kopia")),
+        _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents", click.STRING),
+        _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", FlagType(_parse_argument), many=True),
         _Flag("--node-agent-disable-host-path", "", "no directories of pods: no transfers of pod volumes"),
-        _Flag("--kubelet-root-dir", "DIRECTORY", "directory of kubelets on their nodes (default: /var/lib/kubelet)"),
+        _Flag(
+            "--kubelet-root-dir",
+            "DIRECTORY",
+            "directory of kubelets on their nodes (default: /var/lib/kubelet)",
+            FlagType(_parse_directory),
+            AgentOptions.kubelet_root,
+        ),
         _Flag("--privileged-node-agent", "", "run the agents as root in privileged containers"),
-        _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers"),
-        _Flag("--https-proxy", "URL", "HTTPS_PROXY of agents and data movers"),
-        _Flag("--no-proxy", "HOSTS", "NO_PROXY of agents and data movers"),
+        _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers", _PROXY_URL),
+        _Flag("--https-proxy", "URL", "HTTPS_PROXY of agents and data movers", _PROXY_URL),
+        _Flag("--no-proxy", "HOSTS", "NO_PROXY of agents and data movers", click.STRING),
     ),
     "configuration": (
-        _Flag("--node-agent-configmap", "NAME", "ConfigMap with the configuration; it must exist"),
-        _Flag("--node-agent-config", _FILE, "file with the configuration; becomes that ConfigMap"),
-        _Flag("--backup-repository-configmap", "NAME", "ConfigMap for new backup repositories; it must exist"),
-        _Flag("--repo-maintenance-job-configmap", "NAME", "ConfigMap for maintenance Jobs; it must exist"),
-        _Flag("--default-repo-maintain-frequency", "DURATION", "maintenance of repositories, without a Velero server"),
+        _Flag("--node-agent-configmap", "NAME", "ConfigMap with the configuration; it must exist", NAME),
+        _Flag(
+            "--node-agent-config",
+            "PATH",
+            "file with the configuration; becomes that ConfigMap",
+            PathType(_read_configuration),
+        ),
+        _Flag("--backup-repository-configmap", "NAME", "ConfigMap for new backup repositories; it must exist", NAME),
+        _Flag("--repo-maintenance-job-configmap", "NAME", "ConfigMap for maintenance Jobs; it must exist", NAME),
+        _Flag(
+            "--default-repo-maintain-frequency",
+            "DURATION",
+            "maintenance of repositories, without a Velero server",
+            FlagType(_parse_frequency),
+        ),
     ),
     "pods": (
-        _Flag("--node-agent-pod-cpu-request", "QUANTITY", "CPU request of an agent (default: 50m); 0 is none"),
-        _Flag("--node-agent-pod-mem-request", "QUANTITY", "memory request of an agent (default: 128Mi); 0 is none"),
-        _Flag("--node-agent-pod-cpu-limit", "QUANTITY", "CPU limit of an agent (default: 0, none)"),
-        _Flag("--node-agent-pod-mem-limit", "QUANTITY", "memory limit of an agent (default: 512Mi); 0 is none"),
-        _Flag("--pod-labels", _PAIRS, "more labels of the agents' pods", many=True),
-        _Flag("--pod-annotations", _PAIRS, "more annotations of the agents' pods", many=True),
-        _Flag("--node-selector", _PAIRS, "labels of the nodes that get agents", many=True),
+        _Flag(
+            "--node-agent-pod-cpu-request", "QUANTITY", "CPU request of an agent (default: 50m); 0 is none", QUANTITY
+        ),
+        _Flag(
+            "--node-agent-pod-mem-request",
+            "QUANTITY",
+            "memory request of an agent (default: 128Mi); 0 is none",
+            QUANTITY,
+        ),
+        _Flag("--node-agent-pod-cpu-limit", "QUANTITY", "CPU limit of an agent (default: 0, none)", QUANTITY),
+        _Flag(
+            "--node-agent-pod-mem-limit", "QUANTITY", "memory limit of an agent (default: 512Mi); 0 is none", QUANTITY
+        ),
+        _Flag("--pod-labels", "K=V,...", "more labels of the agents' pods", FlagType(_parse_pod_labels), many=True),
+        _Flag("--pod-annotations", "K=V,...", "more annotations of the agents' pods", _ANNOTATIONS, many=True),
+        _Flag("--node-selector", "K=V,...", "labels of the nodes that get agents", FlagType(parse_labels), many=True),
         _Flag(
             "--toleration",
             "TAINT,...",
             "taints that agents tolerate: key=value:EFFECT, key:EFFECT, key or *",
+            TAINTS,
             many=True,
         ),
-        _Flag("--node-agent-priority-class-name", "NAME", "priority class of the agents"),
+        _Flag("--node-agent-priority-class-name", "NAME", "priority class of the agents", NAME),
         _Flag("--priority-classes", "", "create priority classes, and use that of the agents"),
     ),
     "accounts and permissions": (
-        _Flag("--service-account-name", "NAME", "existing account of the agents; none is created"),
-        _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created"),
-        _Flag("--sa-annotations", _PAIRS, "annotations of the accounts, such as a cloud identity", many=True),
+        _Flag("--service-account-name", "NAME", "existing account of the agents; none is created", NAME),
+        _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created", NAME),
+        _Flag(
+            "--sa-annotations",
+            "K=V,...",
+            "annotations of the accounts, such as a cloud identity",
+            _ANNOTATIONS,
+            many=True,
+        ),
         _Flag("--volume-secrets", "", "let agents copy Secrets and ConfigMaps that drivers of volumes need"),
         _Flag("--openshift", "", "create security context constraints of OpenShift"),
-        _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics"),
+        _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", NAMESPACE),
     ),
 }
 
@@ -126,6 +309,9 @@ SERVER_FLAGS: Final = (
 )
 """Flags of `velero install` that concern Velero's server: accepted without effect."""
 
+_OF_DEFINITIONS: Final = frozenset({"--apply", "--dry-run", "--output", "--crds-only", "--force-conflicts", "--wait"})
+"""What also applies with `--crds-only`."""
+
 _SERVER_SWITCHES: Final = frozenset(
     {
         "--csi-snapshot-early-frequent-polling",
@@ -139,6 +325,10 @@ _SERVER_SWITCHES: Final = frozenset(
 )
 
 
+def _parameter(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
 class InstallCommand(UserCommand):
     """A command whose help has its options in groups."""
 
@@ -147,28 +337,41 @@ class InstallCommand(UserCommand):
         records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
         for title, flags in GROUPS.items():
             with formatter.section(title.capitalize()):
-                formatter.write_dl([record for flag in flags if (record := records.pop(destination(flag.name)))])
+                formatter.write_dl([record for flag in flags if (record := records.pop(_parameter(flag.name)))])
         with formatter.section("Cluster"):
             formatter.write_dl([record for record in records.values() if record])
 
 
+class _Option(click.Option):
+    """A flag that is not checked beside `--crds-only`, as in Velero."""
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
+        """Return the value as its type has it."""
+        return None if ctx.params.get("crds_only") else super().type_cast_value(ctx, value)
+
+
 def install_flags(function: Callable[..., int | None]) -> Callable[..., int | None]:
-    """Add all flags; the command gets them by the names of their parameters, for `given_in`."""
+    """Add all flags; the command gets them by the names of their parameters."""
     flags = [flag for group in GROUPS.values() for flag in group]
-    flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "") for name in SERVER_FLAGS]
+    flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "", click.STRING) for name in SERVER_FLAGS]
     for flag in reversed(flags):
-        more: dict[str, Any] = {"multiple": True} if flag.many else {}
-        more |= {"type": click.Path()} if flag.metavar == _FILE else {}
-        if not flag.metavar:
-            # As pflag has it: --wait, --wait=true and --wait=false.
-            more |= {"is_flag": False, "flag_value": "true"}
-        spelled = [flag.name, "-o"] if flag.name == "--output" else [flag.name]
-        hidden, metavar = not flag.help, flag.metavar or "[BOOL]"
-        function = click.option(*spelled, metavar=metavar, help=flag.help, hidden=hidden, **more)(function)
+        # As pflag has it: --wait, --wait=true and --wait=false.
+        more: dict[str, Any] = {} if flag.metavar else {"is_flag": False, "flag_value": "true"}
+        function = click.option(
+            *([flag.name, "-o"] if flag.name == "--output" else [flag.name]),
+            cls=click.Option if flag.name in _OF_DEFINITIONS or flag.type is click.STRING else _Option,
+            type=flag.type,
+            default=False if flag.type is SWITCH and flag.default is None else flag.default,
+            multiple=flag.many,
+            is_eager=flag.name == "--crds-only",
+            metavar=flag.metavar or "[BOOL]",
+            help=flag.help,
+            hidden=not flag.help,
+            **more,
+        )(function)
     return function
 
 
-def given_in(values: Mapping[str, Any]) -> tuple[GivenFlags, list[str]]:
-    """Return the flags that were typed, and those of them that have no effect."""
-    given = GivenFlags(values)
-    return given, [flag for flag in SERVER_FLAGS if given.has(flag)]
+def find_ignored(given: Mapping[str, Any]) -> list[str]:
+    """Return the flags that were given and have no effect."""
+    return [flag for flag in SERVER_FLAGS if given[_parameter(flag)] is not None]

@@ -58,7 +58,7 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/metrics/table.py": "tests/nodeagent/metrics/test_registry.py",
     "nodeagent/runtime/command_line.py": "tests/nodeagent/test_main.py",
     "nodeagent/runtime/serve_flags.py": "tests/nodeagent/test_main.py",
-    "client/cli/given_flags.py": "tests/client/cli/test_install_options.py",
+    "client/cli/flag_types.py": "tests/client/cli/test_install_options.py",
     "client/cli/install_flags.py": "tests/client/cli/test_install.py",
     "client/cli/repo_pages.py": "tests/client/cli/test_repo.py",
     "client/cli/restore_create.py": "tests/client/cli/test_restore.py",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.cli.given_flags import GivenFlags
+from client.cli.install import install
 from client.cli.install_options import build_options
 from client.install.options import InstallOptions, LocationOptions
 from nodeagent.__main__ import main
@@ -232,49 +232,25 @@ def test_any_provider_with_an_address_is_s3(capsys: pytest.CaptureFixture[str]) 
     assert "provider: swift\n" in capsys.readouterr().out
 
 
-_EVERY_OPTION: dict[str, str | tuple[str, ...] | None] = {
-    "provider": "aws",
-    "bucket": "b",
-    "prefix": "p",
-    "backup_location_config": ("region=r",),
-    "cacert": "ca.pem",
-    "secret_file": "keys",
-    "image": "i:1",
-    "image_pull_policy": "Always",
-    "image_pull_secret": ("s",),
-    "features": "f",
-    "agent_arg": ("--log-level=debug",),
-    "node_agent_disable_host_path": "true",
-    "kubelet_root_dir": "/k",
-    "privileged_node_agent": "true",
-    "http_proxy": "http://p",
-    "https_proxy": "http://p",
-    "no_proxy": ".svc",
-    "node_agent_config": "good.json",
-    "backup_repository_configmap": "r",
-    "repo_maintenance_job_configmap": "m",
-    "node_agent_pod_cpu_request": "1",
-    "node_agent_pod_mem_request": "1Mi",
-    "node_agent_pod_cpu_limit": "2",
-    "node_agent_pod_mem_limit": "2Mi",
-    "pod_labels": ("a=b",),
-    "pod_annotations": ("a=b",),
-    "node_selector": ("a=b",),
-    "toleration": ("*",),
-    "node_agent_priority_class_name": "high",
-    "service_account_name": "a",
-    "mover_service_account_name": "m",
-    "sa_annotations": ("a=b",),
-    "volume_secrets": "true",
-    "openshift": "true",
-    "monitoring_namespace": "prom",
-}
+_EVERY_OPTION = """
+--provider=aws --bucket=b --prefix=p --backup-location-config=region=r --cacert=ca.pem --secret-file=keys
+--image=i:1 --image-pull-policy=Always --image-pull-secret=s --features=f --agent-arg=--log-level=debug
+--node-agent-disable-host-path --kubelet-root-dir=/k --privileged-node-agent
+--http-proxy=http://p --https-proxy=http://p --no-proxy=.svc
+--node-agent-config=good.json --backup-repository-configmap=r --repo-maintenance-job-configmap=m
+--node-agent-pod-cpu-request=1 --node-agent-pod-mem-request=1Mi
+--node-agent-pod-cpu-limit=2 --node-agent-pod-mem-limit=2Mi
+--pod-labels=a=b --pod-annotations=a=b --node-selector=a=b --toleration=* --node-agent-priority-class-name=high
+--service-account-name=a --mover-service-account-name=m --sa-annotations=a=b
+--volume-secrets --openshift --monitoring-namespace=prom
+"""
 
 
 def test_every_option_of_an_installation_has_a_flag(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     (tmp_path / "good.json").write_text('{"loadConcurrency": {"globalConfig": 3}}')
-    found = asdict(build_options(GivenFlags(_EVERY_OPTION), "other"))
+    given = install.make_context("install", _EVERY_OPTION.split()).params
+    found = asdict(build_options(given, "other"))
     standard = asdict(InstallOptions(location=LocationOptions(provider="", bucket="")))
     same = {key for key in found if found[key] == standard[key]}
     for part in ("agent", "proxy", "location"):
