@@ -24,7 +24,6 @@ from exposer.volumes import (
     DELETE,
     attached_nodes,
     explain_deletion,
-    patch_volume,
     restore_reclaim_policy,
     retain_for,
     set_reclaim_policy,
@@ -122,7 +121,7 @@ class Rebinder:
         """
         reference = {"namespace": owner.namespace, "name": owner.name, "uid": owner.uid, "resourceVersion": None}
         claim = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind} | reference
-        await patch_volume(self._client, volume, {"spec": {"claimRef": claim}})
+        await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": claim}})
 
     async def _delete_pod_and_claim(self, owner: Owner, *, attached: str = "") -> Pending | None:
         """Delete both, the PVC once the PersistentVolume `attached` is on no node; None once they are gone."""
@@ -163,7 +162,7 @@ class Rebinder:
                 }
             },
         }
-        return await patch_volume(self._client, volume, patch)
+        return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
     async def _point_target(self, target: JsonDict, kept: KeptVolume) -> JsonDict:
         meta = target["metadata"]

@@ -28,7 +28,6 @@ __all__ = [
     "explain_deletion",
     "is_being_provisioned",
     "is_provisioned",
-    "patch_volume",
     "restore_reclaim_policy",
     "retain_for",
     "set_reclaim_policy",
@@ -77,25 +76,13 @@ async def attached_nodes(client: KubeClient, volume: str) -> tuple[str, ...]:
     return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
 
-async def patch_volume(client: KubeClient, volume: JsonDict, patch: JsonDict) -> JsonDict:
-    """Apply `patch` to `volume` as it was just read; UID and resourceVersion are preconditions.
-
-    Raises:
-        ConflictError: it was changed meanwhile; read it again.
-        NotFoundError: it does not exist.
-    """
-    meta = volume["metadata"]
-    preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
-    return await client.patch(
-        PERSISTENT_VOLUMES, "", meta["name"], patch | {"metadata": patch.get("metadata", {}) | preconditions}
-    )
-
-
 async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
     """Return `volume` with that reclaim policy."""
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
         return volume
-    return await patch_volume(client, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}})
+    return await client.patch_if_unchanged(
+        PERSISTENT_VOLUMES, volume, {"spec": {"persistentVolumeReclaimPolicy": policy}}
+    )
 
 
 async def retain_for(client: KubeClient, volume: JsonDict, labels: dict[str, str]) -> JsonDict:
@@ -104,7 +91,7 @@ async def retain_for(client: KubeClient, volume: JsonDict, labels: dict[str, str
     if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and present.items() >= labels.items():
         return volume
     patch: JsonDict = {"metadata": {"labels": labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
-    return await patch_volume(client, volume, patch)
+    return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
 async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
@@ -113,7 +100,7 @@ async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: s
     if labeled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
         labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
         patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
-        return await patch_volume(client, volume, patch)
+        return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
     return volume
 
 

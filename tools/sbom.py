@@ -130,7 +130,7 @@ def _list_go(image: _Image) -> Iterator[Component]:
             yield _component("golang", name, words[2], namespace=namespace, sha256=digest)
 
 
-def _component(  # noqa: PLR0913 - the fields of a component
+def _component(
     kind: str,
     name: str,
     version: str,

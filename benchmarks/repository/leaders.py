@@ -23,12 +23,12 @@ from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL
 from core.models.storage import BackupRepository, RepositoryKey
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
 from nodeagent.leader.maintenance.steps import MaintenanceSteps
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Hold
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.hand_clock import HandClock
-from tests.nodeagent.support.maintenance_scene import MaintenanceScene, build_tools, repository_object
+from tests.nodeagent.support.maintenance_scene import MaintenanceScene, build_sources, repository_object
 from tests.support.fakekube import FakeKube
 
 __all__ = ["JobCounts", "LeaderPlan", "count_jobs"]
@@ -89,12 +89,15 @@ class _Leader:
     """The maintenance of one leader, and whether it still works."""
 
     def __init__(self, scene: _Scene) -> None:
-        tools = build_tools(scene, KubeClient(scene.kube, Retry(scene.clock)), scene.clock)
+        client = KubeClient(scene.kube, Retry(scene.clock))
         self.works = True
-        self.absence = ServerAbsence(tools.client, tools.clock, _NAMESPACE)
-        writer = HistoryTools(tools.client, tools.events, tools.metrics, tools.check_leading, tools.now)
+        self.absence = ServerAbsence(client, scene.clock, _NAMESPACE)
         self.steps = MaintenanceSteps(
-            tools, HistoryWriter(writer, _NAMESPACE), self.absence, namespace=_NAMESPACE, switch=scene.switch
+            build_cluster(client, scene.clock, metrics=scene.metrics),
+            build_sources(scene, client, scene.clock),
+            self.absence,
+            namespace=_NAMESPACE,
+            switch=scene.switch,
         )
 
 

@@ -87,7 +87,7 @@ def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | 
 @_timeout_option
 @output_option
 @workload_options
-def ls(  # noqa: PLR0913 - one for each option
+def ls(
     *, name: str, place: str, limit: int, after: str, timeout: timedelta, form: OutputFormat, access: ClusterAccess
 ) -> None:
     """List the volumes of a backup, or the files in one."""

@@ -26,7 +26,7 @@ from core.kube.paths import collection_path, object_path
 from core.kube.resources import PODS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH, Request, Response, Transport
-from core.models.base import JsonDict
+from core.models.base import JsonDict, ObjectMeta
 
 __all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
 
@@ -334,6 +334,22 @@ class KubeClient:
         path = object_path(resource, namespace, name, attempted=attempted)
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=again))
+
+    async def patch_if_unchanged(self, resource: Resource, seen: JsonDict | ObjectMeta, change: JsonDict) -> JsonDict:
+        """Apply a JSON merge patch to the object `seen`, or with these metadata; return it as stored.
+
+        Raises:
+            ConflictError: it was changed or replaced since.
+            NotFoundError: it was deleted.
+        """
+        if isinstance(seen, ObjectMeta):
+            namespace, name, uid, version = seen.namespace, seen.name, seen.uid, seen.resource_version
+        else:
+            meta = seen["metadata"]
+            namespace, name = meta.get("namespace", ""), meta["name"]
+            uid, version = meta["uid"], meta["resourceVersion"]
+        metadata = change.get("metadata", {}) | {"uid": uid, "resourceVersion": version}
+        return await self.patch(resource, namespace, name, change | {"metadata": metadata})
 
     async def apply(
         self, resource: Resource, manifest: JsonDict, *, manager: str, force: bool = False, dry_run: bool = False

@@ -29,7 +29,7 @@ class VeleroServerCheck:
     def __init__(self, client: KubeClient, clock: Clock, namespace: str) -> None:
         self._client = client
         self._clock = clock
-        self._namespace = namespace
+        self.namespace = namespace
         self._checking = asyncio.Lock()
         self._checked_at_seconds: float | None = None
         self._found = False
@@ -43,7 +43,7 @@ class VeleroServerCheck:
         async with self._checking:
             now, last = self._clock.monotonic(), self._checked_at_seconds
             if fresh or last is None or now - last >= _FRESH_SECONDS:
-                self._found = await has_velero_server(self._client, self._namespace)
+                self._found = await has_velero_server(self._client, self.namespace)
                 self._checked_at_seconds = now
             return self._found
 

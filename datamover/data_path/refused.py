@@ -107,7 +107,7 @@ def _keep(names: list[str], path: bytes, instead: str) -> None:
         names.append(f"{short} ({instead})" if instead else short)
 
 
-async def find_refused(  # noqa: PLR0913 - collaborators, each by its name
+async def find_refused(
     kopia: DirectoryReader, snapshot: Snapshot, target: Path, *, probe: Probe, repair: bool, data_path: DataPath
 ) -> Refused:
     """Return what the target lacks of the snapshot; with `repair`, attributes are set before.

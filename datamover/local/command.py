@@ -79,7 +79,7 @@ def parse_storage(options: RepositoryOptions, environment: Mapping[str, str]) ->
 class LocalMover:
     """Runs the commands of local mode on one repository."""
 
-    def __init__(  # noqa: PLR0913 - collaborators, each by its name
+    def __init__(
         self,
         options: RepositoryOptions,
         environment: Mapping[str, str],
@@ -96,7 +96,7 @@ class LocalMover:
         self._stop = stop
         self._redactor = redactor or Redactor()
 
-    async def back_up(  # noqa: PLR0913 - one for each option
+    async def back_up(
         self,
         source: Path,
         name: str,

@@ -1,4 +1,4 @@
-"""What all parts of the leader's dispatcher share: collaborators, settings and timeouts."""
+"""What the parts of the leader share: the cluster, and the settings and timeouts of the dispatcher."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["DispatchRules", "DispatchTools"]
+__all__ = ["Cluster", "DispatchRules"]
 
 
 @dataclass(frozen=True)
-class DispatchTools:
-    """The collaborators of the dispatcher.
+class Cluster:
+    """The cluster as the leader reads and changes it.
 
     `check_leading` is called before each write, and raises unless this agent is the leader. `now` returns the API
     server's time.

@@ -26,7 +26,7 @@ from nodeagent.leader.admission.pod_watch import PodWatch
 from nodeagent.leader.admission.queue import QueueView
 from nodeagent.leader.admission.stages import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.writer import AdmissionWriter
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
@@ -61,21 +61,21 @@ class Dispatcher:
 
     def __init__(
         self,
-        tools: DispatchTools,
+        cluster: Cluster,
         rules: DispatchRules,
         *,
         on_accepted: Callable[[Transfer], None],
         agreement: ConfigAgreement | None = None,
     ) -> None:
-        """Work with `tools` by `rules`.
+        """Work in `cluster` by `rules`.
 
         Args:
-            tools: clients, writers and the leadership check.
+            cluster: what is read and written.
             rules: kinds, timeouts and the active configuration.
             on_accepted: is called once with each transfer that was accepted.
             agreement: compares the configurations of the agents; None compares nothing.
         """
-        self._tools = tools
+        self._cluster = cluster
         self._rules = rules
         self._on_accepted = on_accepted
         self._agreement = agreement
@@ -92,15 +92,15 @@ class Dispatcher:
         """
         try:
             while True:
-                self._term = term = _Term(self._tools, self._rules, self._on_accepted)
+                self._term = term = _Term(self._cluster, self._rules, self._on_accepted)
                 try:
                     await run_apart(partial(term.run, self._agreement), name="dispatching")
                 except* AgentError as group:
                     _log.warning("dispatching failed, will retry: %s", describe_causes(group))
-                await self._tools.clock.sleep(_RETRY_SECONDS)
+                await self._cluster.clock.sleep(_RETRY_SECONDS)
         finally:
             self._term = None
-            self._tools.metrics.show(NODE_PASSED_OVER, {})
+            self._cluster.metrics.show(NODE_PASSED_OVER, {})
 
     def request_pass(self) -> None:
         """Begin a pass soon: what it depends on has changed."""
@@ -115,22 +115,22 @@ class Dispatcher:
 class _Term:
     """One term of dispatching, from a full read to the loss of the ledger."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, on_accepted: Callable[[Transfer], None]) -> None:
-        self._tools = tools
+    def __init__(self, cluster: Cluster, rules: DispatchRules, on_accepted: Callable[[Transfer], None]) -> None:
+        self._cluster = cluster
         self._rules = rules
         self._changed = asyncio.Event()
         self._last_error = ""
-        client, clock = tools.client, tools.clock
-        self._ledger = AdmissionLedger(client, rules.namespace, check_leading=tools.check_leading)
+        client, clock = cluster.client, cluster.clock
+        self._ledger = AdmissionLedger(client, rules.namespace, check_leading=cluster.check_leading)
         self._index = TransferIndex(
             client, clock, namespace=rules.namespace, kinds=rules.kinds, on_change=self._on_change
         )
         self._agents = LiveAgents(client, clock, namespace=rules.namespace, on_change=self._changed.set)
         self._pods = PodWatch(client, clock, on_change=self._changed.set)
         self._pending = PendingTransfers(clock, self._pods)
-        examiner = Examiner(tools, rules, agents=self._agents.nodes, velero_nodes=self._agents.velero_nodes)
+        examiner = Examiner(cluster, rules, agents=self._agents.nodes, velero_nodes=self._agents.velero_nodes)
         writer = AdmissionWriter(
-            tools,
+            cluster,
             self._pending,
             agents=self._agents.nodes,
             passed_over=self._agents.backoff.labels,
@@ -138,18 +138,18 @@ class _Term:
         )
         self._pass = AdmissionPass(rules, self._ledger, examiner=examiner, pending=self._pending, writer=writer)
         kinds = [kind.spec.name for kind in rules.kinds]
-        self._view = QueueView(tools.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
-        plans = PlanReader(client, rules.namespace, tools.now)
+        self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
+        plans = PlanReader(client, rules.namespace, cluster.now)
         entries = self._index.entries
-        self._volumes = VolumeView(tools.metrics, clock, plans=plans, entries=entries, events=tools.events)
+        self._volumes = VolumeView(cluster.metrics, clock, plans=plans, entries=entries, events=cluster.events)
         self.finished_backups = self._index.finished_backups
-        self._orphans = OrphanRecovery(tools, rules, self._index, agents=self._agents)
+        self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(
             client,
             clock,
             rules,
             transfers=self._index.entries,
-            check_leading=tools.check_leading,
+            check_leading=cluster.check_leading,
         )
 
     async def run(self, agreement: ConfigAgreement | None) -> None:
@@ -179,7 +179,7 @@ class _Term:
                 if pause_seconds <= 0:
                     continue
                 await wait_for_event(self._changed, pause_seconds)
-                await self._tools.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
+                await self._cluster.clock.sleep(_PAUSE_SECONDS + len(self._ledger.reservations.uids) / _UIDS_PER_SECOND)
 
     async def _settle(self) -> None:
         """Write which transfers use the quota."""
@@ -189,7 +189,7 @@ class _Term:
     async def _run_pass(self) -> float:
         """Run one pass; return the pause until the next one in seconds."""
         self._changed.clear()
-        self._tools.check_leading()
+        self._cluster.check_leading()
         entries = self._index.entries()
         await self._back_off(entries)
         return await self._pass.run(entries)
@@ -213,7 +213,7 @@ class _Term:
                 failures += 1
                 self._last_error = str(e)
                 _log.warning("admission failed, will retry: %s", e)
-                await self._tools.clock.sleep(_RETRY.seconds_after(failures))
+                await self._cluster.clock.sleep(_RETRY.seconds_after(failures))
             else:
                 self._last_error = ""
                 return result
@@ -239,11 +239,11 @@ class _Term:
         """Show the nodes that are passed over; report each new one on its agent's pod."""
         backoff, nodes = self._agents.backoff, self._agents.nodes()
         backoff.retain(entries, nodes.keys())
-        self._tools.metrics.show(NODE_PASSED_OVER, {(label,): 1 for label in backoff.labels()})
+        self._cluster.metrics.show(NODE_PASSED_OVER, {(label,): 1 for label in backoff.labels()})
         for label, message in backoff.take_news():
             _log.warning("%s", message, extra=fields(node=nodes.get(label, label)))
             if (pod := self._agents.pod(label)) is not None:
-                await self._tools.events.record_warning(pod, "NodePassedOver", message)
+                await self._cluster.events.record_warning(pod, "NodePassedOver", message)
 
     def _queue(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return the transfers that are pending for the queue alone, in order."""

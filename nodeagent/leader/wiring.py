@@ -10,18 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
 from core.models.transfers import Transfer
 from nodeagent.config.maintenance import MaintenanceConfig
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
-from nodeagent.leader.maintenance.attendant import MaintenanceTools
 from nodeagent.leader.maintenance.controller import MaintenanceController
-from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
+from nodeagent.leader.maintenance.steps import MaintenanceSources
+from nodeagent.leader.repositories.controller import RepositoryController
+from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.inputs import read_inputs
-from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.locations import LocationController
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import ValidationProcess
 from nodeagent.metrics.registry import Metrics
@@ -88,11 +90,35 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         identity=f"{settings.node_name}_{uuid.uuid4()}",
         duration=settings.lease_duration,
     )
-    repositories = _build_repositories(parts, election)
-    status = StatusWriter(parts.client, parts.clock, on_stored=on_stored)
+    cluster = Cluster(
+        client=parts.client,
+        clock=parts.clock,
+        status=StatusWriter(parts.client, parts.clock, on_stored=on_stored),
+        events=parts.events,
+        metrics=parts.metrics,
+        check_leading=election.check,
+        now=parts.skew.now,
+    )
+    server = VeleroServerCheck(parts.client, parts.clock, parts.spec.namespace)
+    repositories = RepositoryController(
+        cluster,
+        InitPods(cluster, live.expose_settings, parts.causes),
+        server=server,
+        mode=settings.repository_controller,
+        new_settings=live.repositories.settings,
+        frequency=settings.maintenance_frequency,
+    )
     probes = LocationProbes(parts.clock)
+    locations = LocationController(
+        cluster,
+        InitPods(cluster, live.expose_settings, parts.causes),
+        server=server,
+        mode=settings.repository_controller,
+        validate=ValidationProcess(parts.clock, os.environ).validate,
+        probes=probes,
+    )
     dispatcher = Dispatcher(
-        DispatchTools(parts.client, parts.clock, status, parts.events, parts.metrics, election.check, parts.skew.now),
+        cluster,
         DispatchRules(
             namespace=parts.spec.namespace,
             kinds=parts.kinds,
@@ -109,64 +135,17 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
     )
     live.current.subscribe(dispatcher.request_pass)
     probes.subscribe(dispatcher.request_pass)
-    locations = _build_locations(parts, election, probes)
-    maintenance = _build_maintenance(parts, election, dispatcher)
+    maintenance = _build_maintenance(parts, cluster, dispatcher)
     return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance)
 
 
-def _build_repositories(parts: AgentParts, election: LeaderElection) -> RepositoryController:
-    live = parts.live
-    return RepositoryController(
-        RepositoryTools(
-            client=parts.client,
-            clock=parts.clock,
-            events=parts.events,
-            metrics=parts.metrics,
-            expose_settings=live.expose_settings,
-            new_settings=live.repositories.settings,
-            check_leading=election.check,
-            causes=parts.causes,
-            frequency=parts.spec.settings.maintenance_frequency,
-        ),
-        namespace=parts.spec.namespace,
-        mode=parts.spec.settings.repository_controller,
-    )
-
-
-def _build_locations(parts: AgentParts, election: LeaderElection, probes: LocationProbes) -> LocationController:
-    return LocationController(
-        LocationTools(
-            client=parts.client,
-            clock=parts.clock,
-            metrics=parts.metrics,
-            expose_settings=parts.live.expose_settings,
-            check_leading=election.check,
-            causes=parts.causes,
-            validate=ValidationProcess(parts.clock, os.environ).validate,
-            probes=probes,
-        ),
-        namespace=parts.spec.namespace,
-        mode=parts.spec.settings.repository_controller,
-    )
-
-
-def _build_maintenance(parts: AgentParts, election: LeaderElection, dispatcher: Dispatcher) -> MaintenanceController:
+def _build_maintenance(parts: AgentParts, cluster: Cluster, dispatcher: Dispatcher) -> MaintenanceController:
     settings, namespace = parts.spec.settings, parts.spec.namespace
-    config = MaintenanceConfig(parts.client, namespace, settings.maintenance_config_map)
-    return MaintenanceController(
-        MaintenanceTools(
-            client=parts.client,
-            clock=parts.clock,
-            events=parts.events,
-            metrics=parts.metrics,
-            causes=parts.causes,
-            expose_settings=parts.live.expose_settings,
-            settings=config.settings_for,
-            inputs=partial(read_inputs, parts.client, namespace),
-            backups=dispatcher.finished_backups,
-            now=parts.skew.now,
-            check_leading=election.check,
-        ),
-        namespace=namespace,
-        switch=settings.maintenance,
+    sources = MaintenanceSources(
+        expose_settings=parts.live.expose_settings,
+        causes=parts.causes,
+        settings=MaintenanceConfig(parts.client, namespace, settings.maintenance_config_map).settings_for,
+        inputs=partial(read_inputs, parts.client, namespace),
+        backups=dispatcher.finished_backups,
     )
+    return MaintenanceController(cluster, sources, namespace=namespace, switch=settings.maintenance)

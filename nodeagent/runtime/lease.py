@@ -37,10 +37,9 @@ _RELEASE_SECONDS: Final = 2.0
 
 @dataclass
 class _Held:
-    """The Lease as this process holds it: its version, and when its last renewal started."""
+    """The Lease as this process stored it, and when its last renewal started."""
 
-    uid: str
-    resource_version: str
+    lease: JsonDict
     renewed_at_seconds: float
 
 
@@ -101,9 +100,8 @@ class Lease:
             if observed is None:
                 stored = await self._client.create(LEASES, self._build(spec | {"leaseTransitions": 0}))
             else:
-                meta = observed["metadata"]
                 spec["leaseTransitions"] = int((observed.get("spec") or {}).get("leaseTransitions") or 0) + 1
-                stored = await self._patch(meta["uid"], meta["resourceVersion"], spec)
+                stored = await self._patch(observed, spec)
         self._keep(stored, began)
 
     async def renew_until_lost(self) -> None:
@@ -164,17 +162,15 @@ class Lease:
         Its version may be older than that of its last renewal, of which no response arrived.
         """
         try:
-            return await self._patch(held.uid, held.resource_version, spec)
+            return await self._patch(held.lease, spec)
         except ConflictError:
             lease = await self._client.read(LEASES, self._namespace, self._name)
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
                 return None
-            meta = lease["metadata"]
-            return await self._patch(meta["uid"], meta["resourceVersion"], spec)
+            return await self._patch(lease, spec)
 
-    async def _patch(self, uid: str, resource_version: str, spec: JsonDict) -> JsonDict:
-        patch = {"metadata": {"uid": uid, "resourceVersion": resource_version}, "spec": spec}
-        return await self._client.patch(LEASES, self._namespace, self._name, patch)
+    async def _patch(self, lease: JsonDict, spec: JsonDict) -> JsonDict:
+        return await self._client.patch_if_unchanged(LEASES, lease, {"spec": spec})
 
     def _build(self, spec: JsonDict) -> JsonDict:
         meta = {"name": self._name, "namespace": self._namespace}
@@ -182,5 +178,4 @@ class Lease:
 
     def _keep(self, stored: JsonDict, began_seconds: float) -> None:
         """Record a successful write; the Lease counts from its start."""
-        meta = stored["metadata"]
-        self._held = _Held(meta["uid"], meta["resourceVersion"], began_seconds)
+        self._held = _Held(stored, began_seconds)

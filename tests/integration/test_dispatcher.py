@@ -13,19 +13,16 @@ import pytest
 from core.clock import SystemClock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
-from core.kube.events import EventRecorder
 from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
 from nodeagent.config.models import LoadConcurrency
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
-from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.transport import load_transport
-from nodeagent.transfers.events import EventLog
-from nodeagent.transfers.status import StatusWriter
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import ScriptedKind, agent_pod
 from tests.nodeagent.support.transfers import data_upload
 
@@ -51,10 +48,9 @@ async def client(apiserver: ApiServer) -> AsyncIterator[KubeClient]:
 async def agent(client: KubeClient, namespace: str, name: str) -> AsyncIterator[LeaderElection]:
     """Run what every node agent runs: an election, and the dispatcher while it leads."""
     election = LeaderElection(client, CLOCK, namespace=namespace, identity=name, duration=timedelta(seconds=6))
-    events = EventLog(EventRecorder(client, CLOCK, component="node-agent", host=name))
-    tools = DispatchTools(client, CLOCK, StatusWriter(client, CLOCK), events, Metrics(name), election.check, CLOCK.now)
+    cluster = build_cluster(client, CLOCK, node=name, check_leading=election.check)
     rules = DispatchRules(namespace, [ScriptedKind()], lambda: LoadConcurrency(prepare_queue_length=2))
-    dispatcher = Dispatcher(tools, rules, on_accepted=lambda _: None)
+    dispatcher = Dispatcher(cluster, rules, on_accepted=lambda _: None)
     task = asyncio.create_task(election.run(dispatcher.run), name=name)
     try:
         yield election

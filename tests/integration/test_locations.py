@@ -15,6 +15,7 @@ from core.contract import VolumeMode
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.retry import Retry
+from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
 from exposer.model import LocatedVolume
@@ -28,13 +29,14 @@ from exposer.pods import (
 )
 from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate
-from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.init_pod import InitPods
+from nodeagent.leader.repositories.locations import LocationController
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
-from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.transport import load_transport
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.configured import build_settings
 
 if TYPE_CHECKING:
@@ -96,17 +98,15 @@ async def test_the_status_of_a_location_is_stored_as_it_is_written(apiserver: Ap
     async def validate(_: str) -> Verdict:
         return verdicts.pop(0)
 
-    tools = LocationTools(
-        client=client,
-        clock=clock,
-        metrics=Metrics("node-a"),
-        expose_settings=lambda: build_settings({}, _TEMPLATE),
-        check_leading=lambda: None,
-        causes=CauseFinder(client, clock),
+    cluster = build_cluster(client, clock)
+    controller = LocationController(
+        cluster,
+        InitPods(cluster, lambda: build_settings({}, _TEMPLATE), CauseFinder(client, clock)),
+        server=VeleroServerCheck(client, clock, namespace),
+        mode=RepositoryControllerMode.AUTO,
         validate=validate,
         probes=LocationProbes(clock),
     )
-    controller = LocationController(tools, namespace=namespace, mode=RepositoryControllerMode.AUTO)
     spec = {"provider": "velero.io/aws", "objectStorage": {"bucket": "b"}, "validationFrequency": "5m"}
     meta = {"namespace": namespace, "name": "default"}
     manifest = {"metadata": meta, "spec": spec, "status": {"lastSyncedTime": "2026-11-20T10:00:00Z"}}

@@ -20,7 +20,7 @@ from core.models.transfers import Transfer
 from nodeagent.leader.admission.copy_holders import CopyHolders
 from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
 from nodeagent.leader.admission.shared_reader import SharedReader
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
@@ -68,7 +68,7 @@ class Examiner:
 
     def __init__(
         self,
-        tools: DispatchTools,
+        cluster: Cluster,
         rules: DispatchRules,
         *,
         agents: Callable[[], Mapping[str, str]],
@@ -78,13 +78,13 @@ class Examiner:
 
         `agents` returns the live agents' nodes by node label, `velero_nodes` the node labels of Velero's agents.
         """
-        self._tools = tools
+        self._cluster = cluster
         self._rules = rules
         self.agents = agents
         self._velero_nodes = velero_nodes
-        self._slots = NodeSlots(tools.client, tools.clock, rules.concurrency)
+        self._slots = NodeSlots(cluster.client, cluster.clock, rules.concurrency)
         self._kinds = {kind.spec.name: kind for kind in rules.kinds}
-        self._reader = SharedReader(tools.client, tools.clock)
+        self._reader = SharedReader(cluster.client, cluster.clock)
         self._copies = CopyHolders()
         self._shares = NodeShares(frozenset(kind.spec.name for kind in rules.kinds if kind.spec.bound_to_node))
 
@@ -137,7 +137,7 @@ class Examiner:
     async def _read(self, entry: Entry) -> Transfer | None:
         """Return the transfer; None where it no longer exists, or is not ours any more."""
         kind = self._kinds[entry.kind]
-        raw = await self._tools.client.read(kind.spec.resource, entry.namespace, entry.name)
+        raw = await self._cluster.client.read(kind.spec.resource, entry.namespace, entry.name)
         cr: Transfer | None = None if raw is None else kind.parse(raw)
         return cr if cr is not None and cr.uid == entry.uid and kind.managed(cr) else None
 

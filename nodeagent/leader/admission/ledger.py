@@ -126,10 +126,7 @@ class AdmissionLedger:
                 "data": data,
             }
             return await self._client.create(CONFIG_MAPS, manifest)
-        meta = self._stored["metadata"]
-        preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
-        patch: JsonDict = {"metadata": preconditions, "data": data}
-        return await self._client.patch(CONFIG_MAPS, self._namespace, ADMISSIONS_CONFIGMAP, patch)
+        return await self._client.patch_if_unchanged(CONFIG_MAPS, self._stored, {"data": data})
 
     def _keep(self, stored: JsonDict | None) -> None:
         self._stored = stored

@@ -27,7 +27,7 @@ from core.models.transfers import Transfer
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.context import DispatchTools
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.metrics.table import QUEUE_SECONDS
@@ -50,23 +50,23 @@ class AdmissionWriter:
 
     def __init__(
         self,
-        tools: DispatchTools,
+        cluster: Cluster,
         pending: PendingTransfers,
         *,
         agents: Callable[[], Mapping[str, str]],
         passed_over: Callable[[], AbstractSet[str]],
         on_accepted: Callable[[Transfer], None],
     ) -> None:
-        """Write through `tools`.
+        """Write through `cluster`.
 
         Args:
-            tools: the status writer, Events, metrics and leadership check.
+            cluster: what is written.
             pending: the records of reports and of accepts without an answer.
             agents: returns the live agents' nodes by node label.
             passed_over: returns the node labels of the nodes to choose only if there are no others.
             on_accepted: is called once with each transfer that was accepted, also when that is found out later.
         """
-        self._tools = tools
+        self._cluster = cluster
         self._pending = pending
         self._agents = agents
         self.passed_over = passed_over
@@ -134,11 +134,11 @@ class AdmissionWriter:
             AgentError: it could not be written.
         """
         kind, cr = checked.kind, checked.cr
-        self._tools.check_leading()
+        self._cluster.check_leading()
         change = Change(status={"message": message}, finalizers=_finalizers(kind, cr))
-        stored = await self._tools.status.move(kind, cr, phase, change)
-        count_end(self._tools.metrics, kind.spec.name, phase)
-        await self._tools.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+        stored = await self._cluster.status.move(kind, cr, phase, change)
+        count_end(self._cluster.metrics, kind.spec.name, phase)
+        await self._cluster.events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
         if kind.spec.finalizer not in stored.metadata.finalizers:
             # Deleted before it had our finalizer, and held by another: recovery never sees it again.
             await kind.clean_up(stored)
@@ -158,7 +158,7 @@ class AdmissionWriter:
             stored = await self._write_reason(checked, pending)
             # A full node is reported by the status alone, as the queue is.
             if report.event and cr.status.message != pending.message and pending.reason != PendingReason.NODE_BUSY:
-                await self._tools.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
+                await self._cluster.events.record(stored, pending.reason, pending.message, warning=pending.blocked)
         self._pending.mark_reported(cr.uid, pending)
 
     async def report_queued(self, checked: Checked, *, limit: int, position: int) -> None:
@@ -181,7 +181,7 @@ class AdmissionWriter:
         if (cr.status.message, cr.pending_reason) != (message, pending.reason):
             stored = await self._write_reason(checked, Pending(pending.reason, message))
             if cr.pending_reason != pending.reason:
-                await self._tools.events.record(stored, pending.reason, message)
+                await self._cluster.events.record(stored, pending.reason, message)
         self._pending.mark_reported(cr.uid, pending)
 
     async def fence(self, checked: Checked) -> None:
@@ -190,13 +190,13 @@ class AdmissionWriter:
         Raises:
             AgentError: it could not be written; its reservation must be kept.
         """
-        self._tools.check_leading()
+        self._cluster.check_leading()
         change = Change(annotations={ACCEPT_FENCE_ANNOTATION: uuid.uuid4().hex})
-        await self._tools.status.annotate(checked.kind, checked.cr, change)
+        await self._cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _accept(self, checked: Checked, node: str) -> Transfer:
         """Accept one transfer by the version that was read before its reservation was written."""
-        self._tools.check_leading()
+        self._cluster.check_leading()
         kind, cr = checked.kind, checked.cr
         change = Change(
             status={"acceptedByNode": node},
@@ -205,21 +205,21 @@ class AdmissionWriter:
             annotations=without_marks(cr) | _copies_mark(checked),
             finalizers=list(dict.fromkeys([*cr.metadata.finalizers, kind.spec.finalizer])),
         )
-        move = self._tools.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
+        move = self._cluster.status.move(kind, cr, Phase.ACCEPTED, change, again=False)
         stored = await self._answered(checked, move)
-        self._tools.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self._tools.now()), kind.spec.name)
+        self._cluster.metrics.observe(QUEUE_SECONDS, cr.age_seconds(self._cluster.now()), kind.spec.name)
         return stored
 
     async def _resume(self, checked: Checked) -> Transfer:
         """Begin the next attempt of one transfer by the version that was read before its reservation was written."""
-        self._tools.check_leading()
+        self._cluster.check_leading()
         attempts = checked.cr.attempts.move(AttemptStage.EXPOSING)
         change = Change(
             status={"message": None},
             labels={NODE_LABEL: label_value(checked.admission.node)},
             annotations={ATTEMPTS_ANNOTATION: attempts.to_json()},
         )
-        return await self._answered(checked, self._tools.status.annotate(checked.kind, checked.cr, change))
+        return await self._answered(checked, self._cluster.status.annotate(checked.kind, checked.cr, change))
 
     async def _answered(self, checked: Checked, write: Awaitable[Transfer]) -> Transfer:
         """Return what `write` stored; without an answer it counts as under way until the transfer shows it."""
@@ -242,21 +242,21 @@ class AdmissionWriter:
         Without the finalizer a pending transfer that is deleted leaves its source snapshot behind.
         It costs no write of its own, and a transfer that is never pending gets it by its accept.
         """
-        self._tools.check_leading()
+        self._cluster.check_leading()
         finalizers = _finalizers(checked.kind, checked.cr)
         change = Change({"message": pending.message}, finalizers=finalizers, reason=pending.reason)
-        return await self._tools.status.annotate(checked.kind, checked.cr, change)
+        return await self._cluster.status.annotate(checked.kind, checked.cr, change)
 
     async def _record_accepted(self, checked: Checked, cr: Transfer, node: str) -> None:
         async with self._events:
-            await self._tools.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
+            await self._cluster.events.record(cr, "Accepted", f"assigned to the node agent on node {node}")
             if warning := checked.admission.warning:
-                await self._tools.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
+                await self._cluster.events.record(cr, LOCATION_UNAVAILABLE, warning, warning=True)
 
     async def _record_resumed(self, checked: Checked) -> None:
         async with self._events:
             message = f"the node agent on node {checked.admission.node} prepares attempt {checked.cr.attempts.number}"
-            await self._tools.events.record(checked.cr, "Resumed", message)
+            await self._cluster.events.record(checked.cr, "Resumed", message)
 
 
 def _copies_mark(checked: Checked) -> dict[str, str | None]:

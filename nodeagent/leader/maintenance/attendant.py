@@ -5,32 +5,25 @@ only once its pod runs, and no Job with that label is deleted before its end.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final
 
-from core.clock import Clock
 from core.errors import ExposeError
-from core.kube.client import KubeClient
 from core.kube.resources import JOBS
 from core.models.base import JsonDict
 from core.models.names import REPO_NAME_LABEL, repo_name_label
-from core.models.storage import BackupRepository, RepositoryKey
+from core.models.storage import BackupRepository
 from exposer.causes import CauseFinder
-from exposer.settings import ExposeSettings
-from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
-from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.events import EventLog
 
-__all__ = ["LOOK_AGAIN_SECONDS", "STEP_SECONDS", "JobAttendant", "MaintenanceTools"]
+__all__ = ["LOOK_AGAIN_SECONDS", "STEP_SECONDS", "JobAttendant"]
 
 _log = logging.getLogger(__name__)
 
@@ -50,41 +43,19 @@ _OVER: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that writes no more."""
 
 
-@dataclass(frozen=True)
-class MaintenanceTools:
-    """What maintenance works with.
-
-    `now` is the wall clock, corrected by the API server's. `backups` returns the UIDs of a repository's finished
-    backups, None before they are known, and `inputs` the hash of what decides whether the repositories of a location
-    can be opened. `settings` returns what applies to a repository's Jobs. `check_leading` raises unless it may write
-    now.
-    """
-
-    client: KubeClient
-    clock: Clock
-    events: EventLog
-    metrics: Metrics
-    causes: CauseFinder
-    expose_settings: Callable[[], ExposeSettings]
-    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
-    inputs: Callable[[str], Awaitable[str]]
-    backups: Callable[[RepositoryKey], Iterable[str] | None]
-    now: Callable[[], datetime]
-    check_leading: Callable[[], None]
-
-
 class JobAttendant:
     """Attends the Jobs of all repositories of a namespace during one term of this leader."""
 
     def __init__(
-        self, tools: MaintenanceTools, history: HistoryWriter, absence: ServerAbsence, *, namespace: str
+        self, cluster: Cluster, causes: CauseFinder, *, history: HistoryWriter, absence: ServerAbsence, namespace: str
     ) -> None:
-        """Attend the Jobs in `namespace`."""
-        self._tools = tools
+        """Attend the Jobs in `namespace`; ask `causes` why a pod is pending."""
+        self._cluster = cluster
+        self._causes = causes
         self._history = history
         self._absence = absence
         self._namespace = namespace
-        self._ages = Timers(tools.clock)
+        self._ages = Timers(cluster.clock)
 
     def forget(self, name: str) -> None:
         """Drop what is remembered about a repository that was deleted."""
@@ -92,7 +63,7 @@ class JobAttendant:
 
     async def attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
         """Label the Job once its pod runs; delete one whose pod never comes."""
-        tools = self._tools
+        cluster = self._cluster
         seconds = self._ages.seconds(repository.name, job.uid)
         running = record_of(repository).running
         if job.ours and (running is None or running.uid != job.uid) and job.created not in starts_of(repository):
@@ -102,7 +73,7 @@ class JobAttendant:
         if job.labeled and job.ours:
             # It ends by itself: its pod has a deadline, and so has the Job.
             return Requeue(LOOK_AGAIN_SECONDS)
-        pod = await read_pod(tools.client, self._namespace, job.name)
+        pod = await read_pod(cluster.client, self._namespace, job.name)
         if not job.ours:
             if pod is None and seconds >= _ABANDONED_SECONDS and not await self._absence.look():
                 await self.delete(job)
@@ -117,14 +88,14 @@ class JobAttendant:
         if phase == "Pending":
             await self._give_up(repository, job, pod)
             return Requeue(STEP_SECONDS)
-        jobs = await list_jobs(tools.client, self._namespace)
+        jobs = await list_jobs(cluster.client, self._namespace)
         others = [one for one in jobs_of(repository, jobs) if not one.ended and one.uid != job.uid]
         if any(one.labeled for one in others) or await self._absence.look():
             # Its pod ends by itself without the label.
             return Requeue(STEP_SECONDS)
-        tools.check_leading()
+        cluster.check_leading()
         meta = {"uid": job.uid, "labels": {REPO_NAME_LABEL: repo_name_label(repository.name)}}
-        await tools.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
+        await cluster.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
         return Requeue(LOOK_AGAIN_SECONDS)
 
     async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: JsonDict | None) -> None:
@@ -132,7 +103,7 @@ class JobAttendant:
         cause = "the Job controller did not create it"
         if pod is not None:
             try:
-                pending = await self._tools.causes.explain(pod)
+                pending = await self._causes.explain(pod)
                 cause = pending.message if pending is not None else "it is pending"
             except ExposeError as e:
                 cause = str(e)
@@ -146,11 +117,11 @@ class JobAttendant:
             # A Velero server has stored its end.
             await self._history.note_ended(repository)
             return Requeue(STEP_SECONDS)
-        raw = await self._tools.client.read(JOBS, self._namespace, running.name)
+        raw = await self._cluster.client.read(JOBS, self._namespace, running.name)
         if raw is not None and raw["metadata"]["uid"] == running.uid:
             # Not observed yet.
             return Requeue(STEP_SECONDS)
-        pod = await read_pod(self._tools.client, self._namespace, running.name)
+        pod = await read_pod(self._cluster.client, self._namespace, running.name)
         if pod is not None and (pod.get("status") or {}).get("phase") not in _OVER:
             # It may still write.
             return Requeue(STEP_SECONDS)
@@ -161,7 +132,7 @@ class JobAttendant:
         """Delete the Job as it was observed; one that a Velero server sees is left to the server."""
         if job.labeled and await self._absence.look():
             return
-        self._tools.check_leading()
-        client = self._tools.client
+        self._cluster.check_leading()
+        client = self._cluster.client
         await client.delete(JOBS, self._namespace, job.name, uid=job.uid, resource_version=job.version)
         _log.debug("deleted Job %s", job.name)

@@ -16,10 +16,9 @@ from core.kube.resources import BACKUP_REPOSITORIES, JOBS
 from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.attendant import MaintenanceTools
-from nodeagent.leader.maintenance.history import HistoryTools, HistoryWriter
-from nodeagent.leader.maintenance.steps import MaintenanceSteps
+from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete
@@ -52,9 +51,12 @@ _FAULT_SECONDS: Final = 60.0
 class MaintenanceController:
     """Maintains backup repositories while this agent is the leader and there is no Velero server."""
 
-    def __init__(self, tools: MaintenanceTools, *, namespace: str, switch: MaintenanceSwitch) -> None:
+    def __init__(
+        self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, switch: MaintenanceSwitch
+    ) -> None:
         """Maintain the repositories in `namespace` as `switch` says."""
-        self._tools = tools
+        self._cluster = cluster
+        self._sources = sources
         self._namespace = namespace
         self._switch = switch
         self._faults = Faults(_log)
@@ -64,7 +66,7 @@ class MaintenanceController:
         """Maintain the repositories until canceled, unless that is switched off."""
         if self._switch is MaintenanceSwitch.OFF:
             await asyncio.Event().wait()
-        await run_restarting(self._run_once, self._tools.clock, name="maintenance controller")
+        await run_restarting(self._run_once, self._cluster.clock, name="maintenance controller")
 
     def report(self) -> JsonDict:
         """Return the maintenance part of `/status`: of each repository, why nothing runs, and when it is due."""
@@ -76,12 +78,12 @@ class MaintenanceController:
         Raises:
             ExceptionGroup: with a KubeError if a first list was rejected.
         """
-        tools, namespace = self._tools, self._namespace
-        queue: WorkQueue[str] = WorkQueue(tools.clock, name="maintenance", workers=_WORKERS)
+        cluster, namespace = self._cluster, self._namespace
+        queue: WorkQueue[str] = WorkQueue(cluster.clock, name="maintenance", workers=_WORKERS)
         repositories = Informer(
-            tools.client,
+            cluster.client,
             Selection(BACKUP_REPOSITORIES, namespace),
-            clock=tools.clock,
+            clock=cluster.clock,
             trim=lambda raw: raw,
             on_change=lambda raw: queue.add(raw["metadata"]["name"]),
         )
@@ -96,17 +98,14 @@ class MaintenanceController:
                     queue.add(meta["name"])
 
         jobs = Informer(
-            tools.client,
+            cluster.client,
             Selection(JOBS, namespace),
-            clock=tools.clock,
+            clock=cluster.clock,
             trim=MaintenanceJob.parse,
             on_change=enqueue,
         )
-        absence = ServerAbsence(tools.client, tools.clock, namespace)
-        history = HistoryWriter(
-            HistoryTools(tools.client, tools.events, tools.metrics, tools.check_leading, tools.now), namespace
-        )
-        steps = MaintenanceSteps(tools, history, absence, namespace=namespace, switch=self._switch)
+        absence = ServerAbsence(cluster.client, cluster.clock, namespace)
+        steps = MaintenanceSteps(cluster, self._sources, absence, namespace=namespace, switch=self._switch)
 
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
@@ -132,7 +131,7 @@ class MaintenanceController:
         self._decisions.pop(name, None)
         self._faults.forget(name)
         steps.forget(name)
-        self._tools.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
+        self._cluster.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
 
     async def _handle(
         self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[MaintenanceJob]
@@ -157,7 +156,7 @@ class MaintenanceController:
 
     def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""
-        metrics, name, record = self._tools.metrics, repository.name, record_of(repository)
+        metrics, name, record = self._cluster.metrics, repository.name, record_of(repository)
         if decision.hold is Hold.SERVER:
             # The result of the server's maintenance is not known to the agents.
             metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)

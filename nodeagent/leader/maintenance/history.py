@@ -3,53 +3,38 @@
 The result is stored before the Job is deleted. Everything here may run twice.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 from msgspec.structs import replace
 
 from core.contract import MaintenanceMode, MaintenanceResult
-from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict, format_time
 from core.models.names import MAINTENANCE_ANNOTATION, REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.redact import redact
 from core.snapshot_contract import SnapshotReport
+from nodeagent.leader.context import Cluster
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import JobEnd, MaintenanceJob
 from nodeagent.maintenance.record import MaintenanceRecord, RunningJob, after_failure, after_success
 from nodeagent.maintenance.rules import merge_history
-from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import MAINTENANCE_DURATION, MAINTENANCE_FAILURE, MAINTENANCE_FOREIGN, MAINTENANCE_SUCCESS
-from nodeagent.transfers.events import EventLog
 
-__all__ = ["HistoryTools", "HistoryWriter", "starts_of"]
+__all__ = ["HistoryWriter", "starts_of"]
 
 _MESSAGE_LIMIT: Final = 1000
 """Characters of a failure: 25 of them are in each BackupRepository."""
 
 
-@dataclass(frozen=True)
-class HistoryTools:
-    """What the writer works with; `check_leading` raises unless it may write now, `now` is corrected."""
-
-    client: KubeClient
-    events: EventLog
-    metrics: Metrics
-    check_leading: Callable[[], None]
-    now: Callable[[], datetime]
-
-
 class HistoryWriter:
     """The only writer of maintenance results."""
 
-    def __init__(self, tools: HistoryTools, namespace: str) -> None:
-        """Write to the BackupRepositories of `namespace`."""
-        self._tools = tools
-        self._namespace = namespace
+    def __init__(self, cluster: Cluster) -> None:
+        """Write to BackupRepositories of `cluster`."""
+        self._cluster = cluster
 
     async def note_started(self, repository: BackupRepository, running: RunningJob) -> None:
         """Store that a Job was created: so its loss is noticed, also by another leader."""
@@ -87,7 +72,7 @@ class HistoryWriter:
 
     def _take(self, record: MaintenanceRecord, job: MaintenanceJob, end: JobEnd) -> MaintenanceRecord:
         """Return the record after the end of a Job."""
-        now = self._tools.now()
+        now = self._cluster.now()
         if not job.ours:
             # It says nothing but whether it succeeded; kopia's own schedule has the rest.
             return record
@@ -109,46 +94,40 @@ class HistoryWriter:
         *,
         repository_id: str = "",
     ) -> BackupRepository:
-        """Send one merge patch with uid and resourceVersion; return the stored repository."""
-        tools, meta, status = self._tools, repository.metadata, repository.status
-        change: JsonDict = {
-            "metadata": {
-                "uid": meta.uid,
-                "resourceVersion": meta.resource_version,
-                "annotations": {MAINTENANCE_ANNOTATION: record.to_json()},
-            }
-        }
+        """Write to a repository that has not changed; return it as stored."""
+        meta, status = repository.metadata, repository.status
+        annotations = {MAINTENANCE_ANNOTATION: record.to_json()}
         if repository_id and REPOSITORY_ID_ANNOTATION not in meta.annotations:
             # A Velero server made it Ready.
-            change["metadata"]["annotations"][REPOSITORY_ID_ANNOTATION] = repository_id
+            annotations[REPOSITORY_ID_ANNOTATION] = repository_id
+        change: JsonDict = {"metadata": {"annotations": annotations}}
         if entries:
             merged = merge_history(status.recent_maintenance, entries)
             change["status"] = {"recentMaintenance": [_to_wire(entry) for entry in merged]}
             ended = [entry.complete_timestamp for entry in entries if entry.result is MaintenanceOutcome.SUCCEEDED]
             if last := max(filter(None, (*ended, status.last_maintenance_time)), default=None):
                 change["status"]["lastMaintenanceTime"] = format_time(last)
-        tools.check_leading()
-        stored = await tools.client.patch(BACKUP_REPOSITORIES, self._namespace, repository.name, change)
-        return BackupRepository.parse(stored)
+        self._cluster.check_leading()
+        return BackupRepository.parse(await self._cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, meta, change))
 
     async def _report(self, repository: BackupRepository, job: MaintenanceJob, end: JobEnd) -> None:
-        tools, result = self._tools, end.result
+        cluster, result = self._cluster, end.result
         if result is not None:
             await self._report_snapshots(repository, job, result)
         if end.entry is None:
             if result is not None and result.held:
-                tools.metrics.inc(MAINTENANCE_FOREIGN, repository.name)
-                await tools.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
+                cluster.metrics.inc(MAINTENANCE_FOREIGN, repository.name)
+                await cluster.events.record(repository, "MaintenanceHeld", result.reason, warning=True)
             return
         if end.entry.result is MaintenanceOutcome.FAILED:
-            tools.metrics.inc(MAINTENANCE_FAILURE, repository.name)
+            cluster.metrics.inc(MAINTENANCE_FAILURE, repository.name)
             message = redact(f"Job {job.name}: {end.entry.message}")
-            await tools.events.record(repository, "MaintenanceFailed", message, warning=True)
+            await cluster.events.record(repository, "MaintenanceFailed", message, warning=True)
             return
         if job.completed is not None:
-            tools.metrics.inc(MAINTENANCE_SUCCESS, repository.name)
+            cluster.metrics.inc(MAINTENANCE_SUCCESS, repository.name)
             seconds = (job.completed - job.created).total_seconds()
-            tools.metrics.observe(MAINTENANCE_DURATION, seconds, repository.name)
+            cluster.metrics.observe(MAINTENANCE_DURATION, seconds, repository.name)
         if result is None:
             return
         text = f"{result.mode} maintenance took {result.seconds:.0f} s"
@@ -156,19 +135,19 @@ class HistoryWriter:
             text += f": {result.index_blobs} index blobs, {result.contents} contents"
         if result.freed_bytes:
             text += f", {result.freed_bytes} bytes freed"
-        await tools.events.record(repository, "Maintained", text)
+        await cluster.events.record(repository, "Maintained", text)
         if result.interval_differs:
             text = (
                 "fullMaintenanceInterval of the BackupRepository differs from the interval of the kopia repository, "
                 "which this agent did not create: not changed"
             )
-            await tools.events.record(repository, "IntervalDiffers", text, warning=True)
+            await cluster.events.record(repository, "IntervalDiffers", text, warning=True)
 
     async def _report_snapshots(
         self, repository: BackupRepository, job: MaintenanceJob, result: MaintenanceResult
     ) -> None:
         """Record an Event about what the snapshot report of the Job found, or why it could not judge all of them."""
-        report, events = result.report or SnapshotReport(), self._tools.events
+        report, events = result.report or SnapshotReport(), self._cluster.events
         if doubt := result.report_error or report.unread:
             await events.record(repository, "SnapshotReportIncomplete", redact(f"Job {job.name}: {doubt}"))
         elif report.unreferenced.count:

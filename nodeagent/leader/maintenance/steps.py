@@ -5,8 +5,8 @@ Every step starts from what the API server has, and may run twice.
 
 import hashlib
 from asyncio import Lock
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -18,9 +18,12 @@ from core.models.storage import (
     RepositoryKey,
 )
 from core.redact import redact
+from exposer.causes import CauseFinder
+from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
-from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, STEP_SECONDS, JobAttendant, MaintenanceTools
+from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, STEP_SECONDS, JobAttendant
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
 from nodeagent.maintenance.facts import frequency_of, record_of, view_of
@@ -42,7 +45,7 @@ from nodeagent.metrics.table import MAINTENANCE_SKIPPED
 from nodeagent.runtime.settings import MaintenanceSwitch
 from nodeagent.runtime.workqueue import Requeue
 
-__all__ = ["MaintenanceSteps"]
+__all__ = ["MaintenanceSources", "MaintenanceSteps"]
 
 _HELD_SECONDS: Final = 300.0
 """Between two looks at what holds a maintenance that is due: each costs half a dozen requests."""
@@ -53,29 +56,74 @@ _WATCHED: Final = frozenset({Hold.JOB_UNFINISHED, Hold.CONCURRENCY, Hold.NOT_OBS
 _NO_SKIPS: Final = _WATCHED - {Hold.CONCURRENCY} | {Hold.NOT_DUE}
 
 
+@dataclass(frozen=True)
+class MaintenanceSources:
+    """What the steps depend on.
+
+    Attributes:
+        expose_settings: the active settings of pods.
+        causes: why a pod is pending.
+        settings: what applies to the Jobs of a repository.
+        inputs: the hash of what decides whether the repositories of a location can be opened.
+        backups: the UIDs of a repository's finished backups, or None before they are known.
+    """
+
+    expose_settings: Callable[[], ExposeSettings]
+    causes: CauseFinder
+    settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
+    inputs: Callable[[str], Awaitable[str]]
+    backups: Callable[[RepositoryKey], Iterable[str] | None]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A decision that a maintenance which is due does not start."""
+
+    at_seconds: float
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What this term of the leader remembers about a repository.
+
+    Attributes:
+        held: what held its maintenance last.
+        reported: the last Warning about it, unless a Job has started since.
+        kept: number of ended Jobs that are kept, or None before the surplus was deleted.
+        skip: slot and reason of the skip that was counted last.
+    """
+
+    held: _Held | None = None
+    reported: str | None = None
+    kept: int | None = None
+    skip: tuple[int, Hold] | None = None
+
+
+_NOTHING: Final = _Known()
+
+
 class MaintenanceSteps:
     """Takes the steps of all repositories of a namespace during one term of this leader."""
 
     def __init__(
         self,
-        tools: MaintenanceTools,
-        history: HistoryWriter,
+        cluster: Cluster,
+        sources: MaintenanceSources,
         absence: ServerAbsence,
         *,
         namespace: str,
         switch: MaintenanceSwitch,
     ) -> None:
         """Maintain the repositories of `namespace` as `switch` says."""
-        self._tools = tools
-        self._history = history
+        self._cluster = cluster
+        self._sources = sources
         self._absence = absence
-        self._attendant = JobAttendant(tools, history, absence, namespace=namespace)
+        self._history = history = HistoryWriter(cluster)
+        self._attendant = JobAttendant(cluster, sources.causes, history=history, absence=absence, namespace=namespace)
         self._namespace = namespace
         self._switch = switch
-        self._held: dict[str, tuple[float, Decision]] = {}
-        self._reported: dict[str, str] = {}
-        self._kept: dict[str, int] = {}
-        self._skips: dict[str, tuple[int, Hold]] = {}
+        self._known: dict[str, _Known] = {}
         self._inputs: dict[str, tuple[float, str]] = {}
         # Two repositories must not both take the last place of maxConcurrentJobs.
         self._launching = Lock()
@@ -84,10 +132,10 @@ class MaintenanceSteps:
     def forget(self, name: str) -> None:
         """Drop what is remembered about a repository that was deleted."""
         self._attendant.forget(name)
-        self._held.pop(name, None)
-        self._kept.pop(name, None)
-        self._skips.pop(name, None)
-        self._reported.pop(name, None)
+        self._known.pop(name, None)
+
+    def _of(self, repository: BackupRepository) -> _Known:
+        return self._known.get(repository.name, _NOTHING)
 
     async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Take one step for the repository; return when to look again, and what was decided.
@@ -120,7 +168,7 @@ class MaintenanceSteps:
 
     async def _hold_for(self, repository: BackupRepository, job: MaintenanceJob | RunningJob) -> Decision:
         """Return when the maintenance after that Job is due, and report it once it is overdue."""
-        backups = self._tools.backups(_key_of(repository))
+        backups = self._sources.backups(_key_of(repository))
         if backups is None:
             return Decision(Hold.JOB_UNFINISHED)
         view = await self._view(repository, _fingerprint(backups))
@@ -132,10 +180,10 @@ class MaintenanceSteps:
         """Count each reason once for each slot of the repository in which it held the maintenance."""
         if hold is None or hold in _NO_SKIPS:
             return
-        skip = (slot_of(self._tools.now(), frequency_of(repository), repository.uid), hold)
-        if self._skips.get(repository.name) != skip:
-            self._skips[repository.name] = skip
-            self._tools.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
+        skip = (slot_of(self._cluster.now(), frequency_of(repository), repository.uid), hold)
+        if self._of(repository).skip != skip:
+            self._known[repository.name] = replace(self._of(repository), skip=skip)
+            self._cluster.metrics.inc(MAINTENANCE_SKIPPED, str(hold))
 
     async def _leave_to_server(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue:
         """Delete a Job that the server does not see and whose pod waits for the label; everything else is its own."""
@@ -159,40 +207,41 @@ class MaintenanceSteps:
         new = [job for job in ended if job.created not in starts and job.created >= min(starts, default=job.created)]
         if new:
             ends = [
-                (job, describe_end(job, await read_pod(self._tools.client, self._namespace, job.name))) for job in new
+                (job, describe_end(job, await read_pod(self._cluster.client, self._namespace, job.name))) for job in new
             ]
             await self._history.write(repository, ends)
-            self._kept.pop(repository.name, None)
+            self._known[repository.name] = replace(self._of(repository), kept=None)
             for job, end in ends:
                 if end.entry is None:
                     # A server that comes later would take it for a maintenance that succeeded.
                     await self._attendant.delete(job)
             return Requeue(STEP_SECONDS)
-        if len(ended) > self._kept.get(repository.name, -1):
-            settings = await self._tools.settings(_key_of(repository))
+        kept = self._of(repository).kept
+        if kept is None or len(ended) > kept:
+            settings = await self._sources.settings(_key_of(repository))
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
-            self._kept[repository.name] = settings.keep_jobs
+            self._known[repository.name] = replace(self._of(repository), kept=settings.keep_jobs)
         return None
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
-        backups = self._tools.backups(_key_of(repository))
+        backups = self._sources.backups(_key_of(repository))
         if backups is None:
             return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         view = await self._view(repository, _fingerprint(backups))
         decision = decide_maintenance(replace(view, running_jobs=_count_running(jobs), max_concurrent_jobs=self._most))
         if decision.hold is None:
-            decision = self._recall_hold(repository.name, view.now) or await self._start_alone(repository, view)
+            decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
         seconds = STEP_SECONDS if decision.hold is Hold.NOT_OBSERVED else LOOK_AGAIN_SECONDS
         if decision.wait_until is not None:
-            seconds = max(1.0, min(seconds, (decision.wait_until - self._tools.now()).total_seconds()))
+            seconds = max(1.0, min(seconds, (decision.wait_until - self._cluster.now()).total_seconds()))
         return Requeue(seconds), decision
 
     async def _view(self, repository: BackupRepository, fingerprint: str) -> MaintenanceView:
         """Return what is known without further reads; `_start` completes it."""
-        view = view_of(repository, self._tools.now())
+        view = view_of(repository, self._cluster.now())
         return replace(
             view,
             fingerprint=fingerprint,
@@ -202,32 +251,31 @@ class MaintenanceSteps:
             no_server_for=self._absence.lasts,
         )
 
-    def _recall_hold(self, name: str, now: datetime) -> Decision | None:
-        """Return what held the maintenance a few minutes ago; None: nothing did, or it may be over."""
-        at_seconds, decision = self._held.get(name, (-_HELD_SECONDS, None))
-        if decision is None or self._tools.clock.monotonic() - at_seconds >= _HELD_SECONDS:
+    def _recall_hold(self, repository: BackupRepository, now: datetime) -> Decision | None:
+        """Return what held the maintenance a few minutes ago, or None if that may be over."""
+        held = self._of(repository).held
+        if held is None or self._cluster.clock.monotonic() - held.at_seconds >= _HELD_SECONDS:
             return None
-        return decision if decision.wait_until is None or now < decision.wait_until else None
+        until = held.decision.wait_until
+        return held.decision if until is None or now < until else None
 
     async def _start_alone(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Start a Job while no other repository's is being started; remember what holds it."""
         async with self._launching:
             decision = await self._start(repository, view)
-        if decision.hold in _WATCHED:
-            self._held.pop(repository.name, None)
-        else:
-            self._held[repository.name] = (self._tools.clock.monotonic(), decision)
+        held = None if decision.hold in _WATCHED else _Held(self._cluster.clock.monotonic(), decision)
+        self._known[repository.name] = replace(self._of(repository), held=held)
         return decision
 
     async def _start(self, repository: BackupRepository, view: MaintenanceView) -> Decision:
         """Create a Job, unless reads that are made now show a reason not to."""
-        tools, name = self._tools, repository.spec.backup_storage_location
+        cluster, name = self._cluster, repository.spec.backup_storage_location
         server = await self._absence.look()
-        jobs = await list_jobs(tools.client, self._namespace)
-        raw = await tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        jobs = await list_jobs(cluster.client, self._namespace)
+        raw = await cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
         location = BackupStorageLocation.parse(raw) if raw is not None else None
-        settings = await tools.settings(_key_of(repository))
-        fresh = BackupRepository.parse(await tools.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
+        settings = await self._sources.settings(_key_of(repository))
+        fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
         if fresh.metadata.resource_version != repository.metadata.resource_version:
             # Not observed yet.
             return Decision(Hold.NOT_OBSERVED)
@@ -262,11 +310,11 @@ class MaintenanceSteps:
         )
         inputs = await self._read_inputs(repository)
         try:
-            job = await create_job(tools.client, request, tools.expose_settings(), tools.check_leading)
+            job = await create_job(cluster.client, request, self._sources.expose_settings(), cluster.check_leading)
         except PodRejectedError as e:
             await self._report_once(repository, "MaintenanceRejected", str(e))
             return Decision(Hold.REJECTED, due_at=decision.due_at)
-        self._reported.pop(repository.name, None)
+        self._known[repository.name] = replace(self._of(repository), reported=None)
         running = RunningJob(
             name=job.name, uid=job.uid, created=job.created, fingerprint=view.fingerprint, inputs=inputs
         )
@@ -286,16 +334,16 @@ class MaintenanceSteps:
             await self._report_once(repository, "MaintenanceOverdue", text)
 
     async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
-        if self._reported.get(repository.name) != message:
-            self._reported[repository.name] = message
-            await self._tools.events.record(repository, reason, redact(message), warning=True)
+        if self._of(repository).reported != message:
+            self._known[repository.name] = replace(self._of(repository), reported=message)
+            await self._cluster.events.record(repository, reason, redact(message), warning=True)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
         """Return a hash of what decides whether the repository can be maintained; up to a minute old."""
-        location, now = repository.spec.backup_storage_location, self._tools.clock.monotonic()
+        location, now = repository.spec.backup_storage_location, self._cluster.clock.monotonic()
         at_seconds, inputs = self._inputs.get(location, (-LOOK_AGAIN_SECONDS, ""))
         if now - at_seconds >= LOOK_AGAIN_SECONDS:
-            inputs = await self._tools.inputs(location)
+            inputs = await self._sources.inputs(location)
             self._inputs[location] = (now, inputs)
         return f"{inputs}-{repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, '')}"
 

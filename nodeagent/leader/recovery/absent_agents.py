@@ -18,7 +18,7 @@ from core.models.reasons import PendingReason
 from core.models.transfers import Transfer
 from core.models.units import format_duration
 from exposer.pod_status import parse_pod_end
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.recovery.node_health import NodeLoss
 from nodeagent.metrics.table import RETRIES
 from nodeagent.runtime.timers import Timers
@@ -68,7 +68,7 @@ class AbsentAgents:
             or None if there is none.
     """
 
-    tools: DispatchTools
+    cluster: Cluster
     rules: DispatchRules
     canceling: Timers
     choose: Callable[[Transfer], tuple[str, str] | None]
@@ -162,7 +162,7 @@ class AbsentAgents:
             mover: the pod that ran the attempt, if it is known.
             why: why its own agent does not act.
         """
-        interruptions = Interruptions(self.tools, self.rules, self.choose)
+        interruptions = Interruptions(self.cluster, self.rules, self.choose)
         if refused := await interruptions.refuse(kind, cr, ending.cause if ending is not None else None):
             return f"not retried: {refused}"
         bound = kind.spec.bound_to_node
@@ -178,21 +178,21 @@ class AbsentAgents:
     async def clear_report(self, kind: Admits[Any], cr: Transfer) -> None:
         """Remove the report about the agent, which is available again."""
         if cr.pending_reason == PendingReason.AGENT_UNAVAILABLE:
-            self.tools.check_leading()
-            await self.tools.status.report(kind, cr, message="")
+            self.cluster.check_leading()
+            await self.cluster.status.report(kind, cr, message="")
 
     async def _report(self, kind: Admits[Any], cr: Transfer, message: str) -> None:
         """Write why the transfer is pending, if that is new."""
         if cr.status.message == message:
             return
         change = Change({"message": message}, reason=PendingReason.AGENT_UNAVAILABLE)
-        self.tools.check_leading()
-        stored = await self.tools.status.annotate(kind, cr, change)
-        await self.tools.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
+        self.cluster.check_leading()
+        stored = await self.cluster.status.annotate(kind, cr, change)
+        await self.cluster.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
     async def _read_mover(self, cr: Transfer) -> JsonDict | None:
         """Return the mover pod of a transfer whose data path may run."""
-        return await read_mover(self.tools.client, cr) if _may_run(cr) else None
+        return await read_mover(self.cluster.client, cr) if _may_run(cr) else None
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
@@ -202,11 +202,11 @@ class AbsentAgents:
         if chosen is None:
             return False
         label, node = chosen
-        self.tools.check_leading()
+        self.cluster.check_leading()
         # With another `status.node`, the new owner would take it for a transfer that another agent has taken over.
         change = Change(status={"node": node}, labels={NODE_LABEL: label})
-        stored = await self.tools.status.annotate(kind, cr, change)
-        await self.tools.events.record(
+        stored = await self.cluster.status.annotate(kind, cr, change)
+        await self.cluster.events.record(
             stored, "Reassigned", f"{why}; the node agent on node {node} takes over the result"
         )
         return True
@@ -227,9 +227,9 @@ class AbsentAgents:
             await self._end(kind, cr, Phase.FAILED, failed or why)
 
     async def _end(self, kind: Admits[Any], cr: Transfer, phase: Phase, message: str) -> None:
-        self.tools.check_leading()
-        stored = await self.tools.status.move(kind, cr, phase, Change(status={"message": message}))
-        await record_end(kind, stored, metrics=self.tools.metrics, events=self.tools.events)
+        self.cluster.check_leading()
+        stored = await self.cluster.status.move(kind, cr, phase, Change(status={"message": message}))
+        await record_end(kind, stored, metrics=self.cluster.metrics, events=self.cluster.events)
 
 
 def _may_run(cr: Transfer) -> bool:
@@ -284,7 +284,7 @@ class Interruptions:
         choose: returns node label and node name of a live agent for a transfer, or None if there is none.
     """
 
-    tools: DispatchTools
+    cluster: Cluster
     rules: DispatchRules
     choose: Callable[[Transfer], tuple[str, str] | None]
 
@@ -299,7 +299,7 @@ class Interruptions:
         Raises:
             KubeError: what it depends on could not be read.
         """
-        rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.tools.now())
+        rules, age_seconds = self.rules.retry_rules(cr), cr.age_seconds(self.cluster.now())
         if cause is None:
             why = explain_deadline(rules, age_seconds=age_seconds)
         else:
@@ -310,7 +310,7 @@ class Interruptions:
             await kind.confirm_volume(cr)
         except ExposeError as e:
             return str(e)
-        return await read_owner_refusal(self.tools.client, cr)
+        return await read_owner_refusal(self.cluster.client, cr)
 
     async def announce(self, kind: Admits[Any], cr: Transfer, ending: Ending, *, node: str) -> bool:
         """Write that the attempt is interrupted; return False if there is no agent for the next one.
@@ -328,11 +328,11 @@ class Interruptions:
         if chosen is None:
             return False
         label, _ = chosen
-        interruption = build_interruption(ending, node=node, at=self.tools.now())
+        interruption = build_interruption(ending, node=node, at=self.cluster.now())
         rules, restores = self.rules.retry_rules(cr), kind.spec.restores
         announced = announce_next(cr, interruption, rules, restores=restores, label=label)
-        self.tools.check_leading()
-        stored = await self.tools.status.annotate(kind, cr, announced.change)
-        self.tools.metrics.inc(RETRIES, kind.spec.name, ending.cause)
-        await self.tools.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
+        self.cluster.check_leading()
+        stored = await self.cluster.status.annotate(kind, cr, announced.change)
+        self.cluster.metrics.inc(RETRIES, kind.spec.name, ending.cause)
+        await self.cluster.events.record(stored, PendingReason.INTERRUPTED, announced.message, warning=True)
         return True

@@ -22,7 +22,7 @@ from core.models.names import NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import UNREADABLE, PendingReason
 from core.models.transfers import Transfer
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry, TransferIndex, build_entry
 from nodeagent.leader.live_agents import LiveAgents, choose_node, count_idle
 from nodeagent.leader.recovery.absent_agents import AbsentAgents, node_of
@@ -128,24 +128,24 @@ _WORKERS: Final = 4
 class OrphanRecovery:
     """Recovers orphaned transfers while this agent is the leader."""
 
-    def __init__(self, tools: DispatchTools, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
+    def __init__(self, cluster: Cluster, rules: DispatchRules, index: TransferIndex, *, agents: LiveAgents) -> None:
         """Recover the transfers in `index`, given the live `agents`."""
-        self._tools = tools
+        self._cluster = cluster
         self._kinds: Mapping[str, Admits[Any]] = {kind.spec.name: kind for kind in rules.kinds}
         self._index = index
         self._agents = agents
-        self._nodes = NodeHealth(tools.client, tools.clock, gone_after=rules.node_gone_after)
-        self._canceling = Timers(tools.clock)
-        self._absent = AbsentAgents(tools, rules, self._canceling, self._choose)
-        self._pending = PendingRecords(tools.clock)
-        self._cleaner = CleanUp(tools.status, tools.events, self._pending, rules.resource_timeout)
-        self._logs = MoverLogs(tools.client)
+        self._nodes = NodeHealth(cluster.client, cluster.clock, gone_after=rules.node_gone_after)
+        self._canceling = Timers(cluster.clock)
+        self._absent = AbsentAgents(cluster, rules, self._canceling, self._choose)
+        self._pending = PendingRecords(cluster.clock)
+        self._cleaner = CleanUp(cluster.status, cluster.events, self._pending, rules.resource_timeout)
+        self._logs = MoverLogs(cluster.client)
         self._last_error = ""
         self._chosen: dict[str, str] = {}
         self._not_before: dict[tuple[str, str, str], float] = {}
         self._explained: set[str] = set()
         self._faults = Faults(_log)
-        self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(tools.clock, name="orphans", workers=_WORKERS)
+        self._queue: WorkQueue[tuple[str, str, str]] = WorkQueue(cluster.clock, name="orphans", workers=_WORKERS)
 
     def report(self) -> JsonDict:
         """Return for the status page: transfers by step, what cleanups are pending for, the last error."""
@@ -168,11 +168,11 @@ class OrphanRecovery:
             group.create_task(self._nodes.run(), name="node health")
             while True:
                 self._scan()
-                await self._tools.clock.sleep(_SCAN_SECONDS)
+                await self._cluster.clock.sleep(_SCAN_SECONDS)
 
     def _scan(self) -> None:
         """Enqueue what needs a step; a transfer that waits for its agent only every 30 seconds."""
-        now = self._tools.clock.monotonic()
+        now = self._cluster.clock.monotonic()
         self._not_before = {key: at for key, at in self._not_before.items() if at > now}
         # The index shows by now what was chosen after the last scan.
         self._chosen.clear()
@@ -204,17 +204,17 @@ class OrphanRecovery:
         kind = self._kinds[key[0]]
         log_fields = fields(kind=key[0], namespace=key[1], name=key[2])
         try:
-            raw = await self._tools.client.read(kind.spec.resource, key[1], key[2])
+            raw = await self._cluster.client.read(kind.spec.resource, key[1], key[2])
             if raw is None:
                 return None
             entry = build_entry(kind, raw)
             action = self._action_for(entry)
             if action is RecoveryAction.NOTHING:
                 return None
-            self._tools.check_leading()
+            self._cluster.check_leading()
             if action is RecoveryAction.REPORT_INVALID:
                 self._explained.add(entry.uid)
-                await self._tools.events.record_warning(raw, UNREADABLE, entry.fault)
+                await self._cluster.events.record_warning(raw, UNREADABLE, entry.fault)
                 return None
             requeue = await self._perform(action, kind, kind.parse(raw))
         except (ConflictError, NotFoundError) as e:
@@ -271,12 +271,12 @@ class OrphanRecovery:
 
     def _postpone(self, kind: Admits[Any], cr: Transfer) -> None:
         key = (kind.spec.name, cr.metadata.namespace, cr.name)
-        self._not_before[key] = self._tools.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
+        self._not_before[key] = self._cluster.clock.monotonic() + _UNAVAILABLE_CHECK_SECONDS
 
     async def _clean_up(self, kind: Admits[Any], cr: Transfer) -> Requeue | None:
         """Take the next step of the cleanup; copy the mover's log first, as the agent would have done."""
         if NODE_LABEL in cr.metadata.labels:
-            pod = await read_mover(self._tools.client, cr)
+            pod = await read_mover(self._cluster.client, cr)
             node = "" if pod is None else pod_node(pod)
             # The kubelet of a lost node does not answer.
             if not self._nodes.explain_loss(label_value(node), node):
@@ -304,8 +304,8 @@ class OrphanRecovery:
         if not node:
             await self._absent.end_nowhere(kind, cr)
             return
-        stored = await self._tools.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
-        await self._tools.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
+        stored = await self._cluster.status.annotate(kind, cr, Change(labels={NODE_LABEL: label_value(node)}))
+        await self._cluster.events.record(stored, "Adopted", f"the node agent on node {node} continues it")
 
     async def _reassign(self, kind: Admits[Any], cr: Transfer) -> None:
         """Assign a transfer to another agent, where its prepare timeout begins again if it is Accepted."""
@@ -316,8 +316,8 @@ class OrphanRecovery:
         label, node = chosen
         previous = await node_of(kind, cr) or cr.status.accepted_by_node or "another node"
         accepted = {"acceptedByNode": node} if cr.phase is Phase.ACCEPTED else {}
-        stored = await self._tools.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
-        await self._tools.events.record(
+        stored = await self._cluster.status.annotate(kind, cr, Change(status=accepted, labels={NODE_LABEL: label}))
+        await self._cluster.events.record(
             stored,
             "Reassigned",
             f"node agent on {previous} is not available; assigned to the node agent on node {node}",
@@ -325,7 +325,7 @@ class OrphanRecovery:
 
     async def _pod_node(self, cr: Transfer) -> str:
         """Return the node of the mover pod, or an empty string."""
-        pod = await read_mover(self._tools.client, cr)
+        pod = await read_mover(self._cluster.client, cr)
         return "" if pod is None else pod_node(pod)
 
     def _choose(self, cr: Transfer) -> tuple[str, str] | None:

@@ -7,15 +7,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.clock import Clock, Deadline
+from core.clock import Deadline
 from core.contract import InitResult, parse_result
-from core.errors import AgentError, ExposeError, RepositoryError
-from core.kube.client import KubeClient, Selection, select_labels
+from core.errors import AgentError, RepositoryError
+from core.kube.client import Selection, select_labels
 from core.kube.errors import (
     AlreadyExistsError,
     ForbiddenError,
@@ -43,31 +42,26 @@ from core.models.storage import (
 )
 from core.models.units import format_duration
 from core.redact import redact
-from exposer.causes import CauseFinder
 from exposer.model import Pending
 from exposer.pod_status import diagnose_rejection
-from exposer.settings import ExposeSettings
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.repositories.init_pod import (
     INIT_POD_SELECTOR,
+    InitPods,
     InitState,
-    inspect_init_pod,
     read_init_pod,
     start_init_pod,
-    tolerate_any_node,
 )
 from nodeagent.leader.repositories.inputs import LocationInputs, read_inputs
 from nodeagent.leader.repositories.password import ensure_repository_password
 from nodeagent.leader.repositories.retry import CHECK_SECONDS, RepositoryRetries
-from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
-from nodeagent.transfers.events import EventLog
 
-__all__ = ["RepositoryController", "RepositoryTools"]
+__all__ = ["RepositoryController"]
 
 _log = logging.getLogger(__name__)
 
@@ -87,49 +81,49 @@ _SERVER_SECONDS: Final = 60.0
 _WORKERS: Final = 8
 
 
-@dataclass(frozen=True)
-class RepositoryTools:
-    """What the controller works with.
-
-    `new_settings` returns what repositories that are created now get as `repositoryConfig`.
-    `check_leading` raises unless it may write now. `frequency` is how often repositories without a
-    `maintenanceFrequency` are maintained; not positive: every hour.
-    """
-
-    client: KubeClient
-    clock: Clock
-    events: EventLog
-    metrics: Metrics
-    expose_settings: Callable[[], ExposeSettings]
-    new_settings: Callable[[], Awaitable[Mapping[str, str]]]
-    check_leading: Callable[[], None]
-    causes: CauseFinder
-    frequency: timedelta = timedelta()
-
-
 class RepositoryController:
     """Makes BackupRepositories Ready while this agent is the leader."""
 
-    def __init__(self, tools: RepositoryTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
-        """Control the repositories in `namespace` if `mode` allows."""
-        self._tools = tools
-        self._namespace = namespace
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods: InitPods,
+        *,
+        server: VeleroServerCheck,
+        mode: RepositoryControllerMode,
+        new_settings: Callable[[], Awaitable[Mapping[str, str]]],
+        frequency: timedelta = timedelta(),
+    ) -> None:
+        """Control the repositories in the namespace of `server` if `mode` allows.
+
+        Args:
+            cluster: the cluster.
+            pods: the pods of this controller alone.
+            server: looks for a Velero server.
+            mode: when there is something to control.
+            new_settings: returns what repositories that are created now get as `repositoryConfig`.
+            frequency: how often repositories without a `maintenanceFrequency` are maintained; not positive: every hour.
+        """
+        self._cluster = cluster
+        self._pods = pods
+        self._server = server
+        self._namespace = server.namespace
         self._mode = mode
-        self._server = VeleroServerCheck(tools.client, tools.clock, namespace)
-        self._retries = RepositoryRetries(tools.clock)
-        self._pod_ages = Timers(tools.clock)
+        self._new_settings = new_settings
+        self._frequency = frequency
+        self._retries = RepositoryRetries(cluster.clock)
         self._faults = Faults(_log)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
         self._absent: dict[str, RepositoryKey] = {}
         self._early: dict[str, Deadline] = {}
-        self._inputs = LocationInputs(tools.client, tools.clock, namespace, self._enqueue_all_of)
+        self._inputs = LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
 
     async def run(self) -> None:
         """Control the repositories until canceled, unless the mode is OFF."""
         if self._mode is RepositoryControllerMode.OFF:
             await asyncio.Event().wait()
-        await run_restarting(self._run_once, self._tools.clock, name="repository controller")
+        await run_restarting(self._run_once, self._cluster.clock, name="repository controller")
 
     async def _run_once(self) -> None:
         """Control the repositories until canceled.
@@ -137,24 +131,24 @@ class RepositoryController:
         Raises:
             ExceptionGroup: with a KubeError if a first list was rejected.
         """
-        tools = self._tools
+        cluster = self._cluster
         # Nothing of an earlier term counts: another leader may have checked since.
-        self._inputs = LocationInputs(tools.client, tools.clock, self._namespace, self._enqueue_all_of)
+        self._inputs = LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
         self._absent.clear()
         self._early.clear()
-        queue: WorkQueue[str] = WorkQueue(tools.clock, name="repositories", workers=_WORKERS)
+        queue: WorkQueue[str] = WorkQueue(cluster.clock, name="repositories", workers=_WORKERS)
         self._queue = queue
         self._repositories = Informer(
-            tools.client,
+            cluster.client,
             Selection(BACKUP_REPOSITORIES, self._namespace),
-            clock=tools.clock,
+            clock=cluster.clock,
             trim=lambda raw: raw,
             on_change=partial(self._observe, queue),
         )
         pods = Informer(
-            tools.client,
+            cluster.client,
             Selection(PODS, self._namespace, label_selector=INIT_POD_SELECTOR),
-            clock=tools.clock,
+            clock=cluster.clock,
             trim=_trim_pod,
             on_change=lambda pod: _enqueue_owner(queue, pod),
         )
@@ -164,8 +158,8 @@ class RepositoryController:
             group.create_task(self._inputs.run(), name="inputs of repositories")
             try:
                 if await self._in_charge():
-                    tools.check_leading()
-                    await ensure_repository_password(tools.client, self._namespace)
+                    cluster.check_leading()
+                    await ensure_repository_password(cluster.client, self._namespace)
             except AgentError as e:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await queue.run(self._handle)
@@ -189,8 +183,8 @@ class RepositoryController:
     def _forget(self, name: str) -> None:
         """Drop what is remembered about the deleted repository `name`."""
         self._early.pop(name, None)
-        self._pod_ages.forget(name)
-        self._tools.metrics.forget(REPOSITORY_READY, repository_name=name)
+        self._pods.forget(name)
+        self._cluster.metrics.forget(REPOSITORY_READY, repository_name=name)
 
     def request(self, volume_namespace: str, location: str) -> None:
         """Record that a transfer needs a repository now: a NotReady one is retried soon, an absent one is created.
@@ -223,7 +217,7 @@ class RepositoryController:
         )
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        raw = await self._tools.client.read(BACKUP_REPOSITORIES, self._namespace, name)
+        raw = await self._cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)
         if raw is not None:
             self._absent.pop(name, None)
             return await self._reconcile(BackupRepository.parse(raw))
@@ -238,16 +232,16 @@ class RepositoryController:
 
         Where only movers may create it, or its name is invalid, the transfer's mover does, or reports that.
         """
-        client, repository = self._tools.client, build_backup_repository(self._namespace, wanted)
+        client, repository = self._cluster.client, build_backup_repository(self._namespace, wanted)
         raw = await client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, wanted.location)
         if raw is None or BackupStorageLocation.parse(raw).read_only:
             return
         labels = select_labels(repository_labels(wanted.volume_namespace, wanted.location))
         if await client.list(Selection(BACKUP_REPOSITORIES, self._namespace, label_selector=labels)):
             return
-        self._tools.check_leading()
+        self._cluster.check_leading()
         # Before it is created: the answer may be lost.
-        self._early[repository["metadata"]["name"]] = Deadline.after(self._tools.clock, _EARLY)
+        self._early[repository["metadata"]["name"]] = Deadline.after(self._cluster.clock, _EARLY)
         with suppress(AlreadyExistsError, ForbiddenError, InvalidError):
             await client.create(BACKUP_REPOSITORIES, repository)
 
@@ -257,13 +251,13 @@ class RepositoryController:
             return None
         if not await self._in_charge():
             return None if repository.phase is RepositoryPhase.READY else Requeue(_SERVER_SECONDS)
-        self._tools.check_leading()
-        self._tools.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
+        self._cluster.check_leading()
+        self._cluster.metrics.set(REPOSITORY_READY, repository.phase is RepositoryPhase.READY, repository.name)
         repository = await self._complete(repository)
-        pod = await read_init_pod(self._tools.client, repository)
+        pod = await read_init_pod(self._cluster.client, repository)
         if pod is not None:
             return await self._follow(repository, pod)
-        self._pod_ages.forget(repository.name)
+        self._pods.forget(repository.name)
         if repository.phase is RepositoryPhase.READY:
             return await self._check_again(repository)
         inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=CHECK_SECONDS)
@@ -283,14 +277,14 @@ class RepositoryController:
             await self._patch(repository, {}, {REPOSITORY_INPUTS_ANNOTATION: inputs})
             return None
         text = "its backup storage location, credentials or password have changed: checking it again"
-        await self._tools.events.record(repository, "Checking", text)
+        await self._cluster.events.record(repository, "Checking", text)
         return await self._attempt(repository, inputs)
 
     async def _attempt(self, repository: BackupRepository, inputs: str) -> Requeue | None:
         """Start an init pod. Transfers that need the repository wait for it, instead of failing with the last cause."""
         if not await self._in_charge(fresh=True):
             return Requeue(_SERVER_SECONDS)
-        if await ensure_repository_password(self._tools.client, self._namespace):
+        if await ensure_repository_password(self._cluster.client, self._namespace):
             inputs = await self._inputs.of(repository.spec.backup_storage_location, within_seconds=0)
         change: JsonDict = {}
         if repository.phase is not RepositoryPhase.NEW:
@@ -302,27 +296,24 @@ class RepositoryController:
         return await self._start(repository)
 
     async def _read_inputs(self, repository: BackupRepository) -> str:
-        return await read_inputs(self._tools.client, self._namespace, repository.spec.backup_storage_location)
+        return await read_inputs(self._cluster.client, self._namespace, repository.spec.backup_storage_location)
 
     async def _complete(self, repository: BackupRepository) -> BackupRepository:
         """Set defaults; a repository that was ready once keeps its values."""
         spec: JsonDict = {}
         if repository.spec.maintenance_frequency in _NO_FREQUENCY:
-            spec["maintenanceFrequency"] = format_duration(
-                max(self._tools.frequency, timedelta()) or _DEFAULT_FREQUENCY
-            )
+            spec["maintenanceFrequency"] = format_duration(max(self._frequency, timedelta()) or _DEFAULT_FREQUENCY)
         new = repository.phase is RepositoryPhase.NEW and repository.status.last_maintenance_time is None
         if new and not repository.spec.repository_config:
-            settings = await self._tools.new_settings()
+            settings = await self._new_settings()
             if settings:
                 spec["repositoryConfig"] = dict(settings)
         return await self._patch(repository, {"spec": spec}) if spec else repository
 
     async def _start(self, repository: BackupRepository) -> Requeue | None:
-        tools = self._tools
-        tools.check_leading()
+        self._cluster.check_leading()
         try:
-            await start_init_pod(tools.client, repository, tools.expose_settings())
+            await start_init_pod(self._cluster.client, repository, self._pods.settings())
         except (ForbiddenError, InvalidError, RepositoryError) as e:
             if isinstance(e, KubeError) and (pending := diagnose_rejection(e)):
                 # Its movers wait for the account too.
@@ -334,15 +325,11 @@ class RepositoryController:
 
     async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
         """Write the result of the init pod, then delete the pod."""
-        tools = self._tools
-        pending = await self._explain(pod)
-        age = timedelta(seconds=self._pod_ages.seconds(repository.name, pod["metadata"]["uid"]))
-        report = inspect_init_pod(repository.uid, pod, age, pending=pending)
+        report = await self._pods.inspect(repository, pod)
         if report.state is InitState.UNSCHEDULABLE:
-            await tolerate_any_node(tools.client, pod)
             return Requeue(_WORKING_SECONDS)
-        if report.state is InitState.WORKING and pending is not None:
-            await self._report_pending(repository, pending)
+        if report.state is InitState.WORKING and report.pending is not None:
+            await self._report_pending(repository, report.pending)
         outdated = report.state in {InitState.WORKING, InitState.FAILED} and await self._is_outdated(repository)
         if report.state in {InitState.WORKING, InitState.TERMINATING} and not outdated:
             # The watch reports changes; this is for what depends on time.
@@ -356,10 +343,7 @@ class RepositoryController:
             await self._fail_early(repository, report.message)
         else:
             await self._fail(repository, report.message, by_mover=report.by_mover)
-        meta = pod["metadata"]
-        owned = any(owner["uid"] == repository.uid for owner in meta.get("ownerReferences") or [])
-        if owned and not meta.get("deletionTimestamp"):
-            await tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+        await self._pods.delete(repository, pod)
         return Requeue(self._retries.pause_seconds)
 
     async def _is_outdated(self, repository: BackupRepository) -> bool:
@@ -367,20 +351,12 @@ class RepositoryController:
         started = repository.metadata.annotations.get(REPOSITORY_INPUTS_ANNOTATION)
         return bool(started) and started != await self._inputs.of(repository.spec.backup_storage_location)
 
-    async def _explain(self, pod: JsonDict) -> Pending | None:
-        """Return why an init pod is pending; None if it is not, or never will run."""
-        try:
-            return await self._tools.causes.explain(pod)
-        except ExposeError:
-            # inspect_init_pod reports it.
-            return None
-
     async def _report_pending(self, repository: BackupRepository, pending: Pending) -> None:
         """Report on the repository why its init pod is blocked; transfers that wait for it repeat that."""
         message = redact(self._retries.explain(repository.uid, pending.message))
         if pending.blocked and message != repository.status.message:
             stored = await self._patch(repository, {"status": {"message": message}})
-            await self._tools.events.record(stored, pending.reason, message, warning=True)
+            await self._cluster.events.record(stored, pending.reason, message, warning=True)
 
     async def _succeed(self, repository: BackupRepository, result: InitResult) -> None:
         if repository.phase is RepositoryPhase.READY:
@@ -388,7 +364,7 @@ class RepositoryController:
         status: JsonDict = {"phase": RepositoryPhase.READY, "message": None}
         if repository.status.last_maintenance_time is None:
             # A new repository needs no maintenance before its first interval has passed.
-            status["lastMaintenanceTime"] = format_time(self._tools.clock.now())
+            status["lastMaintenanceTime"] = format_time(self._cluster.clock.now())
         last_id = repository.metadata.annotations.get(REPOSITORY_ID_ANNOTATION, result.unique_id)
         # One that was just created has replaced no other: there was none.
         annotations = {REPOSITORY_ID_ANNOTATION: result.unique_id if result.created else last_id}
@@ -396,8 +372,8 @@ class RepositoryController:
             annotations[REPOSITORY_CREATED_ANNOTATION] = "true"
         stored = await self._patch(repository, {"status": status}, annotations)
         self._retries.forget(stored.uid)
-        self._tools.metrics.set(REPOSITORY_READY, 1, stored.name)
-        await self._tools.events.record(stored, "Ready", "backup repository is ready")
+        self._cluster.metrics.set(REPOSITORY_READY, 1, stored.name)
+        await self._cluster.events.record(stored, "Ready", "backup repository is ready")
         if result.unique_id != last_id:
             what = (
                 "it was empty, so the snapshots of earlier backups are lost"
@@ -405,7 +381,7 @@ class RepositoryController:
                 else f"backups fail and nothing is maintained until annotation {REPOSITORY_ID_ANNOTATION} is removed"
             )
             text = f"the location has another repository than before (ID {result.unique_id}, was {last_id}): {what}"
-            await self._tools.events.record(stored, "DifferentRepository", text, warning=True)
+            await self._cluster.events.record(stored, "DifferentRepository", text, warning=True)
 
     async def _fail(self, repository: BackupRepository, message: str, *, by_mover: bool = False) -> None:
         cause = message if by_mover else ""
@@ -414,8 +390,8 @@ class RepositoryController:
         if not reported and repository.phase is not RepositoryPhase.READY:
             status = {"phase": RepositoryPhase.NOT_READY, "message": message}
             repository = await self._patch(repository, {"status": status})
-            self._tools.metrics.set(REPOSITORY_READY, 0, repository.name)
-            await self._tools.events.record(repository, "NotReady", message, warning=True)
+            self._cluster.metrics.set(REPOSITORY_READY, 0, repository.name)
+            await self._cluster.events.record(repository, "NotReady", message, warning=True)
         self._retries.fail(repository.uid, await self._read_inputs(repository), cause=cause)
 
     def _is_early(self, repository: BackupRepository) -> bool:
@@ -444,15 +420,12 @@ class RepositoryController:
     async def _patch(
         self, repository: BackupRepository, change: JsonDict, annotations: Mapping[str, str] | None = None
     ) -> BackupRepository:
-        """Send one merge patch with uid and resourceVersion; return the stored repository."""
-        self._tools.check_leading()
-        meta = repository.metadata
-        held: JsonDict = {"uid": meta.uid, "resourceVersion": meta.resource_version}
+        """Write to a repository that has not changed; return it as stored."""
+        self._cluster.check_leading()
         if annotations:
-            held["annotations"] = dict(annotations)
-        patch = {"metadata": held} | change
-        stored = await self._tools.client.patch(BACKUP_REPOSITORIES, self._namespace, repository.name, patch)
-        return BackupRepository.parse(stored)
+            change = change | {"metadata": {"annotations": dict(annotations)}}
+        client = self._cluster.client
+        return BackupRepository.parse(await client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change))
 
 
 def _trim_pod(pod: JsonDict) -> JsonDict:

@@ -14,20 +14,24 @@ from core.contract import InitResult, parse_result
 from core.errors import CanceledError, ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.models.base import JsonDict
+from core.models.base import CustomResource, JsonDict
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, BackupStorageLocation, repository_labels
 from core.models.units import parse_quantity
+from exposer.causes import CauseFinder
 from exposer.model import Owner, Pending
-from exposer.ownership import create_pod
+from exposer.ownership import belongs, create_pod
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from exposer.pods import build_init_pod, init_pod_name
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from exposer.workload import ONTO_ANY_NODE
+from nodeagent.leader.context import Cluster
+from nodeagent.runtime.timers import Timers
 
 __all__ = [
     "INIT_POD_SELECTOR",
+    "InitPods",
     "InitState",
     "PodReport",
     "init_resources",
@@ -70,14 +74,21 @@ class InitState(Enum):
 
 @dataclass(frozen=True)
 class PodReport:
-    """The state of an init pod; `message` is its result or the cause of its failure.
+    """The state of an init pod.
 
-    `by_mover`: the mover reported it, so the storage was asked. What the cluster does to a pod says nothing about that.
+    Attributes:
+        message: its result or the cause of its failure.
+        by_mover: the mover reported it, so the storage was asked. What the cluster does to a pod says nothing about
+            that.
+        pending: why it does not run yet, or None.
+        age: how long this process has observed it.
     """
 
     state: InitState
     message: str = ""
     by_mover: bool = False
+    pending: Pending | None = None
+    age: timedelta = timedelta()
 
 
 def inspect_init_pod(
@@ -157,6 +168,43 @@ def init_resources(resources: JsonDict) -> JsonDict:
     return resources | {"requests": reduced} if reduced else resources
 
 
+class InitPods:
+    """The pods of one controller, each for one object: how they are built, what they say, and their deletion."""
+
+    def __init__(self, cluster: Cluster, settings: Callable[[], ExposeSettings], causes: CauseFinder) -> None:
+        """Build pods by the active `settings`, and ask `causes` why one is pending."""
+        self.settings = settings
+        self._cluster = cluster
+        self._causes = causes
+        self._ages = Timers(cluster.clock)
+
+    def forget(self, name: str) -> None:
+        """Record that there is no pod for the object `name`."""
+        self._ages.forget(name)
+
+    async def inspect(
+        self, cr: CustomResource, pod: JsonDict, *, parse: Callable[[str], object] = _parse_init_result
+    ) -> PodReport:
+        """Return the state of the pod for `cr`; one that no schedulable node takes may go to any other from now on."""
+        try:
+            pending = await self._causes.explain(pod)
+        except ExposeError:
+            # inspect_init_pod reports it.
+            pending = None
+        age = timedelta(seconds=self._ages.seconds(cr.name, pod["metadata"]["uid"]))
+        report = inspect_init_pod(cr.uid, pod, age, pending=pending, parse=parse)
+        if report.state is InitState.UNSCHEDULABLE:
+            await tolerate_any_node(self._cluster.client, pod)
+        return replace(report, pending=pending, age=age)
+
+    async def delete(self, cr: CustomResource, pod: JsonDict) -> None:
+        """Request the deletion of the pod if it is the object's own."""
+        meta = pod["metadata"]
+        if belongs(pod, Owner.of(cr)) and not meta.get("deletionTimestamp"):
+            self._cluster.check_leading()
+            await self._cluster.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+
+
 async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
     """Return the pod with the name of the repository's init pod, or None."""
     return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
@@ -171,11 +219,8 @@ async def tolerate_any_node(client: KubeClient, pod: JsonDict) -> None:
         ConflictError: it was changed meanwhile.
         NotFoundError: it was deleted.
     """
-    meta = pod["metadata"]
     tolerations = [*(pod["spec"].get("tolerations") or []), ONTO_ANY_NODE]
-    held = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
-    patch: JsonDict = {"metadata": held, "spec": {"tolerations": tolerations}}
-    await client.patch(PODS, meta["namespace"], meta["name"], patch)
+    await client.patch_if_unchanged(PODS, pod, {"spec": {"tolerations": tolerations}})
 
 
 async def start_init_pod(client: KubeClient, repository: BackupRepository, settings: ExposeSettings) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from core.clock import Clock
@@ -28,6 +29,14 @@ _RELEVANT: Final = ("provider", "config", "objectStorage", "credential", "access
 """What of a location's spec decides whether its repositories can be opened."""
 
 
+@dataclass(frozen=True)
+class _Read:
+    """The inputs of a location as they were read last."""
+
+    inputs: str
+    at_seconds: float
+
+
 class LocationInputs:
     """The inputs of each location that was asked for, as a hash; a change of one is reported."""
 
@@ -37,8 +46,7 @@ class LocationInputs:
         self._clock = clock
         self._namespace = namespace
         self._on_change = on_change
-        self._known: dict[str, str] = {}
-        self._read_at_seconds: dict[str, float] = {}
+        self._known: dict[str, _Read] = {}
         self._reading = asyncio.Lock()
         self._seen: dict[str, JsonDict] = {}
 
@@ -56,18 +64,18 @@ class LocationInputs:
         # Many repositories of one location ask at the same time.
         async with self._reading:
             last = self._known.get(location)
-            if last is not None and self._clock.monotonic() - self._read_at_seconds[location] < within_seconds:
-                return last
+            if last is not None and self._clock.monotonic() - last.at_seconds < within_seconds:
+                return last.inputs
             return await self._read(location, last)
 
-    async def _read(self, location: str, last: str | None) -> str:
+    async def _read(self, location: str, last: _Read | None) -> str:
         """Read the inputs, and report a change of the last known ones."""
         at_seconds = self._clock.monotonic()
         current = await read_inputs(self._client, self._namespace, location)
         # Otherwise the location has changed meanwhile.
-        if self._known.get(location) == last:
-            self._known[location], self._read_at_seconds[location] = current, at_seconds
-            if last not in {None, current}:
+        if self._known.get(location) is last:
+            self._known[location] = _Read(current, at_seconds)
+            if last is not None and last.inputs != current:
                 self._on_change(location)
         return current
 

@@ -14,10 +14,9 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from core.clock import Clock
 from core.contract import LocationResult, parse_result
 from core.errors import ContractError, ExposeError
-from core.kube.client import KubeClient, Selection
+from core.kube.client import Selection
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.velero_server import VeleroServerCheck
@@ -26,24 +25,20 @@ from core.models.base import JsonDict, format_time
 from core.models.storage import BackupStorageLocation
 from core.models.units import parse_duration
 from core.redact import redact
-from exposer.causes import CauseFinder
 from exposer.model import Owner
-from exposer.ownership import belongs
 from exposer.pods import validation_pod_name
-from exposer.settings import ExposeSettings
 from exposer.storage_access import is_in_directory
-from nodeagent.leader.repositories.init_pod import InitState, inspect_init_pod, tolerate_any_node
+from nodeagent.leader.context import Cluster
+from nodeagent.leader.repositories.init_pod import InitPods, InitState
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict, start_validation_pod
-from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
 from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
 
-__all__ = ["LocationController", "LocationTools"]
+__all__ = ["LocationController"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,24 +61,6 @@ _MESSAGE_LIMIT: Final = 500
 """Characters of a cause: the first line has the reason, and storages answer with whole documents."""
 
 
-@dataclass(frozen=True)
-class LocationTools:
-    """What the controller works with.
-
-    `validate` returns the verdict about a location by its name, or None if a pod has to find out.
-    `check_leading` raises unless it may write now. `probes` are what transfers wait for.
-    """
-
-    client: KubeClient
-    clock: Clock
-    metrics: Metrics
-    expose_settings: Callable[[], ExposeSettings]
-    check_leading: Callable[[], None]
-    causes: CauseFinder
-    validate: Callable[[str], Awaitable[Verdict | None]]
-    probes: LocationProbes
-
-
 @dataclass
 class _Known:
     """What this process knows of a location: the spec that was validated, when, and its pods.
@@ -101,19 +78,39 @@ class _Known:
 class LocationController:
     """Validates BackupStorageLocations while this agent is the leader; with a Velero server only on demand."""
 
-    def __init__(self, tools: LocationTools, *, namespace: str, mode: RepositoryControllerMode) -> None:
-        """Control the locations in `namespace`; only on demand if `mode` is OFF."""
-        self._tools = tools
-        self._namespace = namespace
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods: InitPods,
+        *,
+        server: VeleroServerCheck,
+        mode: RepositoryControllerMode,
+        validate: Callable[[str], Awaitable[Verdict | None]],
+        probes: LocationProbes,
+    ) -> None:
+        """Control the locations in the namespace of `server`; only on demand if `mode` is OFF.
+
+        Args:
+            cluster: the cluster.
+            pods: the pods of this controller alone.
+            server: looks for a Velero server.
+            mode: the mode of the repository controller.
+            validate: returns the verdict about a location by its name, or None if a pod has to find out.
+            probes: what transfers wait for.
+        """
+        self._cluster = cluster
+        self._pods = pods
+        self._server = server
+        self._namespace = server.namespace
         self._off = mode is RepositoryControllerMode.OFF
-        self._server = VeleroServerCheck(tools.client, tools.clock, namespace)
+        self._validate_beside = validate
+        self._probes = probes
         self._known: dict[str, _Known] = {}
-        self._pod_ages = Timers(tools.clock)
         self._faults = Faults(_log)
 
     async def run(self) -> None:
         """Control the locations until canceled."""
-        await run_restarting(self._run_once, self._tools.clock, name="location controller")
+        await run_restarting(self._run_once, self._cluster.clock, name="location controller")
 
     async def _run_once(self) -> None:
         """Control the locations until canceled.
@@ -121,21 +118,21 @@ class LocationController:
         Raises:
             ExceptionGroup: with a KubeError if the first list was rejected.
         """
-        tools = self._tools
+        cluster = self._cluster
         # Nothing of an earlier term counts: another leader may have validated since.
         self._known.clear()
-        queue: WorkQueue[str] = WorkQueue(tools.clock, name="locations", workers=_WORKERS)
+        queue: WorkQueue[str] = WorkQueue(cluster.clock, name="locations", workers=_WORKERS)
         locations = Informer(
-            tools.client,
+            cluster.client,
             Selection(BACKUP_STORAGE_LOCATIONS, self._namespace),
-            clock=tools.clock,
+            clock=cluster.clock,
             trim=lambda raw: str(raw["metadata"]["name"]),
             on_change=queue.add,
         )
         async with asyncio.TaskGroup() as group:
             if not self._off:
                 group.create_task(locations.run(), name="locations")
-            tools.probes.serve(queue.add)
+            self._probes.serve(queue.add)
             await queue.run(self._handle)
 
     async def _handle(self, name: str) -> Requeue | None:
@@ -148,28 +145,28 @@ class LocationController:
         )
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
-        raw = await self._tools.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        raw = await self._cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             # Its pod is deleted with it.
             self._forget(name)
             # The next mover of each transfer fails with the reason.
-            self._tools.probes.end(name, Verdict("it does not exist", carried_out=False))
+            self._probes.end(name, Verdict("it does not exist", carried_out=False))
             return None
         try:
             location = BackupStorageLocation.parse(raw)
         except ContractError as e:
-            self._tools.probes.end(name, Verdict(str(e), carried_out=False))
+            self._probes.end(name, Verdict(str(e), carried_out=False))
             raise
         return await self._reconcile(raw, location)
 
     def _forget(self, name: str) -> None:
         self._known.pop(name, None)
-        self._pod_ages.forget(name)
-        self._tools.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
+        self._pods.forget(name)
+        self._cluster.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
 
     async def _reconcile(self, raw: JsonDict, location: BackupStorageLocation) -> Requeue | None:
         """Validate the location if that is due, or asked for."""
-        wanted = self._tools.probes.is_wanted(location.name)
+        wanted = self._probes.is_wanted(location.name)
         if not wanted and await self._leave_to_server(location):
             return self._after_server
         known = self._known.get(location.name)
@@ -181,17 +178,17 @@ class LocationController:
             seconds = self._seconds_until_due(location, spec, known)
             if seconds is None or seconds > 0:
                 return None if seconds is None else Requeue(seconds)
-        self._tools.check_leading()
+        self._cluster.check_leading()
         found = await self._validate(location, spec, known)
         if isinstance(found, Requeue):
             return found
-        self._tools.probes.end(location.name, found)
+        self._probes.end(location.name, found)
         # A server may also have been installed meanwhile.
         if await self._leave_to_server(location, fresh=True):
             return self._after_server
         await self._write(location, found)
         # What a pod found is about the spec that it was started for.
-        known.spec, known.at_seconds = known.pod_spec or spec, self._tools.clock.monotonic()
+        known.spec, known.at_seconds = known.pod_spec or spec, self._cluster.clock.monotonic()
         if known.pod_spec is not None:
             known.pod_spec = None
             await self._delete_pod(location)
@@ -208,7 +205,7 @@ class LocationController:
             return 0.0
         if not frequency:
             return None
-        now = self._tools.clock.monotonic()
+        now = self._cluster.clock.monotonic()
         seconds = known.at_seconds + max(frequency, _SHORTEST_SECONDS) - now
         if known.pod_at_seconds is not None:
             seconds = max(seconds, known.pod_at_seconds + _POD_SECONDS - now)
@@ -217,19 +214,19 @@ class LocationController:
     async def _validate(self, location: BackupStorageLocation, spec: JsonDict, known: _Known) -> Verdict | Requeue:
         """Return the verdict, or when to ask for it again."""
         if known.pod_spec is None:
-            verdict = None if is_in_directory(location) else await self._tools.validate(location.name)
+            verdict = None if is_in_directory(location) else await self._validate_beside(location.name)
             if verdict is not None:
                 known.pod_at_seconds = None
                 return verdict
         pod = await self._read_pod(location)
         if pod is not None:
             return await self._follow(location, pod, known, spec)
-        self._pod_ages.forget(location.name)
-        settings = self._tools.expose_settings()
-        known.pod_spec, known.pod_at_seconds = spec, self._tools.clock.monotonic()
-        self._tools.check_leading()
+        self._pods.forget(location.name)
+        settings = self._pods.settings()
+        known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
+        self._cluster.check_leading()
         try:
-            await start_validation_pod(self._tools.client, location, settings)
+            await start_validation_pod(self._cluster.client, location, settings)
         except (ForbiddenError, InvalidError, ExposeError) as e:
             # Its movers would be rejected too.
             return Verdict(str(e), carried_out=False)
@@ -244,24 +241,16 @@ class LocationController:
                 # It was for an earlier validation.
                 return Requeue(_WORKING_SECONDS)
             # An earlier leader started it.
-            known.pod_spec, known.pod_at_seconds = spec, self._tools.clock.monotonic()
-        age = timedelta(seconds=self._pod_ages.seconds(location.name, pod["metadata"]["uid"]))
-        try:
-            pending = await self._tools.causes.explain(pod)
-        except ExposeError:
-            # inspect_init_pod reports it.
-            pending = None
-        report = inspect_init_pod(location.uid, pod, age, pending=pending, parse=partial(parse_result, LocationResult))
+            known.pod_spec, known.pod_at_seconds = spec, self._cluster.clock.monotonic()
+        report = await self._pods.inspect(location, pod, parse=partial(parse_result, LocationResult))
         if report.state is InitState.SUCCEEDED:
             return Verdict()
         if report.state is InitState.FAILED:
             return Verdict(report.message, carried_out=report.by_mover)
-        if report.state is InitState.UNSCHEDULABLE:
-            await tolerate_any_node(self._tools.client, pod)
-        if report.state is InitState.WORKING and age >= _POD_LIMIT:
+        if report.state is InitState.WORKING and report.age >= _POD_LIMIT:
             meta = pod["metadata"]
-            if pending is not None:
-                return Verdict(pending.message, carried_out=False)
+            if report.pending is not None:
+                return Verdict(report.pending.message, carried_out=False)
             return Verdict(f"pod {meta['namespace']}/{meta['name']} did not end: the storage may not answer")
         return Requeue(_WORKING_SECONDS)
 
@@ -272,13 +261,12 @@ class LocationController:
         status: JsonDict = {
             "phase": phase,
             "message": message if verdict.cause else None,
-            "lastValidationTime": format_time(self._tools.clock.now()),
+            "lastValidationTime": format_time(self._cluster.clock.now()),
         }
-        self._tools.check_leading()
-        meta = location.metadata
-        patch: JsonDict = {"metadata": {"uid": meta.uid, "resourceVersion": meta.resource_version}, "status": status}
-        await self._tools.client.patch(BACKUP_STORAGE_LOCATIONS, self._namespace, location.name, patch)
-        self._tools.metrics.set(LOCATION_AVAILABLE, not verdict.cause, location.name)
+        self._cluster.check_leading()
+        change = {"status": status}
+        await self._cluster.client.patch_if_unchanged(BACKUP_STORAGE_LOCATIONS, location.metadata, change)
+        self._cluster.metrics.set(LOCATION_AVAILABLE, not verdict.cause, location.name)
         if phase != location.status.phase:
             level = logging.WARNING if verdict.cause else logging.INFO
             log_fields = fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=location.name)
@@ -287,7 +275,7 @@ class LocationController:
 
     def _show(self, location: BackupStorageLocation) -> None:
         if location.status.phase:
-            self._tools.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
+            self._cluster.metrics.set(LOCATION_AVAILABLE, location.available, location.name)
 
     @property
     def _after_server(self) -> Requeue | None:
@@ -305,14 +293,12 @@ class LocationController:
         return True
 
     async def _read_pod(self, location: BackupStorageLocation) -> JsonDict | None:
-        return await self._tools.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
+        return await self._cluster.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
 
     async def _delete_pod(self, location: BackupStorageLocation) -> None:
         pod = await self._read_pod(location)
-        if pod is not None and belongs(pod, Owner.of(location)) and not pod["metadata"].get("deletionTimestamp"):
-            meta = pod["metadata"]
-            self._tools.check_leading()
-            await self._tools.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
+        if pod is not None:
+            await self._pods.delete(location, pod)
 
 
 def _frequency_seconds(location: BackupStorageLocation) -> float:

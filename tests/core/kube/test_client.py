@@ -21,7 +21,7 @@ from core.kube.errors import (
 from core.kube.resources import CONFIG_MAPS, LEASES, NODES, PODS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
-from core.models.base import JsonDict
+from core.models.base import JsonDict, ObjectMeta
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -113,6 +113,19 @@ async def test_patch_with_a_version_conflicts_when_its_response_was_lost(kube: F
     kube.fail_next("PATCH", "/configmaps/m", "lost-applied")
     with pytest.raises(ConflictError):
         await client.patch(CONFIG_MAPS, "a", "m", {"metadata": {"resourceVersion": version}, "data": {"x": "y"}})
+
+
+@pytest.mark.parametrize("as_model", [False, True], ids=["raw", "model"])
+async def test_an_object_that_has_changed_since_it_was_read_is_not_patched(
+    kube: FakeKube, client: KubeClient, *, as_model: bool
+) -> None:
+    seen = kube.put(config_map("m"))
+    meta = ObjectMeta.from_wire(seen["metadata"]) if as_model else seen
+    change: JsonDict = {"metadata": {"labels": {"a": "b"}}, "data": {"x": "y"}}
+    stored = await client.patch_if_unchanged(CONFIG_MAPS, meta, change)
+    assert (stored["data"]["x"], stored["metadata"]["labels"]) == ("y", {"a": "b"})
+    with pytest.raises(ConflictError):
+        await client.patch_if_unchanged(CONFIG_MAPS, meta, {"data": {"x": "z"}})
 
 
 async def test_patch_that_must_not_be_repeated_is_sent_once(kube: FakeKube, client: KubeClient) -> None:

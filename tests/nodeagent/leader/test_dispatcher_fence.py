@@ -136,7 +136,7 @@ async def test_the_ledger_of_a_crashed_leader_is_settled() -> None:
     assert scene.ledger() == {"uid-of-done", "uid-of-gone", "uid-of-reserved"}
     scene.set_status("done", phase="Completed")
     scene.kube.put(scene.transfer("taken") | {"status": {"phase": "Accepted"}})
-    await scene.dispatcher()._tools.client.delete(scene.kind.spec.resource, "velero", "gone")
+    await scene.dispatcher()._cluster.client.delete(scene.kind.spec.resource, "velero", "gone")
     async with scene.dispatching():
         await scene.until(lambda: scene.accepted == ["reserved"])
     assert scene.ledger() == {"uid-of-taken", "uid-of-reserved"}

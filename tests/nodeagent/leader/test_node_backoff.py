@@ -121,7 +121,7 @@ def observe(backoff: NodeBackoff, *entries: Entry) -> None:
 
 
 def rendered(dispatcher: Dispatcher) -> str:
-    return dispatcher._tools.metrics.render().decode()
+    return dispatcher._cluster.metrics.render().decode()
 
 
 def names_on(scene: Scene, node: str, names: Iterable[str]) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any
 
 from core.errors import ExposeError
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder
 from core.kube.resources import (
     CONFIG_MAPS,
     DATA_DOWNLOADS,
@@ -37,14 +36,13 @@ from core.models.names import (
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.config.models import LoadConcurrency, NodeRule
-from nodeagent.leader.context import DispatchRules, DispatchTools
+from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.metrics.registry import Metrics
-from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import COMMON_STATUS_FIELDS, READY, Admission, KindSpec
 from nodeagent.transfers.outcome import MoverResult, Outcome
 from nodeagent.transfers.retries import RetryRules
-from nodeagent.transfers.status import StatusWriter
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.transfers import (
     NAMESPACE,
     data_download,
@@ -285,15 +283,7 @@ class Scene:
         """Return a dispatcher that acts as the leader until `check_leading` raises."""
         clock = LoopClock(self.skew)
         client = KubeClient(transport or self.kube, Retry(clock))
-        tools = DispatchTools(
-            client=client,
-            clock=clock,
-            status=StatusWriter(client, clock),
-            events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-            metrics=self.metrics,
-            check_leading=check_leading,
-            now=clock.now,
-        )
+        cluster = build_cluster(client, clock, metrics=self.metrics, check_leading=check_leading)
         rules = DispatchRules(
             NAMESPACE,
             [self.kind, *self.others],
@@ -303,7 +293,7 @@ class Scene:
             retry_rules=lambda _: self.retry,
             location_answers=lambda name: name not in self.silent,
         )
-        return Dispatcher(tools, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
+        return Dispatcher(cluster, rules, on_accepted=lambda cr: self.accepted.append(cr.name))
 
     def _concurrency(self) -> LoadConcurrency:
         return LoadConcurrency(

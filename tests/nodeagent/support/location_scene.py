@@ -9,15 +9,18 @@ from typing import Any, ClassVar
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.retry import Retry
+from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
-from nodeagent.leader.repositories.locations import LocationController, LocationTools
+from nodeagent.leader.repositories.init_pod import InitPods
+from nodeagent.leader.repositories.locations import LocationController
 from nodeagent.leader.repositories.probes import LocationProbes
 from nodeagent.leader.repositories.validation import Verdict
 from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import RepositoryControllerMode
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -100,14 +103,13 @@ class LocationScene(PodScene):
             return self.verdict
 
         pod = PodSettings(service_account="movers", resources={"requests": {"cpu": "4"}})
-        tools = LocationTools(
-            client=client,
-            clock=clock,
-            metrics=self.metrics,
-            expose_settings=lambda: ExposeSettings(AgentTemplate("mover:1"), pod, repository_volumes=(_SHARED,)),
-            check_leading=lambda: None,
-            causes=CauseFinder(client, clock),
+        settings = ExposeSettings(AgentTemplate("mover:1"), pod, repository_volumes=(_SHARED,))
+        cluster = build_cluster(client, clock, metrics=self.metrics)
+        return LocationController(
+            cluster,
+            InitPods(cluster, lambda: settings, CauseFinder(client, clock)),
+            server=VeleroServerCheck(client, clock, "velero"),
+            mode=self.mode,
             validate=validate,
             probes=self.probes,
         )
-        return LocationController(tools, namespace="velero", mode=self.mode)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from core.clock import Clock
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Transport
@@ -18,11 +17,11 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.maintenance import MaintenanceSettings
-from nodeagent.leader.maintenance.attendant import MaintenanceTools
 from nodeagent.leader.maintenance.controller import MaintenanceController
+from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.metrics.registry import Metrics
 from nodeagent.runtime.settings import MaintenanceSwitch
-from nodeagent.transfers.events import EventLog
+from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -31,7 +30,7 @@ __all__ = [
     "MaintenanceScene",
     "MaintenanceSetting",
     "build_controller",
-    "build_tools",
+    "build_sources",
     "repository_object",
     "result",
 ]
@@ -78,11 +77,12 @@ def build_controller(
     setting: MaintenanceSetting, client: KubeClient, clock: Clock, *, namespace: str = "velero"
 ) -> MaintenanceController:
     """Return a controller, as a new leader has it."""
-    return MaintenanceController(build_tools(setting, client, clock), namespace=namespace, switch=setting.switch)
+    cluster, sources = build_cluster(client, clock, metrics=setting.metrics), build_sources(setting, client, clock)
+    return MaintenanceController(cluster, sources, namespace=namespace, switch=setting.switch)
 
 
-def build_tools(setting: MaintenanceSetting, client: KubeClient, clock: Clock) -> MaintenanceTools:
-    """Return what a leader's maintenance works with."""
+def build_sources(setting: MaintenanceSetting, client: KubeClient, clock: Clock) -> MaintenanceSources:
+    """Return what a leader's maintenance depends on."""
 
     async def settings(_: RepositoryKey) -> MaintenanceSettings:
         return setting.settings
@@ -90,24 +90,18 @@ def build_tools(setting: MaintenanceSetting, client: KubeClient, clock: Clock) -
     async def inputs(_: str) -> str:
         return setting.inputs
 
-    return MaintenanceTools(
-        client=client,
-        clock=clock,
-        events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-        metrics=setting.metrics,
-        causes=CauseFinder(client, clock),
+    return MaintenanceSources(
         expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
+        causes=CauseFinder(client, clock),
         settings=settings,
         inputs=inputs,
         backups=setting.backups_of,
-        now=clock.now,
-        check_leading=lambda: None,
     )
 
 
 @dataclass
 class MaintenanceScene(MaintenanceSetting):
-    """The server, and the tools of the controller."""
+    """The server, and what the controller is built with."""
 
     kube: FakeKube = field(default_factory=FakeKube)
     clock: Clock = field(default_factory=LoopClock)

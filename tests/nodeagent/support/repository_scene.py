@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import ClassVar
 
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
 from core.kube.retry import Retry
+from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.repository import RepositoryConfig
-from nodeagent.leader.repositories.controller import RepositoryController, RepositoryTools
-from nodeagent.metrics.registry import Metrics
+from nodeagent.leader.repositories.controller import RepositoryController
+from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.transfers.events import EventLog
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -88,17 +88,15 @@ def build_controller(
 ) -> RepositoryController:
     clock = LoopClock(skew)
     client = KubeClient(kube, Retry(clock))
-    tools = RepositoryTools(
-        client=client,
-        clock=clock,
-        events=EventLog(EventRecorder(client, clock, component="node-agent", host="node-a")),
-        metrics=Metrics("node-a"),
-        expose_settings=lambda: ExposeSettings(AgentTemplate(image="mover:1")),
+    cluster = build_cluster(client, clock)
+    settings = ExposeSettings(AgentTemplate(image="mover:1"))
+    return RepositoryController(
+        cluster,
+        InitPods(cluster, lambda: settings, CauseFinder(client, clock)),
+        server=VeleroServerCheck(client, clock, "velero"),
+        mode=mode,
         new_settings=RepositoryConfig(client, "velero", config_map).settings,
-        check_leading=lambda: None,
-        causes=CauseFinder(client, clock),
     )
-    return RepositoryController(tools, namespace="velero", mode=mode)
 
 
 def open_scene(

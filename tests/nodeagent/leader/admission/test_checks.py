@@ -28,13 +28,13 @@ class Bench:
     def __init__(self) -> None:
         self.scene: Scene = open_scene("node-a")
         dispatcher = self.scene.dispatcher()
-        tools, rules = dispatcher._tools, dispatcher._rules
+        cluster, rules = dispatcher._cluster, dispatcher._rules
         agents = {"node-a": "node-a"}
-        self.pending = PendingTransfers(tools.clock, PodWatch(tools.client, tools.clock, on_change=lambda: None))
+        self.pending = PendingTransfers(cluster.clock, PodWatch(cluster.client, cluster.clock, on_change=lambda: None))
         writer = AdmissionWriter(
-            tools, self.pending, agents=lambda: agents, passed_over=frozenset, on_accepted=lambda _: None
+            cluster, self.pending, agents=lambda: agents, passed_over=frozenset, on_accepted=lambda _: None
         )
-        examiner = Examiner(tools, rules, agents=lambda: agents, velero_nodes=frozenset)
+        examiner = Examiner(cluster, rules, agents=lambda: agents, velero_nodes=frozenset)
         self.checks = AdmissionChecks(rules, examiner, self.pending, writer)
 
     def add(self, name: str, admission: Admission | None = None, *, cancel: bool = False) -> Entry:

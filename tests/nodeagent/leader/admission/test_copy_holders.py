@@ -128,7 +128,7 @@ async def test_a_transfer_stays_new_and_uses_no_quota_while_another_one_has_its_
         scene.set_status("a", phase="Completed")
         await asyncio.sleep(60)
         assert phases(scene) == ["Completed", "New", "InProgress"]
-        client = scene.dispatcher()._tools.client
+        client = scene.dispatcher()._cluster.client
         patch = {"metadata": {"finalizers": None, "annotations": {COPIES_ANNOTATION: None}}}
         await client.patch(scene.kind.spec.resource, "velero", "a", patch)
         await scene.until(lambda: scene.phase("b") == "Accepted", seconds=6)
@@ -219,7 +219,7 @@ async def test_the_next_one_is_the_first_in_the_queue_whenever_the_copy_is_free(
         scene.add("young", creationTimestamp="2026-11-21T12:00:01Z")
         await scene.until(lambda: (scene.reason("old"), scene.reason("young")) == ("CopyInUse", "CopyInUse"))
         await asyncio.sleep(seconds)
-        client = scene.dispatcher()._tools.client
+        client = scene.dispatcher()._cluster.client
         await client.patch(scene.kind.spec.resource, "velero", "holder", {"metadata": {"finalizers": None}})
         await scene.until(lambda: scene.accepted != [], seconds=6)
     assert scene.accepted == ["old"]

@@ -112,7 +112,7 @@ async def test_leaked_objects_of_a_force_deleted_transfer_are_deleted_in_order()
     async with scene.dispatching():
         await asyncio.sleep(100)
         assert names(scene, PODS) == ["uid-of-du", "uid-of-other"]
-        client = scene.dispatcher()._tools.client
+        client = scene.dispatcher()._cluster.client
         await client.patch(scene.kind.spec.resource, "velero", "du", {"metadata": {"finalizers": []}})
         await client.delete(scene.kind.spec.resource, "velero", "du")
         await scene.until(lambda: names(scene, PERSISTENT_VOLUME_CLAIMS) == ["uid-of-other"], seconds=70)
@@ -161,7 +161,7 @@ async def test_a_volume_in_mid_rebind_of_a_deleted_transfer_is_reclaimed_and_no_
     status = {"phase": "InProgress", "node": "node-a"}
     scene.add("du", status=status, labels={NODE_LABEL: "node-a"}, finalizers=[DATA_MOVER_FINALIZER])
     put_handed_over(scene, "under-way", gone, owner="uid-of-du")
-    client = scene.dispatcher()._tools.client
+    client = scene.dispatcher()._cluster.client
 
     def condemned() -> list[str]:
         volumes = scene.kube.objects(PERSISTENT_VOLUMES)
@@ -242,7 +242,7 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
         owner="y",
         spec={"volumeSnapshotRef": {"namespace": "other"}},
     )
-    client = scene.dispatcher()._tools.client
+    client = scene.dispatcher()._cluster.client
     async with scene.dispatching():
         await asyncio.sleep(20)
         assert "long-gone" in names(scene, PODS)
@@ -260,7 +260,7 @@ async def test_a_new_dispatcher_collects_leaked_objects_and_nothing_else() -> No
 async def test_the_snapshot_of_an_existing_source_is_kept(untouched: bool) -> None:
     scene = open_scene("node-a")
     leave_backup(scene, "gone")
-    await scene.dispatcher()._tools.client.delete(PERSISTENT_VOLUMES, "", "pv-gone")
+    await scene.dispatcher()._cluster.client.delete(PERSISTENT_VOLUMES, "", "pv-gone")
     reference = {"namespace": "app", "name": "source"}
     put(
         scene,

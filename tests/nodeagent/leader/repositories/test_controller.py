@@ -356,14 +356,14 @@ async def _drop_finalizers(kube: FakeKube, pod: JsonDict) -> None:
 
 async def test_a_deleted_repository_is_forgotten() -> None:
     scene = open_scene()
-    tools, retries = scene.controller._tools, scene.controller._retries
+    cluster, retries = scene.controller._cluster, scene.controller._retries
     client = KubeClient(scene.kube, Retry(LoopClock()))
     async with scene.running():
         await scene.fail_once()
         await asyncio.sleep(1)
-        assert b'repository_name="app-default-kopia"' in tools.metrics.render()
+        assert b'repository_name="app-default-kopia"' in cluster.metrics.render()
         assert len(retries._attempts) == 1
         await client.delete(BACKUP_REPOSITORIES, "velero", "app-default-kopia")
         await asyncio.sleep(1)
-        assert b"repository_name=" not in tools.metrics.render()
+        assert b"repository_name=" not in cluster.metrics.render()
         assert retries._attempts == {}

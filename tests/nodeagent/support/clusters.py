@@ -1,0 +1,33 @@
+"""The cluster as a leader of the tests has it."""
+
+from collections.abc import Callable
+
+from core.clock import Clock
+from core.kube.client import KubeClient
+from core.kube.events import EventRecorder
+from nodeagent.leader.context import Cluster
+from nodeagent.metrics.registry import Metrics
+from nodeagent.transfers.events import EventLog
+from nodeagent.transfers.status import StatusWriter
+
+__all__ = ["build_cluster"]
+
+
+def build_cluster(
+    client: KubeClient,
+    clock: Clock,
+    *,
+    node: str = "node-a",
+    metrics: Metrics | None = None,
+    check_leading: Callable[[], None] = lambda: None,
+) -> Cluster:
+    """Return what an agent of `node` has while it leads, which ends when `check_leading` raises."""
+    return Cluster(
+        client=client,
+        clock=clock,
+        status=StatusWriter(client, clock),
+        events=EventLog(EventRecorder(client, clock, component="node-agent", host=node)),
+        metrics=metrics or Metrics(node),
+        check_leading=check_leading,
+        now=clock.now,
+    )
