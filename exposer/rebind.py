@@ -165,12 +165,8 @@ class Rebinder:
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
     async def _point_target(self, target: JsonDict, kept: KeptVolume) -> JsonDict:
-        meta = target["metadata"]
-        patch: JsonDict = {
-            "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
-            "spec": {"volumeName": kept.pv_name},
-        }
-        return await self._client.patch(PERSISTENT_VOLUME_CLAIMS, meta["namespace"], meta["name"], patch)
+        change: JsonDict = {"spec": {"volumeName": kept.pv_name}}
+        return await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
 
 
 def _binding(request: RestoreRequest, kept: KeptVolume) -> Pending:

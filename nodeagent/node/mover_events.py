@@ -2,14 +2,17 @@
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import structs
 
 from core.contract import DataPathReason, ProgressMessage, parse_progress
 from core.errors import ContractError
 from core.models.base import JsonDict
+from core.models.transfers import Progress
 
-__all__ = ["MoverPending", "read_progress"]
+__all__ = ["MoverPending", "Reported", "read_progress"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +55,50 @@ class MoverPending:
         if self.text:
             return self.text if shown != self.text else None
         return "" if shown in self.reported else None
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The progress that the movers of one transfer reported.
+
+    Attributes:
+        attempt: number of the last attempt.
+        message: the progress to show; its bytes never decrease, also where an attempt starts from 0.
+        attempt_bytes: what this attempt has done.
+        earlier_bytes: what the attempts before it had done.
+        completed: a mover recorded that it has moved all data; after a restart of the agent, maybe the mover of an
+            earlier attempt.
+    """
+
+    attempt: int = 1
+    message: ProgressMessage = field(default_factory=ProgressMessage)
+    attempt_bytes: int = 0
+    earlier_bytes: int = 0
+    completed: bool = False
+
+    def begin(self, attempt: int) -> "Reported":
+        """Return the progress when another attempt begins, whose mover counts from 0."""
+        shown = ProgressMessage(done_bytes=self.message.done_bytes, total_bytes=self.message.total_bytes)
+        return Reported(attempt, shown, earlier_bytes=shown.done_bytes)
+
+    def resume(self, shown: Progress) -> "Reported":
+        """Return the progress once the status is known, which an earlier process of the agent may have written."""
+        message = self.message
+        if shown.bytes_done > message.done_bytes:
+            message = ProgressMessage(done_bytes=shown.bytes_done, total_bytes=shown.total_bytes)
+        return replace(self, message=message, earlier_bytes=max(self.earlier_bytes, shown.bytes_done))
+
+    def is_newer_than(self, message: ProgressMessage) -> bool:
+        """Return whether `message` is of an earlier attempt, or older than the last message of this one."""
+        return message.attempt < self.attempt or message.done_bytes < self.attempt_bytes
+
+    def take(self, message: ProgressMessage) -> "Reported":
+        """Return the progress after a message of this attempt."""
+        started = message.snapshot_started or self.message.snapshot_started
+        done_bytes = max(message.done_bytes, self.earlier_bytes)
+        total_bytes = max(message.total_bytes, done_bytes)
+        shown = structs.replace(message, done_bytes=done_bytes, total_bytes=total_bytes, snapshot_started=started)
+        return replace(self, message=shown, attempt_bytes=message.done_bytes)
 
 
 def read_progress(event: JsonDict) -> ProgressMessage | None:

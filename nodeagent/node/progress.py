@@ -9,11 +9,9 @@ import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-
-from msgspec.structs import replace
 
 from core.clock import Clock
 from core.contract import DataPathReason, ProgressMessage
@@ -41,7 +39,7 @@ from nodeagent.metrics.table import (
     STORED_BYTES,
 )
 from nodeagent.node.lifecycle import Site
-from nodeagent.node.mover_events import MoverPending, read_progress
+from nodeagent.node.mover_events import MoverPending, Reported, read_progress
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import is_own
@@ -88,39 +86,59 @@ class Followed:
     on_completed: Callable[[], None] = lambda: None
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """The part of a transfer's progress that is in the metrics.
+
+    Attributes:
+        done_bytes: of all attempts; an earlier agent process counted what it wrote into the status.
+        message: the last counted message of this attempt, or None while it is unknown what an earlier process counted.
+        moved: done and sent bytes that were shown last as a sign of life, or None to show them in any case.
+    """
+
+    done_bytes: int = 0
+    message: ProgressMessage | None = field(default_factory=ProgressMessage)
+    moved: tuple[int, int] | None = None
+
+    def begin(self) -> "_Counted":
+        """Return what is counted of the next attempt, whose mover counts from 0."""
+        return replace(self, message=None if self.message is None else ProgressMessage())
+
+
+@dataclass
+class _Writing:
+    """The writes of a transfer's progress: `failures` since the last Event; none follows once they have `ended`."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    failures: int = 0
+    ended: bool = False
+
+
 @dataclass
 class _Reading:
-    """The last progress of a transfer, and the part of it that is counted.
+    """A transfer, as the Events of its movers show it.
 
-    `followed` is None before the transfer is known to run here, and after it ran; `failures` counts the
-    failed writes since the last Event. `writing` is held while progress is written; `ended`: none is written any more.
-    `counted` is the message of this attempt whose bytes were counted last, `shown` the bytes that were shown last as a
-    sign of life. `attempt` is the number of the transfer's attempt, `base_bytes` what the attempts before it had done,
-    and `done_bytes` what this one has. `heard` counts the Events. `completed`: a mover recorded that it
-    has moved all data; after a restart of the agent, that of an earlier attempt may have. `source` is where the Events
-    of the attempt come from, None before it is known to run here. `again`: it has run here, and may do so again.
-    `unwritten` is the directory of a mover that writes no files there.
+    Attributes:
+        reported: the progress that its movers reported.
+        pending: what its mover is pending for.
+        counted: what of that is in the metrics.
+        heard: number of Events.
+        source: where its Events come from, or None before it is known to run here.
+        unwritten: directory of a mover that writes no files there.
+        followed: how it is followed while it runs here.
+        again: it has run here, and may do so again.
     """
 
     uid: str
-    message: ProgressMessage = field(default_factory=ProgressMessage)
+    reported: Reported = field(default_factory=Reported)
     pending: MoverPending = field(default_factory=MoverPending)
-    followed: Followed | None = None
-    counted_done_bytes: int = 0
-    counted: ProgressMessage = field(default_factory=ProgressMessage)
-    shown: tuple[int, int] | None = None
-    resumed: bool = False
-    failures: int = 0
-    attempt: int = 1
-    base_bytes: int = 0
-    done_bytes: int = 0
+    counted: _Counted = field(default_factory=_Counted)
     heard: int = 0
-    completed: bool = False
     source: EventFiles | Selection | None = None
-    again: bool = False
     unwritten: Path | None = None
-    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    ended: bool = False
+    followed: Followed | None = None
+    again: bool = False
+    writing: _Writing = field(default_factory=_Writing)
 
     @property
     def unknown(self) -> bool:
@@ -128,26 +146,16 @@ class _Reading:
         return self.followed is None and not self.again
 
     def begin(self, attempt: int) -> None:
-        """Begin another attempt, whose mover counts from 0: what is shown never decreases."""
-        self.attempt, self.done_bytes, self.counted = attempt, 0, ProgressMessage()
-        self.completed = False
+        """Begin another attempt."""
+        self.reported = self.reported.begin(attempt)
+        self.counted = self.counted.begin()
         self.pending = MoverPending()
-        self.base_bytes = self.message.done_bytes
-        self.message = ProgressMessage(done_bytes=self.message.done_bytes, total_bytes=self.message.total_bytes)
 
     def complete(self) -> None:
         """Notify, if the transfer is known to run here, that its mover has moved all data."""
-        self.completed = True
+        self.reported = replace(self.reported, completed=True)
         if self.followed is not None:
             self.followed.on_completed()
-
-    def take(self, message: ProgressMessage) -> None:
-        """Take the progress that the mover of this attempt reports."""
-        self.done_bytes = message.done_bytes
-        started = message.snapshot_started or self.message.snapshot_started
-        done_bytes = max(message.done_bytes, self.base_bytes)
-        total_bytes = max(message.total_bytes, done_bytes)
-        self.message = replace(message, done_bytes=done_bytes, total_bytes=total_bytes, snapshot_started=started)
 
 
 class ProgressFollower:
@@ -186,11 +194,11 @@ class ProgressFollower:
         if pod is not None:
             self._choose_source(reading, pod)
         if reading.followed is None:
-            reading.followed, reading.ended = followed, False
-            if reading.attempt < cr.attempts.number:
+            reading.followed, reading.writing.ended = followed, False
+            if reading.reported.attempt < cr.attempts.number:
                 reading.begin(cr.attempts.number)
             self._resume(kind.spec.name, reading, cr.status.progress)
-            reading.shown = None
+            reading.counted = replace(reading.counted, moved=None)
             self._show_life(kind.spec.name, reading)
             self._queue.add(cr.uid)
 
@@ -202,7 +210,7 @@ class ProgressFollower:
     def completed(self, uid: str) -> bool:
         """Return whether a mover of that transfer recorded that it has moved all data: its result may be there."""
         reading = self._readings.get(uid)
-        return reading is not None and reading.completed
+        return reading is not None and reading.reported.completed
 
     def leave(self, kind_name: str, uid: str, *, again: bool, pod: JsonDict | None = None) -> None:
         """Stop following that transfer; if it may run `again`, its mover is still heard, and its progress is kept.
@@ -233,16 +241,16 @@ class ProgressFollower:
             if isinstance(reading.source, EventFiles):
                 # Written since the last look: it is counted, and the outcome has it.
                 self._take_written(uid, reading.source)
-            reading.ended = True
-            async with reading.writing:
+            reading.writing.ended = True
+            async with reading.writing.lock:
                 pass
 
     def finish(self, kind_name: str, uid: str, total_bytes: int) -> None:
         """Count what a completed transfer moved since its last Event."""
         reading = self._readings.get(uid)
         if reading is not None:
-            self._metrics.inc(MOVED_BYTES, kind_name, by=total_bytes - reading.counted_done_bytes)
-            reading.counted_done_bytes = max(total_bytes, reading.counted_done_bytes)
+            self._metrics.inc(MOVED_BYTES, kind_name, by=total_bytes - reading.counted.done_bytes)
+            reading.counted = replace(reading.counted, done_bytes=max(total_bytes, reading.counted.done_bytes))
 
     def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
         """Decide where the Events of the mover in `pod` come from."""
@@ -323,7 +331,7 @@ class ProgressFollower:
     def _enqueue(self, uids: Iterable[str]) -> None:
         for uid in uids:
             if (reading := self._readings.get(uid)) is not None:
-                reading.failures = 0
+                reading.writing.failures = 0
                 self._queue.add(uid)
 
     def _forget_unknown(self, *, but: AbstractSet[str] = frozenset()) -> None:
@@ -358,13 +366,13 @@ class ProgressFollower:
             reading.pending.observe_event(event)
             return reading.followed is not None
         message = read_progress(event)
-        if message is not None and message.attempt > reading.attempt:
+        if message is not None and message.attempt > reading.reported.attempt:
             reading.begin(message.attempt)
-        if message is None or message.attempt < reading.attempt or message.done_bytes < reading.done_bytes:
+        if message is None or reading.reported.is_newer_than(message):
             # A list has no order; an older Event changes nothing.
             return False
         reading.pending.observe_progress(message)
-        reading.take(message)
+        reading.reported = reading.reported.take(message)
         if reading.followed is None:
             return False
         self._count(reading.followed.kind.spec.name, reading)
@@ -372,12 +380,10 @@ class ProgressFollower:
 
     def _resume(self, kind_name: str, reading: _Reading, shown: Progress) -> None:
         """Continue from what the status shows: what an earlier agent process wrote there, it has counted as well."""
-        reading.base_bytes = max(reading.base_bytes, shown.bytes_done)
-        if shown.bytes_done > reading.counted_done_bytes:
-            reading.counted_done_bytes, reading.resumed = shown.bytes_done, True
-        if shown.bytes_done > reading.message.done_bytes:
-            reading.message = ProgressMessage(done_bytes=shown.bytes_done, total_bytes=shown.total_bytes)
-        elif reading.message != ProgressMessage():
+        if shown.bytes_done > reading.counted.done_bytes:
+            reading.counted = replace(reading.counted, done_bytes=shown.bytes_done, message=None)
+        before, reading.reported = reading.reported, reading.reported.resume(shown)
+        if reading.reported.message is before.message and before.message != ProgressMessage():
             self._count(kind_name, reading)
 
     async def _report(self, uid: str) -> Requeue | None:
@@ -385,44 +391,42 @@ class ProgressFollower:
         reading = self._readings.get(uid)
         if reading is None or reading.followed is None:
             return None
-        async with reading.writing:
-            if reading.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
+        writing = reading.writing
+        async with writing.lock:
+            if writing.ended or await self._write(reading.followed.kind, reading, reading.followed.read_transfer()):
                 return None
-        reading.failures += 1
-        return Requeue(_ATTEMPT_PAUSE_SECONDS) if reading.failures < _ATTEMPTS else None
+        writing.failures += 1
+        return Requeue(_ATTEMPT_PAUSE_SECONDS) if writing.failures < _ATTEMPTS else None
 
     def _count(self, kind_name: str, reading: _Reading) -> None:
-        message = reading.message
-        if reading.resumed:
-            # It is unknown how much of it an earlier process counted.
-            reading.counted, reading.resumed = message, False
-        counted = reading.counted
-        self._metrics.inc(MOVED_BYTES, kind_name, by=message.done_bytes - reading.counted_done_bytes)
+        reported, message = reading.reported, reading.reported.message
+        counted, counted_bytes = reading.counted.message or message, reading.counted.done_bytes
+        self._metrics.inc(MOVED_BYTES, kind_name, by=message.done_bytes - counted_bytes)
         sent_bytes = message.sent_bytes - counted.sent_bytes
         self._metrics.inc(SENT_BYTES, kind_name, by=sent_bytes)
         self._metrics.inc(HASHED_BYTES, kind_name, by=message.hashed_bytes - counted.hashed_bytes)
         self._metrics.inc(DEDUPLICATED_BYTES, kind_name, by=message.deduped_bytes - counted.deduped_bytes)
         self._metrics.inc(STORED_BYTES, kind_name, by=message.stored_bytes - counted.stored_bytes)
-        if reading.attempt > 1 and reading.done_bytes < reading.base_bytes:
+        if reported.attempt > 1 and reported.attempt_bytes < reported.earlier_bytes:
             self._metrics.inc(RETRY_RESENT_BYTES, kind_name, by=sent_bytes)
         self._metrics.set(RATE, message.bytes_per_second, kind_name, reading.uid)
         self._show_life(kind_name, reading)
-        reading.counted_done_bytes = max(message.done_bytes, reading.counted_done_bytes)
         # An older Event was dropped: kopia's counters never decrease within an attempt.
-        reading.counted = message
+        done_bytes = max(message.done_bytes, counted_bytes)
+        reading.counted = replace(reading.counted, done_bytes=done_bytes, message=message)
 
     def _show_life(self, kind_name: str, reading: _Reading) -> None:
         """Show when the transfer last moved or sent bytes, if that is now."""
-        moved = (reading.message.done_bytes, reading.message.sent_bytes)
-        if moved != reading.shown:
-            reading.shown = moved
+        moved = (reading.reported.message.done_bytes, reading.reported.message.sent_bytes)
+        if moved != reading.counted.moved:
+            reading.counted = replace(reading.counted, moved=moved)
             self._metrics.set(LAST_PROGRESS, self._clock.now().timestamp(), kind_name, reading.uid)
 
     async def _write(self, kind: NodeKind[Any], reading: _Reading, cr: Transfer | None) -> bool:
         """Write what has changed; return False if a message about a pending mover could not be written."""
         if cr is None or cr.phase not in RUNNING_PHASES:
             return not reading.pending.text
-        latest = reading.message
+        latest = reading.reported.message
         progress: Progress | None = Progress(total_bytes=latest.total_bytes, bytes_done=latest.done_bytes)
         if progress == cr.status.progress:
             progress = None

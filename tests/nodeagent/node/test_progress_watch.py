@@ -215,7 +215,7 @@ async def test_what_was_written_after_the_last_look_is_counted(tmp_path: Path) -
         await asyncio.sleep(120)
         write_event(directory, event(transfer, "Progress", '{"totalBytes":1000,"doneBytes":1000}', number=2))
         await follower.end_writing(uid)
-        assert follower._readings[uid].message.done_bytes == 1000
+        assert follower._readings[uid].reported.message.done_bytes == 1000
 
 
 async def test_the_mover_of_a_transfer_that_was_interrupted_before_a_restart_is_heard(tmp_path: Path) -> None:
