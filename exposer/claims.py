@@ -20,6 +20,7 @@ __all__ = [
     "build_cache_claim",
     "build_restore_claim",
     "cache_claim_name",
+    "claim_for_one_pod",
     "claim_read_only",
     "claim_size_gib",
     "claim_volume_mode",
@@ -37,6 +38,7 @@ _BINDING_ANNOTATIONS: Final = (
 _BYTES_IN_A_GIB: Final = 1 << 30
 
 _READ_ONLY: Final = "ReadOnlyMany"
+_ONE_POD: Final = "ReadWriteOncePod"
 
 _COPIED_SPEC: Final = (
     "accessModes",
@@ -51,6 +53,11 @@ _COPIED_SPEC: Final = (
 def claim_volume_mode(claim: JsonDict) -> VolumeMode:
     """Return the volume mode of a PVC; absent means Filesystem."""
     return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+
+
+def claim_for_one_pod(claim: JsonDict) -> bool:
+    """Return whether a single pod may use the PVC."""
+    return bool(claim["spec"].get("accessModes") == [_ONE_POD])
 
 
 def claim_read_only(claim: JsonDict) -> bool:
@@ -69,8 +76,9 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
     `size` is a quantity.
     """
     settings = request.backup_pvc
+    writable = _ONE_POD if settings.one_pod else "ReadWriteOnce"
     spec: JsonDict = {
-        "accessModes": [_READ_ONLY if settings.read_only else "ReadWriteOnce"],
+        "accessModes": [_READ_ONLY if settings.read_only else writable],
         "dataSource": {
             "apiGroup": "snapshot.storage.k8s.io",
             "kind": "VolumeSnapshot",

@@ -87,7 +87,7 @@ class JobSettings:
     """The configuration of a maintenance Job.
 
     `resources` are those of its container; None: the leader decides. `alternatives` are the requirements on its node.
-    `labels` and `annotations` replace the inherited ones, if there are any.
+    `labels` and `annotations` replace the inherited ones, if there are any. `tolerations` are added to the inherited.
     """
 
     resources: JsonDict | None = None
@@ -96,6 +96,7 @@ class JobSettings:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     active_deadline: timedelta = timedelta(hours=6)
+    tolerations: tuple[JsonDict, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,13 @@ def _build_template(
     )
     placement = Placement(alternatives=configured.alternatives)
     plan = MoverPod(
-        run.owner, run.name, args, run.storage, volume=run.volume, placement=placement, tolerations=_TOLERATIONS
+        run.owner,
+        run.name,
+        args,
+        run.storage,
+        volume=run.volume,
+        placement=placement,
+        tolerations=(*_TOLERATIONS, *configured.tolerations),
     )
     pod = build_mover_pod(plan, replace(expose, pod=pod_settings))
     meta, spec = pod["metadata"], pod["spec"]

@@ -51,7 +51,8 @@ class MoverPod:
     `label` is the label that names its custom resource, `group` Velero's spread key; empty: none.
     `node` is the node that the pod is bound to without the scheduler; empty: the scheduler places it.
     `tolerations` are added to inherited and configured ones. `privileged` of None leaves that to
-    the cluster. With `no_relabeling` the volume keeps its SELinux labels.
+    the cluster. With `no_relabeling` the volume keeps its SELinux labels; with `label_at_mount` it gets
+    the pod's by a mount option.
     """
 
     owner: Owner
@@ -67,6 +68,7 @@ class MoverPod:
     tolerations: tuple[JsonDict, ...] = ()
     privileged: bool | None = None
     no_relabeling: bool = False
+    label_at_mount: bool = False
 
 
 def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
@@ -152,6 +154,8 @@ def _build_pod_security(plan: MoverPod) -> JsonDict:
     security: JsonDict = {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     if plan.no_relabeling:
         security["seLinuxOptions"] = {"type": _NO_RELABELING}
+    if plan.label_at_mount:
+        security["seLinuxChangePolicy"] = "MountOption"
     return security
 
 

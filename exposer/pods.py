@@ -16,7 +16,7 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
-from exposer.claims import cache_claim_name, claim_read_only, claim_volume_mode
+from exposer.claims import cache_claim_name, claim_for_one_pod, claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
 from exposer.pod_files import MoverVolume
@@ -65,6 +65,7 @@ def build_backup_pod(
         group=_SNAPSHOT_GROUP,
         placement=placement,
         no_relabeling=read_only and request.backup_pvc.no_relabeling,
+        label_at_mount=claim_for_one_pod(claim),
     )
     return build_mover_pod(plan, request.settings)
 

@@ -102,12 +102,14 @@ class MoverOptions:
 class BackupPVCSettings:
     """Differences of a backup PVC from its source PVC; empty class: the source's.
 
-    `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`. `copies` are the Secrets
+    `no_relabeling` keeps the SELinux labels of the volume; it requires `read_only`. With `one_pod` a PVC that is not
+    read-only may be used by a single pod, so that SELinux labels its volume at the mount. `copies` are the Secrets
     and ConfigMaps of the source's namespace that the driver needs beside the PVC, such as `Secret/token`.
     """
 
     storage_class: str = ""
     read_only: bool = False
+    one_pod: bool = False
     no_relabeling: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
     copies: tuple[str, ...] = ()

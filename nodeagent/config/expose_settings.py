@@ -68,6 +68,7 @@ def _backup_pvc(entry: BackupPVC) -> BackupPVCSettings:
     return BackupPVCSettings(
         storage_class=entry.storage_class,
         read_only=entry.read_only,
+        one_pod=entry.read_write_once_pod,
         no_relabeling=entry.spc_no_relabeling,
         annotations=dict(entry.annotations),
         copies=_copies(entry),

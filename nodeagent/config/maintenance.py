@@ -28,7 +28,7 @@ from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import ConfigFinding, Location, show_key, sort_keys
 from nodeagent.config.models import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
-from nodeagent.config.selectors import Section
+from nodeagent.config.selectors import Section, Toleration
 from nodeagent.config.value_types import AnnotationMap, Duration, ObjectName, QuantityText, expected, is_zero
 from nodeagent.config.window_keys import WindowKeys
 from nodeagent.config.windows import Window
@@ -80,8 +80,9 @@ class RepositoryEntry(Section):
 
 
 class GlobalEntry(RepositoryEntry):
-    """The value of `global`: Velero's keys, and our own."""
+    """The value of `global`: Velero's keys (`tolerations` from 1.19 on), and our own."""
 
+    tolerations: tuple[Toleration, ...] = ()
     load_affinity_mode: AffinityMode = AffinityMode.FIRST
     max_concurrent_jobs: Annotated[StrictInt, Field(ge=1, le=1000)] = 1
     windows: tuple[WindowKeys, ...] = ()
@@ -90,9 +91,10 @@ class GlobalEntry(RepositoryEntry):
     verify_blob_limit: Annotated[StrictInt, Field(ge=0, le=2**31 - 1)] = 100_000
 
 
-_OWN_KEYS: Final = frozenset(
+_GLOBAL_KEYS: Final = frozenset(
     info.alias or name for name, info in GlobalEntry.model_fields.items() if name not in RepositoryEntry.model_fields
 )
+_OWN_KEYS: Final = _GLOBAL_KEYS - {"tolerations"}
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ def _merge(own: RepositoryEntry, common: GlobalEntry) -> MaintenanceSettings:
         labels=common.pod_labels or own.pod_labels,
         annotations=common.pod_annotations or own.pod_annotations,
         active_deadline=common.active_deadline,
+        tolerations=tuple(one.to_wire() for one in common.tolerations),
     )
     return MaintenanceSettings(
         job=job,
@@ -209,7 +212,7 @@ def _is_fatal(error: ErrorDetails, place: Location) -> bool:
 
 def _explain_unknown(note: ConfigFinding) -> ConfigFinding:
     """Return the finding about an unknown key; in the entry of a repository, it may be one of `global`."""
-    return ConfigFinding(note.path, f"has an effect in {_GLOBAL} only; ignored") if note.path in _OWN_KEYS else note
+    return ConfigFinding(note.path, f"has an effect in {_GLOBAL} only; ignored") if note.path in _GLOBAL_KEYS else note
 
 
 def _advise(key: str, entry: RepositoryEntry) -> Iterator[ConfigFinding]:

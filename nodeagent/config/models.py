@@ -157,6 +157,12 @@ class BackupPVC(Section):
         description="access mode ReadOnlyMany instead of ReadWriteOnce, and a read-only mount",
         examples=[True],
     )
+    read_write_once_pod: StrictBool = Field(
+        default=False,
+        description="access mode ReadWriteOncePod, with which SELinux labels the whole volume as it is mounted; "
+        "not with readOnly",
+        examples=[True],
+    )
     spc_no_relabeling: StrictBool = Field(
         default=False,
         description="SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly",

@@ -63,11 +63,13 @@ def _on_affinity(config: AgentConfig) -> list[ConfigFinding]:
 
 
 def _on_backup_claims(config: AgentConfig) -> list[ConfigFinding]:
-    return [
-        ConfigFinding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly")
-        for name, claim in config.backup_pvc.items()
-        if claim.spc_no_relabeling and not claim.read_only
-    ]
+    notes = []
+    for name, claim in config.backup_pvc.items():
+        if claim.spc_no_relabeling and not claim.read_only:
+            notes.append(ConfigFinding(f"backupPVC{show_key(name)}.spcNoRelabeling", "has no effect without readOnly"))
+        if claim.read_write_once_pod and claim.read_only:
+            notes.append(ConfigFinding(f"backupPVC{show_key(name)}.readWriteOncePod", "has no effect with readOnly"))
+    return notes
 
 
 def _on_cache(config: AgentConfig) -> list[ConfigFinding]:

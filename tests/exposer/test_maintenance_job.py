@@ -279,10 +279,12 @@ def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> No
 def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() -> None:
     toleration = {"key": "storage", "operator": "Exists", "effect": "NoSchedule"}
     pod = replace(POD_SETTINGS, service_account="movers", tolerations=(toleration,))
-    job = build_maintenance_job(run(), expose(pod=pod))
+    own = {"key": "maintenance", "operator": "Exists"}
+    job = build_maintenance_job(run(settings=JobSettings(tolerations=(own,))), expose(pod=pod))
     spec = job["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == "movers"
     assert toleration in spec["tolerations"]
+    assert spec["tolerations"][-1] == own
     assert job["spec"]["template"]["metadata"]["labels"] == job["spec"]["template"]["metadata"]["annotations"] == {}
     assert "priorityClassName" not in spec
     assert "resources" not in spec["containers"][0]

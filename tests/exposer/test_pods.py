@@ -126,6 +126,16 @@ PULLING = template(
 )
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_claim_for_one_pod_is_labeled_as_it_is_mounted(*, read_only: bool) -> None:
+    request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(one_pod=True, read_only=read_only)})
+    claim = build_backup_claim(request, size="2Gi", mode=MODE)
+    # Settings may change between the claim and its pod.
+    pod = build_backup_pod(snapshot_request(), claim, ANYWHERE, storage=StorageAccess())
+    found = claim["spec"]["accessModes"], pod["spec"]["securityContext"].get("seLinuxChangePolicy")
+    assert found == ((["ReadOnlyMany"], None) if read_only else (["ReadWriteOncePod"], "MountOption"))
+
+
 def test_only_a_backup_may_write_to_the_directory_of_a_repository() -> None:
     mount: JsonDict = {"name": "nfs", "mountPath": "/backups"}
     volume: JsonDict = {"name": "nfs", "nfs": {"server": "s", "path": "/"}}

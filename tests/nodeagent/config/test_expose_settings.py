@@ -137,12 +137,18 @@ def test_selectors_of_nodes_become_requirements() -> None:
 
 
 def test_claims_of_backups_are_set_up_by_their_sources_class() -> None:
-    entry = {"storageClass": "shallow", "readOnly": True, "spcNoRelabeling": True, "annotations": {"a": "b"}}
+    entry = {
+        "storageClass": "shallow",
+        "readOnly": True,
+        "readWriteOncePod": True,
+        "spcNoRelabeling": True,
+        "annotations": {"a": "b"},
+    }
 
     found = build(backupPVC={"fast": entry, "slow": {}}, restorePVC={"ignoreDelayBinding": True})
 
     assert found.backup_pvcs == {
-        "fast": BackupPVCSettings("shallow", read_only=True, no_relabeling=True, annotations={"a": "b"}),
+        "fast": BackupPVCSettings("shallow", read_only=True, one_pod=True, no_relabeling=True, annotations={"a": "b"}),
         "slow": BackupPVCSettings(),
     }
     assert found.ignore_delay_binding

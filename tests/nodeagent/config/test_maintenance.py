@@ -179,6 +179,12 @@ def test_the_repositorys_value_counts_if_global_has_none(
     assert value(common={key: common}) == common
 
 
+def test_tolerations_of_global_apply_to_every_repository() -> None:
+    toleration = {"key": "backup", "operator": "Exists", "effect": "NoSchedule"}
+    for key, expected in (("common", (toleration,)), ("own", ())):
+        assert _settings(**{key: {"tolerations": [toleration]}}).job.tolerations == expected
+
+
 def test_our_own_keys_of_global() -> None:
     window = {"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "6h"}
     common = {

@@ -307,6 +307,10 @@ _NOTES = [
         {"backupPVC": {"a": {"spcNoRelabeling": True}}},
         "backupPVC.a.spcNoRelabeling: has no effect without readOnly",
     ),
+    (
+        {"backupPVC": {"a": {"readWriteOncePod": True, "readOnly": True}}},
+        "backupPVC.a.readWriteOncePod: has no effect with readOnly",
+    ),
     ({"cachePVC": {"residentThresholdInMB": 1}}, "cachePVC: no cache volume without storageClass"),
     (
         {"loadAffinity": [{}, {"storageClass": "a"}, {}]},
