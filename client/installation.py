@@ -1,17 +1,26 @@
-"""The installed agent's settings, from the command line in its DaemonSet."""
+"""What is installed in a namespace: agents with their settings, by their DaemonSet, and maybe a Velero server."""
 
 from typing import Final, NamedTuple
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient
-from core.kube.errors import KubeError
+from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import DAEMON_SETS
+from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET
 from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import Settings
 
-__all__ = ["InstalledAgents", "read_agents", "read_settings", "serve_words"]
+__all__ = [
+    "InstalledAgents",
+    "explain_no_agents",
+    "explain_velero_server",
+    "read_agents",
+    "read_ready_image",
+    "read_settings",
+    "serve_words",
+]
 
 _STARTS: Final = (["serve"], ["node-agent", "server"])
 """The commands that run an agent; the second one is that of Velero's DaemonSet."""
@@ -51,6 +60,28 @@ async def read_agents(client: KubeClient, namespace: str) -> InstalledAgents:
     return InstalledAgents(settings, status.get("desiredNumberScheduled") or 0, status.get("numberReady") or 0)
 
 
+def explain_no_agents(namespace: str, flag: str = "--agent-namespace") -> str:
+    """Return that no agents are installed in the namespace, which the user sets by `flag`."""
+    return f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: run nodeagent install, or set {flag}"
+
+
+async def read_ready_image(client: KubeClient, namespace: str, flag: str = "--agent-namespace") -> str:
+    """Return the image of the agents.
+
+    Raises:
+        ConfigError: there are none, or none is ready; the message names the `flag` of the namespace.
+        KubeError: the API server rejected the read.
+    """
+    daemonset = await client.read(DAEMON_SETS, namespace, AGENT_DAEMONSET)
+    if daemonset is None:
+        raise ConfigError(explain_no_agents(namespace, flag))
+    if not (daemonset.get("status") or {}).get("numberReady"):
+        raise ConfigError(
+            f"DaemonSet {namespace}/{AGENT_DAEMONSET} has no ready agent: nodeagent install --wait says why"
+        )
+    return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
+
+
 def serve_words(daemonset: JsonDict) -> list[str]:
     """Return the arguments of `serve` in an apps/v1 DaemonSet as JSON dict: its first container is the agent.
 
@@ -64,3 +95,17 @@ def serve_words(daemonset: JsonDict) -> list[str]:
             if words[index : index + len(start)] == start:
                 return words[index + len(start) :]
     raise ConfigError("its first container does not start an agent")
+
+
+async def explain_velero_server(client: KubeClient, namespace: str, what: str, benefit: str) -> str:
+    """Return why a `what` (backup, restore) is refused beside a Velero server, or if there may be one; else empty."""
+    advice = f"--ignore-velero-server creates the {what} nevertheless"
+    try:
+        found = await has_velero_server(client, namespace)
+    except (UnreachableError, UnauthorizedError):
+        raise
+    except KubeError as e:
+        return f"cannot find out whether a Velero server is in namespace {namespace}: {e}: {advice}"
+    if not found:
+        return ""
+    return f"a Velero server is in namespace {namespace}: ask it (velero {what} create), {benefit}; {advice}"

@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from client.installation import read_ready_image
 from client.permissions import VOLUME_CHECK_PERMISSIONS
 from client.volume_check_objects import DEFAULT_SPACE, CheckPlan
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.models.base import JsonDict
-from core.models.names import AGENT_DAEMONSET
 from core.models.storage import BackupStorageLocation
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission, Scope
@@ -41,7 +41,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
         KubeError: the API server rejected a request.
     """
     await _check_user(client, namespace, choice.space)
-    image = await find_image(client, namespace)
+    image = await read_ready_image(client, namespace, "--namespace")
     await _check_location(client, namespace, choice.location)
     if choice.space and await client.read(kube.NAMESPACES, "", choice.space) is None:
         raise ConfigError(f"--namespace-for-test: Namespace {choice.space} does not exist")
@@ -87,25 +87,6 @@ async def _check_user(client: KubeClient, namespace: str, space: str) -> None:
 def _is_of_space(permission: Permission) -> bool:
     resource = permission.resource
     return permission.scope is Scope.CLUSTER and (resource.namespaced or resource is kube.NAMESPACES)
-
-
-async def find_image(client: KubeClient, namespace: str) -> str:
-    """Return the image of the agents.
-
-    Raises:
-        ConfigError: there are none, or none is ready.
-        KubeError: the API server rejected the read.
-    """
-    daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
-    if daemonset is None:
-        raise ConfigError(
-            f"DaemonSet {namespace}/{AGENT_DAEMONSET} does not exist: run nodeagent install, or --namespace"
-        )
-    if not (daemonset.get("status") or {}).get("numberReady"):
-        raise ConfigError(
-            f"DaemonSet {namespace}/{AGENT_DAEMONSET} has no ready agent: nodeagent install --wait says why"
-        )
-    return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
 async def _check_location(client: KubeClient, namespace: str, name: str) -> None:

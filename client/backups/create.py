@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final
 
+from client.backups.manifests import PlannedVolume
 from client.backups.methods import BackupError, Method
-from client.backups.objects import PlannedVolume
 from client.backups.plan import BackupTools
 from core.aio import run_shielded
 from core.clock import Deadline

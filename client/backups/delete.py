@@ -13,7 +13,6 @@ from client.backups.copies import Copy
 from client.backups.deletion_jobs import LocationJobs, read_copies, read_locations, read_restoring
 from client.backups.deletion_lease import DeletionGuard
 from client.backups.deletion_record import DeletionRecord, Located, locate
-from client.backups.follow import find_own_backup
 from client.backups.retention import (
     Check,
     DeletionError,
@@ -26,6 +25,7 @@ from client.backups.retention import (
     judge_backups,
     limit_deletions,
 )
+from client.collections.collection import Backups
 from client.mover_jobs import JobTools
 from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
@@ -177,7 +177,7 @@ async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
     if not plan.deleted:
         if plan.unfinished:
             return plan
-        await find_own_backup(tools.jobs.client, tools.jobs.namespace, name)
+        await Backups(tools.jobs.client, tools.jobs.namespace).find_own(name)
         raise DeletionError(f"backup {name} cannot be deleted: it was just created")
     if holds := plan.deleted[0].held_by(_REFUSED):
         raise DeletionError(f"backup {name} cannot be deleted: {holds[0].text}")

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
+from client.backups.manifests import BackupRequest, PlannedVolume, check_pairs
 from client.backups.methods import BackupError, ClusterClasses, Method, choose_method, needs_pods
-from client.backups.moving import explain_velero_server
-from client.backups.objects import BackupRequest, PlannedVolume, check_pairs
-from client.backups.view import Backup, read_backups
+from client.collections.collection import Backups
+from client.collections.models import Backup
+from client.installation import explain_no_agents, explain_velero_server
 from core.clock import Clock
 from core.errors import ConfigError
 from core.kube import resources as kube
@@ -84,8 +85,8 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     )
     request = replace(request, location=location)
     claims = await _read_claims(tools, choice)
-    existing = await read_backups(client, request.namespace, request.name)
-    present = _check_existing(existing.backups, request, claims, lenient=choice.on_left_out is not None)
+    existing = await Backups(client, request.namespace).list_own(request.name)
+    present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
     classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[JsonDict]] = {}
     volumes = []
@@ -115,8 +116,7 @@ def _check_request(request: BackupRequest) -> None:
 
 async def _check_agents(client: KubeClient, namespace: str) -> None:
     if await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET) is None:
-        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
-        raise BackupError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
+        raise BackupError(explain_no_agents(namespace))
 
 
 async def find_destination(tools: BackupTools, namespace: str, location: str, *, ignore_velero_server: bool) -> str:

@@ -5,18 +5,15 @@ from typing import Final
 
 import click
 
-from client.backups.follow import cancel_backup, find_backup, find_backups
-from client.backups.view import BackupList
 from client.cli.backup_create import create
 from client.cli.backup_delete import delete
 from client.cli.backup_files import copy, ls
-from client.cli.backup_names import complete_backups
-from client.cli.backup_pages import print_backup, print_list, print_volumes
 from client.cli.backup_verify import verify
-from client.cli.options import UserGroup, command_for, output_option, workload_options
+from client.cli.collection_commands import complete_backups, get_groups, print_canceled, show_group
+from client.cli.options import UserGroup, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.cli.stored import get_stored
-from core.clock import SystemClock
+from client.collections.collection import Backups
 from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["backup"]
@@ -98,24 +95,7 @@ def _get(names: tuple[str, ...], namespace: str, location: str, form: OutputForm
     if location:
         get_stored(location, names, namespace, form, access)
         return
-    asyncio.run(_run_get(names, namespace, form, access))
-
-
-async def _run_get(names: tuple[str, ...], namespace: str, form: OutputFormat, access: ClusterAccess) -> None:
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await find_backups(cluster.client, cluster.namespace, names)
-    if namespace:
-        kept = [one for one in found.backups if any(volume.namespace == namespace for volume in one.volumes)]
-        found = BackupList(backups=kept, notes=found.notes)
-
-    def print_page() -> None:
-        if found.backups:
-            print_list(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
-        else:
-            printer.note(f"there is no backup in namespace {access.namespace}")
-
-    printer.answer(found, form, print_page, found.notes)
+    asyncio.run(get_groups(Backups, names, form=form, access=access, volume_namespace=namespace))
 
 
 @backup.command("describe", epilog=_DESCRIBE_EXAMPLES)
@@ -124,14 +104,7 @@ async def _run_get(names: tuple[str, ...], namespace: str, form: OutputFormat, a
 @workload_options
 def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one backup."""
-    asyncio.run(_run_describe(name, form, access))
-
-
-async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
-    printer = Printer()
-    async with connect(access) as cluster:
-        one, notes = await find_backup(cluster.client, cluster.namespace, name)
-    printer.answer(one, form, lambda: print_backup(printer, one, SystemClock().now()), notes)
+    asyncio.run(show_group(Backups, name, form=form, access=access))
 
 
 @backup.command("cancel", epilog=_CANCEL_EXAMPLES)
@@ -145,10 +118,5 @@ def _cancel(name: str, access: ClusterAccess) -> None:
 async def _run_cancel(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        canceled = await cancel_backup(cluster.client, cluster.namespace, name)
-    if not canceled:
-        printer.note(f"backup {name} has ended already: nothing to cancel")
-        return
-    print_volumes(printer, canceled)
-    shown = command_for(access, f"nodeagent backup describe {name}")
-    printer.note(f"cancel requested: {shown} shows how it ends")
+        _, canceled = await Backups(cluster.client, cluster.namespace).cancel(name)
+    print_canceled(printer, "backup", name, canceled=canceled, access=access)

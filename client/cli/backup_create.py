@@ -1,25 +1,22 @@
 """The command `nodeagent backup create`: volumes to a bucket, without a Velero server."""
 
-import asyncio
-from dataclasses import dataclass
 from typing import Any, Final
 
 import click
 
 from client.backups.create import check_backup, start_backup, sum_up_missing
-from client.backups.follow import read_own_backup, wait_for_backup
+from client.backups.manifests import BackupRequest
 from client.backups.methods import BackupError
-from client.backups.moving import explain_end
-from client.backups.objects import BackupRequest
 from client.backups.plan import BackupTools, Choice, plan_backup
-from client.backups.view import Backup
 from client.cli.backup_options import backup_options
-from client.cli.backup_pages import VOLUMES_ONLY, describe_end, live_rows, print_volumes
-from client.cli.options import DurationType, UserCommand, command_for, output_option, workload_options
+from client.cli.collection_commands import Creation
+from client.cli.collection_pages import VOLUMES_ONLY
+from client.cli.options import DurationType, UserCommand, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
+from client.collections.collection import Backups
+from client.collections.models import Backup, BackupTransfer, explain_end
 from core.clock import SystemClock
-from core.models.base import format_time
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["create"]
 
@@ -47,19 +44,6 @@ exit codes:
 """
 
 
-@dataclass
-class _Run:
-    """One run of the command; `started` is set once something of the backup exists."""
-
-    request: BackupRequest
-    choice: Choice
-    form: OutputFormat
-    wait: bool
-    printer: Printer
-    access: ClusterAccess
-    started: bool = False
-
-
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @backup_options
@@ -76,54 +60,25 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice,
     """Back up volumes: their data only, without manifests and hooks."""
     wait: bool = given.pop("wait")
     request = BackupRequest(name=name, namespace=access.namespace, **given)
-    run = _Run(request, choice, form, wait=wait, printer=Printer(), access=access)
-    try:
-        asyncio.run(_create(run))
-    except KeyboardInterrupt:
-        if run.started:
-            shown, ended = (command_for(access, f"nodeagent backup {verb} {name}") for verb in ("describe", "cancel"))
-            run.printer.note(f"the backup goes on: {shown} shows it, {ended} ends it")
-        raise
+    creation = Creation(Backups, name, form, access, Printer(), wait=wait)
+    creation.run(_create(creation, request, choice))
 
 
-async def _create(run: _Run) -> None:
-    async with connect(run.access) as cluster:
-        tools = BackupTools(cluster.client, SystemClock(), run.printer.note, lambda: cluster.time.date)
-        with run.printer.progress(f"checking the volumes of {run.request.name}"):
-            volumes = await plan_backup(tools, run.request, run.choice)
+async def _create(creation: Creation[BackupTransfer, Backup], request: BackupRequest, choice: Choice) -> None:
+    printer = creation.printer
+    async with connect(creation.access) as cluster:
+        tools = BackupTools(cluster.client, SystemClock(), printer.note, lambda: cluster.time.date)
+        with printer.progress(f"checking the volumes of {request.name}"):
+            volumes = await plan_backup(tools, request, choice)
             await check_backup(tools, volumes)
-        run.started = True
+        creation.started = True
         missing = await start_backup(tools, volumes)
-        backup = await _follow(run, cluster, tools)
-        _print(run, backup, created=bool(volumes))
+        backup = await creation.follow(cluster)
+        creation.print(backup, created=bool(volumes))
+        if not creation.form.for_programs:
+            printer.note(VOLUMES_ONLY)
     if missing:
         state = f"{len(volumes) - len(missing)} of {len(volumes)} volumes were started"
         raise BackupError(f"{sum_up_missing(missing)}; {state}: repeat the command, or cancel the backup")
-    if run.wait and (failure := explain_end(backup)):
+    if creation.wait and (failure := explain_end(backup)):
         raise BackupError(f"backup {backup.name} is {backup.phase}: {failure}")
-
-
-async def _follow(run: _Run, cluster: Connection, tools: BackupTools) -> Backup:
-    """Wait for the backup if the user asked for it, and return it."""
-    name = run.request.name
-    if run.wait:
-        with run.printer.live() as show:
-            return await wait_for_backup(tools, cluster.namespace, name, lambda rows: show(live_rows(rows)))
-    return await read_own_backup(cluster.client, cluster.namespace, name)
-
-
-def _print(run: _Run, backup: Backup, *, created: bool) -> None:
-    """Print the backup; without `created`, all of it existed before."""
-    printer, shown = run.printer, command_for(run.access, f"nodeagent backup describe {backup.name}")
-    if not created:
-        since = f" since {format_time(backup.created)}" if backup.created else ""
-        printer.note(f"backup {backup.name} exists{since}: nothing was created")
-    if run.form.for_programs:
-        printer.document(backup.to_wire(), run.form)
-        return
-    if run.wait:
-        printer.line(describe_end(backup))
-    else:
-        print_volumes(printer, backup.volumes)
-        printer.note(f"the backup was started: {shown} shows it" if created else f"{shown} shows it")
-    printer.note(VOLUMES_ONLY)

@@ -19,8 +19,8 @@ from client.backups.delete import (
 )
 from client.backups.deletion_lease import hold_deletions
 from client.backups.deletion_record import DeletionRecord
-from client.backups.deletion_view import BackupDeletion, build_deletion, build_report
-from client.cli.backup_names import complete_backups
+from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
+from client.cli.collection_commands import complete_backups
 from client.cli.job_tools import build_job_tools
 from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import HEADING, WARN, OutputFormat, Printer, Styled

@@ -13,16 +13,24 @@ from typing import Final
 
 import click
 
-from client.backups.copy import CopyEvents, CopyResult, FileCopy, copy_files
-from client.backups.files import FileList, FilesError, find_place, list_files
-from client.backups.follow import find_backup
+from client.backups.files import (
+    CopyEvents,
+    CopyResult,
+    FileCopy,
+    FileList,
+    FilesError,
+    copy_files,
+    find_place,
+    list_files,
+)
 from client.backups.unpack import check_python
-from client.backups.view import Backup
-from client.cli.backup_names import complete_backups
-from client.cli.backup_pages import print_volumes
+from client.cli.collection_commands import complete_backups
+from client.cli.collection_pages import print_volumes
 from client.cli.job_tools import build_job_tools
 from client.cli.options import DurationType, UserCommand, output_option, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
+from client.collections.collection import Backups
+from client.collections.models import Backup
 from client.mover_jobs import JobTools
 from client.text import format_bytes
 from core.errors import ConfigError
@@ -124,7 +132,7 @@ async def _ls(wanted: _Listing, access: ClusterAccess) -> None:
 
 
 async def _find(cluster: Connection, printer: Printer, name: str) -> Backup:
-    backup, notes = await find_backup(cluster.client, cluster.namespace, name)
+    backup, notes = await Backups(cluster.client, cluster.namespace).find_one(name)
     for note in notes:
         printer.note(note)
     return backup

@@ -9,16 +9,15 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from client.backups.follow import find_backup
 from client.backups.plan import ClaimName
-from client.cli.backup_names import complete_backups
 from client.cli.claim_flags import parse_claim
+from client.cli.collection_commands import complete_backups
 from client.cli.job_tools import build_job_tools
 from client.cli.options import DurationType, UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.collections.collection import Backups
 from client.text import format_age, format_bytes
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
-from client.verifications.view import (
+from client.verifications.report import (
     VerificationError,
     VerificationReport,
     VerifiedVolume,
@@ -26,6 +25,7 @@ from client.verifications.view import (
     choose_volumes,
     explain_report,
 )
+from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -124,7 +124,7 @@ async def _verify(run: _Run, access: ClusterAccess) -> None:
 
 
 async def _make_report(run: _Run, cluster: Connection) -> VerificationReport:
-    backup, notes = await find_backup(cluster.client, cluster.namespace, run.name)
+    backup, notes = await Backups(cluster.client, cluster.namespace).find_one(run.name)
     volumes, skipped = choose_volumes(backup, run.claims)
     with run.printer.progress(f"preparing the verification of {run.name}") as show:
         jobs = build_job_tools(cluster, show, run.printer.note)

@@ -1,19 +1,18 @@
 """The command `nodeagent restore`: volumes of a backup into new PVCs."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 import click
 
-from client.cli.options import UserGroup, command_for, complete_names, output_option, workload_options
+from client.cli.collection_commands import complete_restores, get_groups, print_canceled, show_group
+from client.cli.options import UserGroup, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.cli.restore_create import create
-from client.cli.restore_pages import print_restore, print_restored_volumes, print_restores
-from client.restores.view import cancel_restore, find_restores
-from client.restores.waiting_pods import RestoreTools
+from client.collections.collection import Restores
+from client.restores.waiting_pods import RestoreTools, cancel_restore
 from core.clock import SystemClock
-from nodeagent.runtime.connection import ClusterAccess, Connection, connect
+from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["restore"]
 
@@ -67,57 +66,26 @@ def restore() -> None:
 restore.add_command(create)
 
 
-def _complete_names(context: click.Context, _: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the names of restores for the shell; none, if the cluster does not answer."""
-
-    async def read(cluster: Connection) -> list[str]:
-        return [one.name for one in (await find_restores(cluster.client, cluster.namespace)).restores]
-
-    return complete_names(context, incomplete, read)
-
-
 @restore.command("get", epilog=_GET_EXAMPLES)
-@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=_complete_names)
+@click.argument("names", metavar="[NAME]...", nargs=-1, shell_complete=complete_restores)
 @output_option
 @workload_options
 def _get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
     """List restores."""
-    asyncio.run(_run_get(names, form, access))
-
-
-async def _run_get(names: tuple[str, ...], form: OutputFormat, access: ClusterAccess) -> None:
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await find_restores(cluster.client, cluster.namespace, names)
-
-    def print_page() -> None:
-        if found.restores:
-            print_restores(printer, found, SystemClock().now())
-        else:
-            printer.note(f"there is no restore in namespace {access.namespace}")
-
-    printer.answer(found, form, print_page, found.notes)
+    asyncio.run(get_groups(Restores, names, form=form, access=access))
 
 
 @restore.command("describe", epilog=_DESCRIBE_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.argument("name", metavar="NAME", shell_complete=complete_restores)
 @output_option
 @workload_options
 def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
     """Show everything about one restore."""
-    asyncio.run(_run_describe(name, form, access))
-
-
-async def _run_describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
-    printer = Printer()
-    async with connect(access) as cluster:
-        found = await find_restores(cluster.client, cluster.namespace, (name,))
-    (one,) = found.restores
-    printer.answer(one, form, lambda: print_restore(printer, one, SystemClock().now()), found.notes)
+    asyncio.run(show_group(Restores, name, form=form, access=access))
 
 
 @restore.command("cancel", epilog=_CANCEL_EXAMPLES)
-@click.argument("name", metavar="NAME", shell_complete=_complete_names)
+@click.argument("name", metavar="NAME", shell_complete=complete_restores)
 @workload_options
 def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a restore: end its transfers that have not ended."""
@@ -130,9 +98,4 @@ async def _run_cancel(name: str, access: ClusterAccess) -> None:
         tools = RestoreTools(cluster.client, SystemClock(), printer.note)
         with printer.progress(f"canceling {name}"):
             canceled = await cancel_restore(tools, cluster.namespace, name)
-    if not canceled:
-        printer.note(f"restore {name} has ended already: nothing to cancel")
-        return
-    print_restored_volumes(printer, canceled)
-    command = command_for(access, f"nodeagent restore describe {name}")
-    printer.note(f"cancel requested: {command} shows how it ends")
+    print_canceled(printer, "restore", name, canceled=canceled, access=access)

@@ -1,29 +1,28 @@
 """The command `nodeagent restore create`: volumes from a bucket into new PVCs."""
 
-import asyncio
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
 import click
 from click.core import ParameterSource
 
-from client.backups.moving import explain_end, explain_velero_server
-from client.backups.view import BackupList, read_backups, read_named
-from client.cli.backup_pages import live_rows
 from client.cli.claim_flags import parse_claim
-from client.cli.options import UserCommand, command_for, output_option, workload_options
+from client.cli.collection_commands import Creation
+from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
-from client.cli.restore_pages import print_restored_volumes
 from client.cli.stored import read_stored
+from client.collections.collection import Backups, Restores
+from client.collections.models import Restore, RestoreTransfer, explain_end
+from client.installation import explain_velero_server, read_ready_image
 from client.restores.create import (
     check_restore,
     plan_restore,
     start_restore,
 )
-from client.restores.objects import RequestedRestore
+from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,
     SavedVolume,
@@ -32,13 +31,9 @@ from client.restores.sources import (
     choose_from_backups,
     choose_stored,
 )
-from client.restores.view import Restore, read_restore, wait_for_restore
 from client.restores.waiting_pods import RestoreTools, delete_waiting_pods
-from client.text import format_bytes
-from client.volume_check_plan import find_image
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
-from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
@@ -82,20 +77,15 @@ _BY_POD: Final = "restore-wait"
 """Values of `--method`."""
 
 
-@dataclass
-class _Run:
-    """One run of the command; `started` is set once something of the restore exists, `again` repeats it."""
+@dataclass(frozen=True)
+class _Wish:
+    """What the user asked for; `location` is the bucket to look in, or empty, `again` the command that repeats it."""
 
     request: RequestedRestore
     source: Source
     location: str
-    form: OutputFormat
-    wait: bool
-    by_pod: bool
     ignore_velero_server: bool
     again: str
-    printer: Printer = field(default_factory=Printer)
-    started: bool = False
 
 
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
@@ -135,26 +125,16 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         raise ConfigError(
             f'"{request.name}" is no name of a restore: lowercase letters, digits, "-" and "." are allowed'
         )
-    run = _Run(
+    wish = _Wish(
         request,
         source,
         given["from_storage_location"],
-        form,
-        wait=given["wait"],
-        by_pod=given["method"] == _BY_POD,
         ignore_velero_server=given["ignore_velero_server"],
         again=_repetition(request.name),
     )
-    try:
-        asyncio.run(_create(run, access))
-    except KeyboardInterrupt:
-        if run.started:
-            commands = (
-                command_for(access, f"nodeagent restore {verb} {request.name}") for verb in ("describe", "cancel")
-            )
-            pods = " and deletes its pods, also once it has ended" if run.by_pod else ""
-            run.printer.note("the restore goes on: {} shows it, {} ends it".format(*commands) + pods)
-        raise
+    by_pod = given["method"] == _BY_POD
+    creation = Creation(Restores, request.name, form, access, Printer(), wait=given["wait"], waiting_pods=by_pod)
+    creation.run(_create(creation, wish))
 
 
 def _repetition(name: str) -> str:
@@ -210,80 +190,50 @@ def _parse_size(text: str) -> str:
     return text
 
 
-async def _create(run: _Run, access: ClusterAccess) -> None:
-    async with connect(access) as cluster:
-        tools = RestoreTools(cluster.client, SystemClock(), run.printer.note)
-        if not run.ignore_velero_server:
+async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> None:
+    printer, wait = creation.printer, creation.wait
+    async with connect(creation.access) as cluster:
+        tools = RestoreTools(cluster.client, SystemClock(), printer.note)
+        if not wish.ignore_velero_server:
             benefit = "and it also restores manifests and runs hooks"
             if text := await explain_velero_server(cluster.client, cluster.namespace, "restore", benefit):
                 raise RestoreError(text)
-        volumes, request = await _find_volumes(run, cluster), run.request
-        if run.by_pod:
-            request = replace(request, wait_image=await find_image(cluster.client, cluster.namespace))
-        with run.printer.progress(f"checking the volumes of {request.name}"):
+        volumes, request = await _find_volumes(wish, cluster, printer), wish.request
+        if creation.waiting_pods:
+            request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
+        with printer.progress(f"checking the volumes of {request.name}"):
             planned = await plan_restore(tools, request, volumes)
             await check_restore(tools, planned)
-        run.started = True
+        creation.started = True
         try:
             created = await start_restore(tools, planned)
         except RestoreError as e:
-            raise RestoreError(f"{e}; to continue: {run.again}") from e
+            raise RestoreError(f"{e}; to continue: {wish.again}") from e
         pods = [one.pod for one in planned if one.by_pod]
         try:
-            restore = await _follow(run, cluster)
+            restore = await creation.follow(cluster)
         except AgentError:
             # The restore may go on: only those that wait for nothing are deleted.
-            await delete_waiting_pods(tools, cluster.namespace, pods if run.wait else (), timedelta())
+            await delete_waiting_pods(tools, cluster.namespace, pods if wait else (), timedelta())
             raise
-        _print(run, restore, access, created=created)
-        if run.wait:
+        creation.print(restore, created=created)
+        if wait:
             await delete_waiting_pods(tools, cluster.namespace, pods)
-    if run.wait and (failure := explain_end(restore)):
+    if wait and (failure := explain_end(restore)):
         raise RestoreError(f"restore {restore.name} is {restore.phase}: {failure}")
-    if run.wait and (noted := [one for one in restore.volumes if one.message]):
+    if wait and (noted := [one for one in restore.volumes if one.message]):
         more = f", and {len(noted) - 1} more" if len(noted) > 1 else ""
         raise UnsetRestoreError(f"PVC {noted[0].namespace}/{noted[0].claim} is restored, but {noted[0].message}{more}")
 
 
-async def _find_volumes(run: _Run, cluster: Connection) -> Sequence[SavedVolume]:
-    source, printer = run.source, run.printer
-    if not run.location:
-        named = await read_named(cluster.client, cluster.namespace, source.backup) if source.backup else BackupList()
-        found = named if named.backups else await read_backups(cluster.client, cluster.namespace)
-        return choose_from_backups(found.backups, source)
+async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> Sequence[SavedVolume]:
+    source = wish.source
+    if not wish.location:
+        backups = Backups(cluster.client, cluster.namespace)
+        named = (await backups.list_named(source.backup)).groups if source.backup else []
+        return choose_from_backups(named or (await backups.list_all()).groups, source)
     namespaces = {claim.namespace for claim in source.claims} or {source.namespace} - {""}
-    stored = await read_stored(cluster, printer, run.location, sorted(namespaces))
+    stored = await read_stored(cluster, printer, wish.location, sorted(namespaces))
     for note in stored.notes:
         printer.note(note)
     return choose_stored(stored, source)
-
-
-async def _follow(run: _Run, cluster: Connection) -> Restore:
-    """Wait for the restore if the user asked for it, and return it."""
-    name = run.request.name
-    if run.wait:
-        with run.printer.live() as show:
-            return await wait_for_restore(
-                cluster.client, SystemClock(), (cluster.namespace, name), lambda rows: show(live_rows(rows))
-            )
-    return await read_restore(cluster.client, cluster.namespace, name)
-
-
-def _print(run: _Run, restore: Restore, access: ClusterAccess, *, created: bool) -> None:
-    """Print the restore; without `created`, all of it existed before."""
-    name, printer = restore.name, run.printer
-    if not created:
-        since = f" since {format_time(restore.created)}" if restore.created else ""
-        printer.note(f"restore {name} exists{since}: nothing was created")
-    if run.form.for_programs:
-        printer.document(restore.to_wire(), run.form)
-        return
-    if run.wait:
-        size = format_bytes(restore.total_bytes)
-        printer.line(f"restore {name} is {restore.phase}: {restore.counted} volumes, {size}")
-        return
-    print_restored_volumes(printer, restore.volumes)
-    command = command_for(access, f"nodeagent restore describe {name}")
-    pods = f", {command_for(access, f'nodeagent restore cancel {name}')} deletes its pods once it has ended"
-    start = "the restore was started: " if created else ""
-    printer.note(f"{start}{command} shows it{pods if run.by_pod else ''}")

@@ -10,9 +10,9 @@ from typing import Final
 
 from client.backups.delete import DeletionTools
 from client.backups.methods import Method
-from client.backups.progress import VolumeProgress
 from client.cli.claim_flags import parse_claims, parse_pairs
 from client.cli.job_tools import build_job_tools
+from client.collections.collection import VolumeProgress
 from client.schedules.objects import JOB_VARIABLE
 from client.schedules.request import ScheduleRequest
 from client.schedules.run import ScheduleTools, run_schedule

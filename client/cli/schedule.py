@@ -11,7 +11,7 @@ from client.backups.create import sum_up_missing
 from client.backups.plan import BackupTools, Choice
 from client.cli.backup_delete import print_deletion
 from client.cli.backup_options import backup_options
-from client.cli.backup_pages import VOLUMES_ONLY
+from client.cli.collection_pages import VOLUMES_ONLY
 from client.cli.options import (
     DurationType,
     UserGroup,

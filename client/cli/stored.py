@@ -2,18 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from client.cli.job_tools import build_job_tools
-from client.cli.output import OutputFormat, Printer
-from client.cli.restore_pages import print_stored
+from client.cli.output import HEADING, Cell, OutputFormat, Printer, Styled
 from client.restores.stored import StoredList, list_stored
+from client.text import format_age, format_bytes
 from core.clock import SystemClock
+from core.models.base import parse_time
+from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
+from core.snapshot_contract import StoredSnapshot
 from nodeagent.config.keys import missing
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["get_stored", "read_stored"]
+
+_HEADERS: Final = ("BACKUP", "PVC", "CLASS", "SIZE", "DATA", "AGE", "SNAPSHOT")
+_WIDE_HEADERS: Final = (*_HEADERS, "MODE", "ACCESS", "METHOD", "STARTED", "CLUSTER", "SOURCE")
+_NONE: Final = "-"
 
 _TIMEOUT: Final = timedelta(minutes=15)
 
@@ -43,7 +50,7 @@ async def _get(location: str, names: Sequence[str], namespace: str, form: Output
 
     def print_page() -> None:
         if found.snapshots:
-            print_stored(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
+            _print(printer, found, SystemClock().now(), wide=form is OutputFormat.WIDE)
         else:
             printer.note(f"there is no snapshot in BackupStorageLocation {location}")
 
@@ -57,3 +64,40 @@ def _of_names(found: StoredList, names: Sequence[str]) -> StoredList:
             raise missing(f"there is no backup {name} in BackupStorageLocation {found.location}", name, known)
     kept = [one for one in found.snapshots if {one.backup, one.backup_uid} & set(names)]
     return StoredList(location=found.location, snapshots=kept, notes=found.notes)
+
+
+def _print(printer: Printer, found: StoredList, now: datetime, *, wide: bool = False) -> None:
+    """Print a row for each snapshot in the bucket; without the wide columns, a heading for each cluster."""
+    if wide:
+        printer.table(_WIDE_HEADERS, [_row(one, now) + _wide_cells(one) for one in found.snapshots])
+        return
+    for cluster in dict.fromkeys(one.cluster for one in found.snapshots):
+        printer.line(Styled(f"Cluster {cluster}:" if cluster else "No cluster is named:", HEADING))
+        rows = [_row(one, now) for one in found.snapshots if one.cluster == cluster]
+        printer.table(_HEADERS, rows, indent=2)
+
+
+def _row(one: StoredSnapshot, now: datetime) -> list[Cell]:
+    claim = one.claim
+    return [
+        one.backup or (f"Velero's {one.backup_uid}" if one.backup_uid else _NONE),
+        f"{claim.namespace}/{claim.name}" if claim else _NONE,
+        (claim.storage_class if claim else "") or _NONE,
+        (claim.size if claim else "") or _NONE,
+        format_bytes(one.bytes),
+        format_age(now - parse_time(one.start)) if one.start else _NONE,
+        one.id,
+    ]
+
+
+def _wide_cells(one: StoredSnapshot) -> list[Cell]:
+    claim = one.claim if one.described else None
+    method = "csi-snapshot" if one.requester == DATA_UPLOAD_REQUESTER else "fs-backup"
+    return [
+        claim.volume_mode if claim else _NONE,
+        ", ".join(claim.access_modes) if claim and claim.access_modes else _NONE,
+        method if one.requester in SNAPSHOT_REQUESTERS else one.requester or _NONE,
+        one.start or _NONE,
+        one.cluster or _NONE,
+        one.source,
+    ]

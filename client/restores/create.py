@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final
 
 from client.backups.plan import ClaimName
-from client.restores.objects import PlannedRestore, RequestedRestore
+from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import RestoreTools, delete_waiting_pods
 from core.aio import run_shielded

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from client.backups.plan import ClaimName
-from client.backups.view import Backup, BackupVolume
+from client.collections.models import Backup, BackupVolume
 from client.restores.stored import StoredList
 from core.errors import AgentError
 from core.models.phases import Phase

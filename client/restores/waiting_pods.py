@@ -1,10 +1,12 @@
-"""Deletes the pods of `--method restore-wait`, once their data has arrived or will not. With the user's permissions."""
+"""Cancels a restore, and deletes the pods of `--method restore-wait` once their data has arrived or will not."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+from client.collections.collection import Restores
+from client.collections.models import Volume
 from core.clock import Clock, Deadline
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
@@ -13,7 +15,7 @@ from core.models.base import JsonDict
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES, Phase
 
-__all__ = ["RestoreTools", "WaitingPod", "delete_waiting_pods"]
+__all__ = ["RestoreTools", "WaitingPod", "cancel_restore", "delete_waiting_pods"]
 
 _END_TIMEOUT: Final = timedelta(minutes=1)
 _POLL_SECONDS: Final = 1.0
@@ -34,6 +36,21 @@ class WaitingPod(NamedTuple):
 
     namespace: str
     name: str
+
+
+async def cancel_restore(tools: RestoreTools, namespace: str, name: str) -> list[Volume]:
+    """Request the cancellation of all transfers of the restore that have not ended, and return their volumes.
+
+    The pods that waited for data are deleted once their transfers have ended, which is waited for.
+
+    Raises:
+        NotFoundError: there is no restore of that name.
+        KubeError: the API server rejected a request.
+    """
+    restore, canceled = await Restores(tools.client, namespace).cancel(name)
+    pods = [WaitingPod(one.namespace, one.transfer) for one in restore.volumes if one.kind == POD_VOLUME_RESTORES.kind]
+    await delete_waiting_pods(tools, namespace, pods)
+    return canceled
 
 
 async def delete_waiting_pods(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from client.backups.manifests import check_pairs
 from client.backups.methods import Method
-from client.backups.objects import check_pairs
 from client.backups.plan import Choice, ClaimName
 from core.errors import ConfigError
 from core.models.base import JsonDict

@@ -17,22 +17,20 @@ from client.backups.delete import (
 )
 from client.backups.deletion_lease import DeletionGuard, hold_deletions
 from client.backups.deletion_record import DeletionRecord
-from client.backups.deletion_view import BackupDeletion, build_deletion, build_report
-from client.backups.follow import wait_for_backup
+from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
+from client.backups.manifests import BackupRequest, PlannedVolume
 from client.backups.methods import BackupError
-from client.backups.moving import explain_end
-from client.backups.objects import BackupRequest, PlannedVolume
 from client.backups.plan import BackupTools, plan_backup
-from client.backups.progress import VolumeProgress
-from client.backups.view import Backup
+from client.collections.collection import Backups, VolumeProgress
+from client.collections.models import Backup, explain_end
 from client.schedules.request import ScheduleRequest
-from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
-from client.verifications.view import (
+from client.verifications.report import (
     VerificationReport,
     VolumeOutcome,
     choose_volumes,
     explain_report,
 )
+from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import AgentError
 from core.kube.resources import DAEMON_SETS, JOBS
 from core.models.base import parse_time
@@ -184,7 +182,8 @@ async def _back_up(tools: ScheduleTools, request: ScheduleRequest, run: Schedule
     missing = await start_backup(tools.backup, volumes)
     run.failures += missing
     tools.on_line(f"backup {run.backup} was started: {len(volumes) - len(missing)} volumes")
-    backup = await wait_for_backup(tools.backup, request.namespace, run.backup, tools.show)
+    jobs = tools.deletion.jobs
+    backup = await Backups(jobs.client, request.namespace).wait(run.backup, jobs.clock, tools.show)
     tools.on_line(f"backup {backup.name} is {backup.phase}: {backup.counted} volumes")
     # What is missing has been named, with its reason.
     if not run.failures and (failure := explain_end(backup)):

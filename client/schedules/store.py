@@ -11,6 +11,7 @@ from msgspec import field
 from client.backups.plan import BackupTools, find_destination, note_absent_claims
 from client.install.apply import ApplyResult
 from client.install.objects import helm_release
+from client.installation import explain_no_agents
 from client.schedules.objects import AgentImage, build_accounts, build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes, words_of
@@ -104,8 +105,7 @@ async def read_image(client: KubeClient, namespace: str) -> AgentImage:
     """
     daemonset = await client.read(kube.DAEMON_SETS, namespace, AGENT_DAEMONSET)
     if daemonset is None:
-        place = f"DaemonSet {namespace}/{AGENT_DAEMONSET}"
-        raise ConfigError(f"{place} does not exist: run nodeagent install, or set --agent-namespace")
+        raise ConfigError(explain_no_agents(namespace))
     return AgentImage.of(daemonset)
 
 

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from client.backups.objects import transfer_name
-from client.backups.view import BackupVolume
+from client.backups.manifests import transfer_name
+from client.collections.models import BackupVolume
 from client.mover_jobs import JobTools, end_jobs
 from client.restores.create import check_restore, plan_restore, start_restore
-from client.restores.objects import PlannedRestore, RequestedRestore
+from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
 from client.restores.waiting_pods import RestoreTools
 from client.verifications.read_back import Keep, VerificationWork, plan_verification, run_verification
-from client.verifications.view import VerificationError
+from client.verifications.report import VerificationError
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.contract import VolumeMode

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from client.backups.view import BackupVolume
+from client.collections.models import BackupVolume
 from client.mover_jobs import JobTools
 from client.verifications.read_back import VerificationWork, find_repository, verify_snapshots
+from client.verifications.report import VerifiedVolume, describe_faults, describe_volume
 from client.verifications.scratch import NotRestoredError, compare_restored, remove_abandoned
-from client.verifications.view import VerifiedVolume, describe_faults, describe_volume
 from core.errors import AgentError
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.backups.deletion_view import BackupDeletion
+from client.backups.deletion_report import BackupDeletion
 from client.backups.files import FileList
-from client.backups.view import Backup, BackupList
+from client.collections.models import Backup, BackupList, Restore, RestoreList
 from client.repository_view import RepositoryList
 from client.restores.stored import StoredList
-from client.restores.view import Restore, RestoreList
 from client.schedules.store import ScheduleList
 from client.status.view import StatusView
-from client.verifications.view import VerificationReport
+from client.verifications.report import VerificationReport
 from tests.cluster.scenes import Place, Volume
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
 from tests.support.golden import assert_golden_text

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from client.backups.create import check_backup, start_backup, sum_up_missing
+from client.backups.manifests import PlannedVolume
 from client.backups.methods import BackupError
-from client.backups.objects import PlannedVolume
 from client.backups.plan import Choice, ClaimName, plan_backup
 from core.kube.resources import DATA_UPLOADS, VOLUME_SNAPSHOTS
 from tests.client.support.backup_scene import BackupScene

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from client.cli import backup, backup_create
+from client.cli import backup_create, collection_commands
 from nodeagent.__main__ import main
 from nodeagent.runtime import connection
 from tests.client.support.backup_scene import BackupScene
@@ -43,7 +43,7 @@ def backup_shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         return shell.scene.kube, "somewhere"
 
     monkeypatch.setattr(connection, "load_transport", load)
-    for module in (backup, backup_create):
+    for module in (backup_create, collection_commands):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell

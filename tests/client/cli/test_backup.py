@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.shell_completion import ShellComplete
 
-from client.backups.view import BackupList
 from client.cli.user_commands import _root
+from client.collections.models import BackupList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_UPLOADS
 from nodeagent.__main__ import main

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.shell_completion import ShellComplete
 
-from client.backups.deletion_view import BackupDeletion
+from client.backups.deletion_report import BackupDeletion
 from client.cli import job_tools
 from client.cli.user_commands import _root
 from core.kube.resources import JOBS

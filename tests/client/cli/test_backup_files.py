@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from client.backups import copy
+from client.backups import files
 from client.backups.files import FileList
 from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
 from core.kube.errors import UnreachableError
@@ -207,7 +207,7 @@ def test_bytes_that_did_not_arrive_are_an_error(shell: BackupShell, kube: FilesK
 def test_a_connection_that_breaks_is_an_error_and_the_job_is_deleted(
     shell: BackupShell, kube: FilesKube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy, "_END", timedelta(milliseconds=1))
+    monkeypatch.setattr(files, "_END", timedelta(milliseconds=1))
     kube.send(DIRECTORY, pack(first=b"1" * 9000))
     kube.played = kube.played[:4]
     done = shell.run("cp", "night:data/etc", str(tmp_path / "new"))
@@ -242,7 +242,7 @@ def test_the_first_error_is_shown_when_the_pod_cannot_be_asked_for_its_cause(
     async def fail(*_: object) -> None:
         raise UnreachableError("the API server is gone")
 
-    monkeypatch.setattr(copy, "check_end", fail)
+    monkeypatch.setattr(files, "check_end", fail)
     kube.send(DIRECTORY, pack(first=b"1" * 9000))
     kube.played = kube.played[:4]
     done = shell.run("cp", "night:data/etc", str(tmp_path / "new"))
@@ -269,7 +269,7 @@ def test_an_interrupted_copy_deletes_its_job(
         assert kube.objects(JOBS)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(copy, "wait_for_start", interrupt)
+    monkeypatch.setattr(files, "wait_for_start", interrupt)
     assert shell.run("cp", "night:data/etc", str(tmp_path / "new")).code == 130
     assert kube.objects(JOBS) == []
 

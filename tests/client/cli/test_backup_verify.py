@@ -11,11 +11,11 @@ import pytest
 import yaml
 from click.shell_completion import ShellComplete
 
-from client.backups.view import BackupVolume
 from client.cli import backup_verify, job_tools
 from client.cli.user_commands import _root
+from client.collections.models import BackupVolume
+from client.verifications.report import VerificationReport, VerifiedVolume, describe_volume
 from client.verifications.verify import VerificationRequest, VerificationTools
-from client.verifications.view import VerificationReport, VerifiedVolume, describe_volume
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import VerifiedSnapshot
 from nodeagent.__main__ import main

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from client.cli import restore, restore_create, stored
+from client.cli import collection_commands, restore, restore_create, stored
+from client.collections.models import RestoreList
 from client.restores.stored import StoredList
-from client.restores.view import RestoreList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
@@ -65,7 +65,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(connection, "load_transport", load)
     monkeypatch.setattr(stored, "list_stored", read)
-    for module in (restore, restore_create, stored):
+    for module in (collection_commands, restore, restore_create, stored):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from client.backups.delete import check_plan, plan_expired, plan_named
-from client.backups.deletion_view import build_deletion, build_report
+from client.backups.deletion_report import build_deletion, build_report
 from client.backups.retention import DeletionError
 from core.kube.resources import DATA_UPLOADS
 from core.kube.transport import Request

@@ -3,7 +3,7 @@
 import pytest
 
 from client.restores.create import check_restore, plan_restore, start_restore
-from client.restores.objects import RequestedRestore
+from client.restores.manifests import RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from core.kube.resources import POD_VOLUME_RESTORES
 from core.models.saved_claim import SavedClaim

@@ -3,7 +3,8 @@
 import pytest
 
 from client.backups.plan import ClaimName
-from client.backups.view import Backup, read_backups
+from client.collections.collection import Backups
+from client.collections.models import Backup
 from client.restores.sources import RestoreError, Source, choose_from_backups, choose_stored
 from client.restores.stored import StoredList
 from core.models.saved_claim import SavedClaim
@@ -15,7 +16,7 @@ _NIGHT = Source("night")
 
 
 async def _backups(scene: RestoreScene) -> list[Backup]:
-    return (await read_backups(scene.client, "velero")).backups
+    return (await Backups(scene.client, "velero").list_all()).groups
 
 
 def _scene() -> RestoreScene:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.backups.objects import BackupRequest
+from client.backups.manifests import BackupRequest
 from client.backups.plan import BackupTools
 from core.clock import Clock
 from core.kube.client import KubeClient

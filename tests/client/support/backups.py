@@ -3,7 +3,7 @@
 from typing import Final
 
 from client.backups.methods import Method
-from client.backups.view import Backup, BackupOrigin, BackupPhase, BackupVolume
+from client.collections.models import Backup, BackupOrigin, BackupPhase, BackupVolume
 from core.models.phases import Phase
 
 __all__ = ["DATA_VOLUME", "build_backup"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from client.restores.objects import RequestedRestore
+from client.restores.manifests import RequestedRestore
 from client.restores.sources import SavedVolume
 from client.restores.waiting_pods import RestoreTools
 from core.clock import Clock

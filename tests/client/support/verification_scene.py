@@ -5,10 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from client.backups.view import Backup, read_backups
+from client.collections.collection import Backups
+from client.collections.models import Backup
 from client.mover_jobs import JobTools
+from client.verifications.report import VerifiedVolume
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
-from client.verifications.view import VerifiedVolume
 from core.kube.resources import DATA_UPLOADS, EVENTS, JOBS, PODS
 from core.models.base import JsonDict
 from core.models.verification import (
@@ -77,8 +78,7 @@ class VerificationScene:
         return {name: str(one.outcome) for name, one in found.items() if one is not None}
 
     async def backup(self) -> Backup:
-        (backup,) = (await read_backups(self.base.client, "velero", "night")).backups
-        return backup
+        return await Backups(self.base.client, "velero").get_own("night")
 
     async def run(
         self, *, percent: float = 100.0, restore: bool = False, claims: tuple[str, ...] = ("data", "files")

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 from msgspec.structs import replace
 
-from client.restores.objects import PlannedRestore, RequestedRestore
-from client.verifications.view import VolumeOutcome
+from client.restores.manifests import PlannedRestore, RequestedRestore
+from client.verifications.report import VolumeOutcome
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response

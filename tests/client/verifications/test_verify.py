@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from client.verifications.view import VolumeOutcome
+from client.verifications.report import VolumeOutcome
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import Verification, VerificationOutcome, VerifiedSnapshot
 from tests.client.support.verification_scene import VerificationScene, failed

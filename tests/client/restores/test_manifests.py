@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.restores.objects import PlannedRestore, RequestedRestore
+from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError
 from core.models.saved_claim import SavedClaim
 from tests.client.support.restore_scene import DATA, FILES, saved

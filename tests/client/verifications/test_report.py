@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from client.backups.plan import ClaimName
-from client.verifications.view import (
+from client.verifications.report import (
     VerificationError,
     VerificationReport,
     choose_volumes,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from client.backups.objects import OPERATION_TIMEOUT, is_reserved, transfer_name
+from client.backups.manifests import OPERATION_TIMEOUT, is_reserved, transfer_name
 from client.backups.plan import ClaimName
 from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import WaitingPod

@@ -8,7 +8,7 @@ from msgspec import field
 
 from client.backups.methods import Method
 from client.backups.plan import ClaimName
-from client.backups.view import Backup, BackupVolume
+from client.collections.models import Backup, BackupVolume
 from core.errors import AgentError
 from core.models.base import WireModel
 from core.models.phases import Phase

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
+from client.backups.manifests import BackupRequest, PlannedVolume, transfer_name
 from client.backups.methods import Method, MountingPod, SnapshotWay
-from client.backups.objects import BackupRequest, PlannedVolume, transfer_name
 from core.contract import MoverVerb
 from core.models.names import SNAPSHOT_REQUESTERS
 from core.models.saved_claim import SavedClaim

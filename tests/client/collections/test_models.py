@@ -1,14 +1,17 @@
-"""Backups as the transfers of one name show them."""
+"""Backups and restores as the transfers of one name show them."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from client.backups.view import Backup, BackupOrigin, BackupPhase, gather
+from client.collections.collection import Backups, Found
+from client.collections.models import Backup, BackupOrigin, BackupPhase, build_restore, explain_end
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
 from core.models.base import JsonDict
 from core.models.saved_claim import SavedClaim
+from core.models.transfers import DataDownload
+from tests.client.support.backup_scene import BackupScene
 
 _CREATED = "2026-11-21T10:00:00Z"
 
@@ -49,8 +52,12 @@ def _of_velero(volume: str, **annotations: str) -> tuple[Resource, JsonDict]:
     return POD_VOLUME_BACKUPS, raw
 
 
-def _one(*found: tuple[Resource, JsonDict]) -> Backup:
-    (backup,) = gather(found).backups
+def _gather(*listed: tuple[Resource, JsonDict]) -> Found[Backup]:
+    return Backups(BackupScene().client, "velero").gather(listed)
+
+
+def _one(*listed: tuple[Resource, JsonDict]) -> Backup:
+    (backup,) = _gather(*listed).groups
     return backup
 
 
@@ -116,8 +123,8 @@ def test_backups_of_velero_are_shown_by_its_label(annotations: dict[str, str], c
 
 
 def test_backups_of_one_name_and_two_makers_are_two() -> None:
-    found = gather([_upload("a"), _of_velero("vol")])
-    assert {(one.origin, one.name) for one in found.backups} == {
+    found = _gather(_upload("a"), _of_velero("vol"))
+    assert {(one.origin, one.name) for one in found.groups} == {
         (BackupOrigin.NODEAGENT, "night"),
         (BackupOrigin.VELERO, "night"),
     }
@@ -128,6 +135,29 @@ def test_a_transfer_of_no_backup_is_left_out_and_an_unreadable_one_is_noted() ->
     stray["metadata"]["annotations"].pop("nodeagent.io/backup")
     _, broken = _upload("b")
     broken["status"] = {"startTimestamp": "yesterday"}
-    found = gather([(resource, stray), (resource, broken)])
-    assert found.backups == []
+    found = _gather((resource, stray), (resource, broken))
+    assert found.groups == []
     assert [note.partition(":")[0] for note in found.notes] == ["invalid DataUpload velero/night-b"]
+
+
+def test_a_restore_is_the_sum_of_its_transfers() -> None:
+    def download(claim: str, phase: str, total: int, done: int) -> DataDownload:
+        spec = {
+            "targetVolume": {"pvc": claim, "namespace": "app"},
+            "snapshotID": "s",
+            "sourceNamespace": "app",
+            "backupStorageLocation": "default",
+            "operationTimeout": "10m0s",
+        }
+        status = {"phase": phase, "progress": {"totalBytes": total, "bytesDone": done}}
+        meta = {"name": f"back-{claim}", "namespace": "velero", "annotations": {"nodeagent.io/restore-volumes": "3"}}
+        raw = {"apiVersion": "velero.io/v2alpha1", "kind": "DataDownload", "metadata": meta, "spec": spec}
+        return DataDownload.parse(raw | {"status": status})
+
+    moving = build_restore("back", [download("files", "InProgress", 3, 1), download("data", "Completed", 7, 7)])
+    assert (moving.phase, moving.counted, moving.missing) == (BackupPhase.IN_PROGRESS, "1/3", 1)
+    assert (moving.bytes_done, moving.total_bytes) == (8, 10)
+    assert [f"{one.namespace}/{one.claim}" for one in moving.volumes] == ["app/data", "app/files"]
+    ended = build_restore("back", [download("files", "Completed", 3, 3), download("data", "Completed", 7, 7)])
+    assert (ended.phase, ended.counted) == (BackupPhase.INCOMPLETE, "2/3")
+    assert explain_end(ended) == "1 of 3 volumes have no transfer: it was deleted"

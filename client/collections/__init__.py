@@ -1,0 +1,1 @@
+"""Backups and restores, found, waited for and canceled by one code."""

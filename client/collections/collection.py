@@ -1,0 +1,359 @@
+"""The backups, and the restores, of a namespace: listed, found by name, waited for and canceled.
+
+A group is a backup or a restore: the transfers of one name.
+"""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, Generic, TypeVar
+
+from client.backups.methods import BackupError
+from client.collections.models import (
+    Backup,
+    BackupList,
+    BackupOrigin,
+    BackupTransfer,
+    Restore,
+    RestoreList,
+    RestoreTransfer,
+    Volume,
+    build_backup,
+    build_restore,
+)
+from core.clock import Clock
+from core.errors import ContractError
+from core.kube.client import KubeClient, Selection, select_labels
+from core.kube.errors import InvalidError, NotFoundError
+from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.models.base import JsonDict, WireModel
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    BACKUP_LABEL,
+    RESTORE_ANNOTATION,
+    RESTORE_LABEL,
+    VELERO_BACKUP_LABEL,
+    label_value,
+)
+from core.models.phases import Phase
+from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from nodeagent.config.keys import missing
+
+__all__ = ["Backups", "Collection", "Found", "ProgressMeter", "Restores", "VolumeProgress"]
+
+_SHORTEST_PAUSE_SECONDS: Final = 1.0
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+_PAUSE_SHARE: Final = 0.1
+"""Of the time that has passed, between two lists of the transfers: a short wait ends promptly, a long one asks less."""
+
+_WINDOW_SECONDS: Final = 30.0
+"""Movers report every few seconds, and by leaps: a rate over less time would jump."""
+
+_Group = TypeVar("_Group", bound=Backup | Restore)
+_Transfer = TypeVar("_Transfer", BackupTransfer, RestoreTransfer)
+_Listed = tuple[Resource, JsonDict]
+
+
+@dataclass(frozen=True)
+class VolumeProgress:
+    """One volume, with its rate over the last seconds; None: it is not known."""
+
+    volume: Volume
+    bytes_per_second: float | None = None
+
+    @property
+    def remaining(self) -> timedelta | None:
+        """How long it still takes at that rate; None: that is not known."""
+        left = self.volume.total_bytes - self.volume.bytes_done
+        if not self.bytes_per_second or left <= 0:
+            return None
+        return timedelta(seconds=left / self.bytes_per_second)
+
+
+@dataclass
+class ProgressMeter:
+    """Remembers the readings of volumes, by their transfers; times are of a monotonic clock."""
+
+    _readings: dict[str, deque[tuple[float, int]]] = field(default_factory=dict)
+
+    def read(self, group: Backup | Restore, at: float) -> list[VolumeProgress]:
+        """Return the progress of each volume as it was at `at`."""
+        return [VolumeProgress(volume, self._rate(volume, at)) for volume in group.volumes]
+
+    def _rate(self, volume: Volume, at: float) -> float | None:
+        if volume.phase is not Phase.IN_PROGRESS:
+            self._readings.pop(volume.transfer, None)
+            return None
+        readings = self._readings.setdefault(volume.transfer, deque())
+        if readings and volume.bytes_done < readings[-1][1]:
+            # Another attempt began.
+            readings.clear()
+        readings.append((at, volume.bytes_done))
+        while len(readings) > 2 and at - readings[1][0] >= _WINDOW_SECONDS:  # noqa: PLR2004 - two make a rate
+            readings.popleft()
+        began, first = readings[0]
+        return (volume.bytes_done - first) / (at - began) if at > began else None
+
+
+@dataclass(frozen=True)
+class Found(Generic[_Group]):
+    """Groups, the newest first, and notes about what could not be read."""
+
+    groups: list[_Group]
+    notes: list[str] = field(default_factory=list)
+
+
+class Collection(ABC, Generic[_Transfer, _Group]):
+    """The groups of one sort whose transfers are in a namespace."""
+
+    word: str
+    """What a group is called in messages and commands."""
+
+    models: Mapping[Resource, type[_Transfer]]
+    labels: tuple[str, ...]
+    """Each of them has the name of a group; the first one is ours."""
+
+    def __init__(self, client: KubeClient, namespace: str) -> None:
+        """Read with the user's permissions."""
+        self._client = client
+        self._namespace = namespace
+
+    @abstractmethod
+    def identify(self, transfer: _Transfer) -> tuple[BackupOrigin, str] | None:
+        """Return who made the group of the transfer, and its name; None: it is of no group."""
+
+    @abstractmethod
+    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[_Transfer]) -> _Group:
+        """Return the group that has these transfers."""
+
+    @abstractmethod
+    def document(self, found: Found[_Group]) -> WireModel:
+        """Return what was found as programs see it."""
+
+    def gather(self, listed: Iterable[_Listed]) -> Found[_Group]:
+        """Return the groups that have these transfers, and a note for each transfer that is invalid."""
+        transfers, notes = dict[tuple[BackupOrigin, str], list[_Transfer]](), list[str]()
+        for resource, raw in listed:
+            try:
+                transfer = self.models[resource].parse(raw)
+            except ContractError as e:
+                notes.append(str(e))
+                continue
+            if key := self.identify(transfer):
+                transfers.setdefault(key, []).append(transfer)
+        return Found(_sort(self.build(*key, some) for key, some in transfers.items()), notes)
+
+    async def list_all(self) -> Found[_Group]:
+        """Return all groups.
+
+        Raises:
+            KubeError: the transfers cannot be listed.
+        """
+        return self.gather(await self._list(self.labels[0] if len(self.labels) == 1 else ""))
+
+    async def list_named(self, name: str) -> Found[_Group]:
+        """Return the groups of that name, ours and Velero's; other transfers are not listed.
+
+        Raises:
+            KubeError: the transfers cannot be listed.
+        """
+        return await self._list_labeled(self.labels, name)
+
+    async def list_own(self, name: str) -> Found[_Group]:
+        """Return our group of that name, if there is one.
+
+        Raises:
+            KubeError: the transfers cannot be listed.
+        """
+        found = await self._list_labeled(self.labels[:1], name)
+        return Found([one for one in found.groups if _is_own(one)], found.notes)
+
+    async def find(self, names: Sequence[str] = ()) -> Found[_Group]:
+        """Return the groups of these names, ours and Velero's; all of them if there are no names.
+
+        Raises:
+            NotFoundError: there is none of such a name; the message suggests the closest one.
+            KubeError: the transfers cannot be listed.
+        """
+        if not names:
+            return await self.list_all()
+        found = [await self._find_named(name) for name in dict.fromkeys(names)]
+        notes = dict.fromkeys(note for one in found for note in one.notes)
+        return Found(_sort(group for one in found for group in one.groups), list(notes))
+
+    async def _find_named(self, name: str) -> Found[_Group]:
+        found: Found[_Group] = await self.list_named(name)
+        if not found.groups:
+            known = [one.name for one in (await self.list_all()).groups]
+            text = f"there is no {self.word} {name} in namespace {self._namespace}"
+            raise missing("; ".join([text, *found.notes]), name, known)
+        return found
+
+    async def find_one(self, name: str) -> tuple[_Group, list[str]]:
+        """Return the group of that name, ours if Velero has one too, and notes about it.
+
+        Raises:
+            NotFoundError: there is none; the message suggests the closest one.
+            KubeError: the transfers cannot be listed.
+        """
+        found: Found[_Group] = await self._find_named(name)
+        group, *others = sorted(found.groups, key=_is_own, reverse=True)
+        return group, [*found.notes, *(f"velero has another {self.word} of this name" for _ in others)]
+
+    async def find_own(self, name: str) -> _Group:
+        """Return our group of that name.
+
+        Raises:
+            NotFoundError: there is none; the message suggests the closest one.
+            BackupError: it is Velero's.
+            KubeError: the transfers cannot be listed.
+        """
+        group, _ = await self.find_one(name)
+        if not _is_own(group):
+            raise BackupError(f"{self.word} {name} is Velero's: use the command velero {self.word} for it")
+        return group
+
+    async def get_own(self, name: str) -> _Group:
+        """Return our group of that name, which was created before; other transfers are not listed.
+
+        Raises:
+            NotFoundError: it has no transfer any more.
+            KubeError: the transfers cannot be listed.
+        """
+        found = (await self.list_own(name)).groups
+        if not found:
+            text = f"{self.word} {name} has no transfer in namespace {self._namespace} any more: they were deleted"
+            raise missing(text, name, ())
+        return found[0]
+
+    async def wait(self, name: str, clock: Clock, show: Callable[[list[VolumeProgress]], None]) -> _Group:
+        """Return our group once all its transfers are final; `show` gets the progress every few seconds.
+
+        Raises:
+            NotFoundError: it has no transfer any more.
+            KubeError: the transfers cannot be listed.
+        """
+        patient = type(self)(self._client.patiently(), self._namespace)
+        meter, began = ProgressMeter(), clock.monotonic()
+        while True:
+            group = await patient.get_own(name)
+            show(meter.read(group, clock.monotonic()))
+            if all(one.phase.final for one in group.volumes):
+                return group
+            pause = (clock.monotonic() - began) * _PAUSE_SHARE
+            await clock.sleep(min(_LONGEST_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, pause)))
+
+    async def cancel(self, name: str) -> tuple[_Group, list[Volume]]:
+        """Request the cancellation of the transfers that have not ended; return our group, and their volumes.
+
+        Raises:
+            NotFoundError: there is no group of that name.
+            BackupError: it is Velero's.
+            KubeError: the API server rejected a request.
+        """
+        group, canceled = await self.find_own(name), list[Volume]()
+        resources = {resource.kind: resource for resource in self.models}
+        for volume in group.volumes:
+            if volume.phase.final:
+                continue
+            try:
+                await self._cancel(resources[volume.kind], volume.transfer)
+            except NotFoundError:
+                continue
+            canceled.append(volume)
+        return group, canceled
+
+    async def _cancel(self, resource: Resource, name: str) -> None:
+        try:
+            await self._client.patch(resource, self._namespace, name, {"spec": {"cancel": True}})
+        except InvalidError:
+            # The definitions of Velero 1.19 reject each change of a restore that was created before them.
+            found = await self._client.get(resource, self._namespace, name)
+            if "restoreType" in found["spec"]:
+                raise
+            same = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            patch = {"metadata": same, "spec": {"cancel": True, **PLAIN_RESTORE}}
+            await self._client.patch(resource, self._namespace, name, patch)
+
+    async def _list_labeled(self, labels: Sequence[str], name: str) -> Found[_Group]:
+        listed: dict[tuple[str, str], _Listed] = {}
+        for label in labels:
+            some = await self._list(select_labels({label: label_value(name)}))
+            listed |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in some}
+        found = self.gather(listed.values())
+        # Long names may share the value of a label.
+        return Found([one for one in found.groups if one.name == name], found.notes)
+
+    async def _list(self, selector: str) -> list[_Listed]:
+        return [
+            (resource, raw)
+            for resource in self.models
+            for raw in await self._client.list(Selection(resource, self._namespace, label_selector=selector))
+        ]
+
+
+def _is_own(group: Backup | Restore) -> bool:
+    """Return whether `nodeagent` made the group, and not Velero."""
+    return isinstance(group, Restore) or group.origin is BackupOrigin.NODEAGENT
+
+
+def _sort(groups: Iterable[_Group]) -> list[_Group]:
+    return sorted(groups, key=lambda one: (-(one.created.timestamp() if one.created else 0.0), one.name))
+
+
+_BACKUP_MODELS: Final[Mapping[Resource, type[BackupTransfer]]] = {
+    DATA_UPLOADS: DataUpload,
+    POD_VOLUME_BACKUPS: PodVolumeBackup,
+}
+_RESTORE_MODELS: Final[Mapping[Resource, type[RestoreTransfer]]] = {
+    DATA_DOWNLOADS: DataDownload,
+    POD_VOLUME_RESTORES: PodVolumeRestore,
+}
+
+
+class Backups(Collection[BackupTransfer, Backup]):
+    """Backups, ours and Velero's."""
+
+    word = "backup"
+    models = _BACKUP_MODELS
+    labels = (BACKUP_LABEL, VELERO_BACKUP_LABEL)
+
+    def identify(self, transfer: BackupTransfer) -> tuple[BackupOrigin, str] | None:
+        """Return who made the backup of the transfer, and its name."""
+        meta = transfer.metadata
+        if BACKUP_LABEL in meta.labels and (name := meta.annotations.get(BACKUP_ANNOTATION)):
+            return BackupOrigin.NODEAGENT, name
+        if name := meta.labels.get(VELERO_BACKUP_LABEL):
+            return BackupOrigin.VELERO, name
+        return None
+
+    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
+        """Return the backup that has these transfers."""
+        return build_backup(origin, name, transfers)
+
+    def document(self, found: Found[Backup]) -> BackupList:
+        """Return the backups as programs see them."""
+        return BackupList(backups=found.groups, notes=found.notes)
+
+
+class Restores(Collection[RestoreTransfer, Restore]):
+    """Restores of `nodeagent restore create`."""
+
+    word = "restore"
+    models = _RESTORE_MODELS
+    labels = (RESTORE_LABEL,)
+
+    def identify(self, transfer: RestoreTransfer) -> tuple[BackupOrigin, str] | None:
+        """Return the name of the restore of the transfer."""
+        name = transfer.metadata.annotations.get(RESTORE_ANNOTATION)
+        return (BackupOrigin.NODEAGENT, name) if name else None
+
+    def build(self, origin: BackupOrigin, name: str, transfers: Sequence[RestoreTransfer]) -> Restore:  # noqa: ARG002
+        """Return the restore that has these transfers."""
+        return build_restore(name, transfers)
+
+    def document(self, found: Found[Restore]) -> RestoreList:
+        """Return the restores as programs see them."""
+        return RestoreList(restores=found.groups, notes=found.notes)

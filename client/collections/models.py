@@ -1,0 +1,321 @@
+"""Backups and restores as people and programs see them: the transfers of one name, put together. Pure."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from enum import StrEnum
+from typing import TypedDict
+
+from msgspec import field
+
+from client.backups.methods import Method
+from core.models.base import WireModel
+from core.models.names import (
+    BACKUP_TTL_ANNOTATION,
+    BACKUP_VOLUMES_ANNOTATION,
+    PVC_NAME_ANNOTATION,
+    RESTORE_VOLUMES_ANNOTATION,
+)
+from core.models.phases import RUNNING_PHASES, Phase
+from core.models.saved_claim import SavedClaim
+from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.units import parse_count, parse_duration
+
+__all__ = [
+    "Backup",
+    "BackupList",
+    "BackupOrigin",
+    "BackupPhase",
+    "BackupTransfer",
+    "BackupVolume",
+    "Restore",
+    "RestoreList",
+    "RestoreTransfer",
+    "RestoreVolume",
+    "Volume",
+    "build_backup",
+    "build_restore",
+    "explain_end",
+]
+
+BackupTransfer = DataUpload | PodVolumeBackup
+RestoreTransfer = DataDownload | PodVolumeRestore
+
+
+class BackupOrigin(StrEnum):
+    """Whose command or schedule made a backup."""
+
+    NODEAGENT = "nodeagent"
+    VELERO = "velero"
+
+
+class BackupPhase(StrEnum):
+    """The phase of a backup, which follows from those of its transfers."""
+
+    NEW = "New"
+    IN_PROGRESS = "InProgress"
+    CANCELING = "Canceling"
+    COMPLETED = "Completed"
+    PARTIALLY_FAILED = "PartiallyFailed"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+    INCOMPLETE = "Incomplete"
+    """All transfers have ended, and there are fewer of them than the backup has volumes."""
+
+
+class BackupVolume(WireModel):
+    """One volume of a backup, by its transfer. Sizes in bytes; `attempt` counts from 1.
+
+    `claim` is the name of the PVC; of a volume of a pod without one, `<pod>:<volume>`. `reason` and `message` are what
+    the transfer waits for, or why it failed. `saved` is the PVC as it was; None: the transfer does not have it.
+    """
+
+    namespace: str
+    claim: str
+    method: Method
+    kind: str
+    transfer: str
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    attempt: int = 1
+    node: str = ""
+    location: str = ""
+    bytes_done: int = 0
+    total_bytes: int = 0
+    incremental_bytes: int | None = None
+    snapshot_id: str = ""
+    created: datetime | None = None
+    started: datetime | None = None
+    completed: datetime | None = None
+    saved: SavedClaim | None = None
+
+
+class Backup(WireModel):
+    """One backup.
+
+    `expected` is how many volumes it has, `missing` how many of them have no transfer; None and 0 for one of Velero,
+    whose transfers do not say. `expires` is None for a backup that is kept until it is deleted, or unknown.
+    """
+
+    name: str
+    origin: BackupOrigin
+    phase: BackupPhase
+    locations: list[str]
+    created: datetime | None
+    completed: datetime | None
+    expires: datetime | None
+    ttl: str
+    expected: int | None
+    missing: int
+    bytes_done: int
+    total_bytes: int
+    volumes: list[BackupVolume]
+
+    @property
+    def counted(self) -> str:
+        """How many of its volumes are completed, such as `2/3`."""
+        return _count_completed(self)
+
+
+class BackupList(WireModel):
+    """Backups, the newest first, and notes about what could not be read."""
+
+    backups: list[Backup] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class RestoreVolume(WireModel):
+    """One volume of a restore, by its transfer; `namespace` and `claim` are those of the new PVC.
+
+    Sizes in bytes; `attempt` counts from 1. `reason` and `message` are what the transfer waits for, or why it failed.
+    """
+
+    namespace: str
+    claim: str
+    kind: str
+    transfer: str
+    snapshot_id: str
+    location: str
+    phase: Phase
+    reason: str = ""
+    message: str = ""
+    attempt: int = 1
+    node: str = ""
+    bytes_done: int = 0
+    total_bytes: int = 0
+    created: datetime | None = None
+    completed: datetime | None = None
+
+
+class Restore(WireModel):
+    """One restore; `expected` is how many volumes it has, `missing` how many of them have no transfer."""
+
+    name: str
+    phase: BackupPhase
+    created: datetime | None
+    completed: datetime | None
+    expected: int | None
+    missing: int
+    bytes_done: int
+    total_bytes: int
+    volumes: list[RestoreVolume]
+
+    @property
+    def counted(self) -> str:
+        """How many of its volumes are restored, such as `2/3`."""
+        return _count_completed(self)
+
+
+class RestoreList(WireModel):
+    """Restores, the newest first, and notes about what could not be read."""
+
+    restores: list[Restore] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+Volume = BackupVolume | RestoreVolume
+
+
+def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
+    """Return the backup that has these transfers."""
+    volumes = sorted(map(_build_backup_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
+    state = _sum_up(volumes, transfers, BACKUP_VOLUMES_ANNOTATION if origin is BackupOrigin.NODEAGENT else None)
+    ttl = transfers[0].metadata.annotations.get(BACKUP_TTL_ANNOTATION, "")
+    return Backup(
+        name=name,
+        origin=origin,
+        locations=sorted({one.location for one in volumes}),
+        expires=_expires(state["created"], ttl),
+        ttl=ttl,
+        volumes=volumes,
+        **state,
+    )
+
+
+def _expires(created: datetime | None, ttl: str) -> datetime | None:
+    try:
+        return created + parse_duration(ttl) if created and ttl else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
+    status, annotations = transfer.status, transfer.metadata.annotations
+    if isinstance(transfer, DataUpload):
+        namespace, claim, method = transfer.spec.source_namespace, transfer.spec.source_pvc, Method.CSI_SNAPSHOT
+    else:
+        pod = transfer.spec.pod
+        claim = annotations.get(PVC_NAME_ANNOTATION) or f"{pod.name}:{transfer.spec.volume}"
+        namespace, method = pod.namespace, Method.FS_BACKUP
+    return BackupVolume(
+        namespace=namespace,
+        claim=claim,
+        method=method,
+        kind=transfer.kind_name,
+        transfer=transfer.name,
+        phase=transfer.phase,
+        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason,
+        message=status.message,
+        attempt=transfer.attempts.number,
+        node=status.node,
+        location=transfer.spec.backup_storage_location,
+        bytes_done=status.progress.bytes_done,
+        total_bytes=status.progress.total_bytes,
+        incremental_bytes=status.incremental_bytes,
+        snapshot_id=status.snapshot_id,
+        created=transfer.metadata.creation_timestamp,
+        started=status.start_timestamp,
+        completed=status.completion_timestamp,
+        saved=SavedClaim.of(annotations),
+    )
+
+
+def build_restore(name: str, transfers: Sequence[RestoreTransfer]) -> Restore:
+    """Return the restore that has these transfers."""
+    volumes = sorted(map(_build_restore_volume, transfers), key=lambda one: (one.namespace, one.claim, one.transfer))
+    return Restore(name=name, volumes=volumes, **_sum_up(volumes, transfers, RESTORE_VOLUMES_ANNOTATION))
+
+
+def _build_restore_volume(transfer: RestoreTransfer) -> RestoreVolume:
+    status = transfer.status
+    if isinstance(transfer, DataDownload):
+        namespace, claim = transfer.spec.target_volume.namespace, transfer.spec.target_volume.pvc
+    else:
+        namespace = transfer.spec.pod.namespace
+        claim = transfer.metadata.annotations.get(PVC_NAME_ANNOTATION, "")
+    return RestoreVolume(
+        namespace=namespace,
+        claim=claim,
+        kind=transfer.kind_name,
+        transfer=transfer.name,
+        snapshot_id=transfer.spec.snapshot_id,
+        location=transfer.spec.backup_storage_location,
+        phase=transfer.phase,
+        reason="" if transfer.phase is Phase.COMPLETED else transfer.pending_reason,
+        message=status.message,
+        attempt=transfer.attempts.number,
+        node=status.node,
+        bytes_done=status.progress.bytes_done,
+        total_bytes=status.progress.total_bytes,
+        created=transfer.metadata.creation_timestamp,
+        completed=status.completion_timestamp,
+    )
+
+
+class _State(TypedDict):
+    """What follows from the volumes of a backup or a restore."""
+
+    phase: BackupPhase
+    created: datetime | None
+    completed: datetime | None
+    expected: int | None
+    missing: int
+    bytes_done: int
+    total_bytes: int
+
+
+def _sum_up(volumes: Sequence[Volume], transfers: Sequence[Transfer], annotation: str | None) -> _State:
+    """Return the state; `annotation` of the transfers says how many volumes there should be."""
+    counts = [parse_count(one.metadata.annotations.get(annotation, "")) for one in transfers] if annotation else []
+    expected = max((count for count in counts if count is not None), default=None)
+    missing = max(0, (expected or 0) - len(volumes))
+    ended = all(one.phase.final for one in volumes)
+    canceling = any(one.cancel_requested and not one.phase.final for one in transfers)
+    return _State(
+        phase=_decide_phase([one.phase for one in volumes], missing=missing, canceling=canceling),
+        created=min((one.created for one in volumes if one.created), default=None),
+        completed=max((one.completed for one in volumes if one.completed), default=None) if ended else None,
+        expected=expected,
+        missing=missing,
+        bytes_done=sum(one.bytes_done for one in volumes),
+        total_bytes=sum(one.total_bytes for one in volumes),
+    )
+
+
+def _decide_phase(phases: Sequence[Phase], *, missing: int, canceling: bool) -> BackupPhase:
+    if not all(phase.final for phase in phases):
+        if canceling:
+            return BackupPhase.CANCELING
+        begun = any(phase.final or phase in RUNNING_PHASES for phase in phases)
+        return BackupPhase.IN_PROGRESS if begun else BackupPhase.NEW
+    if missing:
+        return BackupPhase.INCOMPLETE
+    kinds = set(phases)
+    if len(kinds) == 1:
+        return BackupPhase(str(phases[0]))
+    return BackupPhase.PARTIALLY_FAILED if Phase.COMPLETED in kinds else BackupPhase.FAILED
+
+
+def _count_completed(group: Backup | Restore) -> str:
+    completed = sum(one.phase is Phase.COMPLETED for one in group.volumes)
+    return f"{completed}/{len(group.volumes) + group.missing}"
+
+
+def explain_end(group: Backup | Restore) -> str:
+    """Return which volume of one that has ended did not complete, and why; empty: all did."""
+    lost = [one for one in group.volumes if one.phase is not Phase.COMPLETED]
+    more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+    if lost:
+        first = lost[0]
+        return f"PVC {first.namespace}/{first.claim} is {first.phase}: {first.message or 'no message'}{more}"
+    return f"{group.missing} of {group.expected} volumes have no transfer: it was deleted" if group.missing else ""

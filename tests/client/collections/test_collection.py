@@ -1,0 +1,240 @@
+"""Backups and restores: which transfers are listed, finding one by its name, waiting for it, and canceling it."""
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+
+from client.backups.create import start_backup
+from client.backups.methods import BackupError
+from client.backups.plan import Choice, ClaimName, plan_backup
+from client.collections.collection import Backups, ProgressMeter, Restores, VolumeProgress
+from client.collections.models import Backup, BackupPhase, explain_end
+from client.restores.create import plan_restore, start_restore
+from core.kube.errors import NotFoundError
+from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.models.names import VELERO_BACKUP_LABEL
+from core.models.phases import Phase
+from tests.client.support.backup_scene import BackupScene, SteppingClock
+from tests.client.support.backups import DATA_VOLUME, build_backup
+from tests.client.support.restore_scene import DATA, FILES, RestoreScene, saved
+
+
+@dataclass
+class _CountingClock(SteppingClock):
+    """Remembers how long each sleep was."""
+
+    sleeps: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.append(round(seconds, 2))
+        await super().sleep(seconds)
+
+
+async def _started(*names: str, claims: tuple[str, ...] = ("data",), clock: SteppingClock | None = None) -> BackupScene:
+    scene = BackupScene(clock=clock or SteppingClock())
+    choice = Choice(claims=tuple(ClaimName("app", claim) for claim in claims))
+    for name in names:
+        await start_backup(scene.tools, await plan_backup(scene.tools, scene.request(name), choice))
+    scene.kube.requests.clear()
+    return scene
+
+
+async def _started_both() -> BackupScene:
+    return await _started("night", claims=("data", "files"))
+
+
+def _backups(scene: BackupScene) -> Backups:
+    return Backups(scene.client, "velero")
+
+
+async def _restored() -> RestoreScene:
+    scene = RestoreScene()
+    planned = await plan_restore(scene.tools, scene.request(), [saved(DATA, "s1"), saved(FILES, "s2")])
+    await start_restore(scene.tools, planned)
+    return scene
+
+
+def _lists(scene: BackupScene) -> list[str]:
+    """The selectors of the lists of transfers."""
+    return [
+        one.query.get("labelSelector", "")
+        for one in scene.kube.requests
+        if one.method == "GET" and one.path.endswith(("/datauploads", "/podvolumebackups"))
+    ]
+
+
+async def test_one_backup_is_found_without_listing_the_others() -> None:
+    scene = await _started("night", "noon")
+    found = await _backups(scene).find(("night",))
+    assert [one.name for one in found.groups] == ["night"]
+    assert sorted(_lists(scene)) == sorted(2 * ["nodeagent.io/backup=night", "velero.io/backup-name=night"])
+
+
+async def test_all_are_listed_for_a_wrong_name_to_suggest_the_closest_one() -> None:
+    scene = await _started("night")
+    backups = _backups(scene)
+    expected = r"^there is no backup nigth in namespace velero \(did you mean night\?\)$"
+    for step in (backups.find_one, backups.find_own, backups.cancel):
+        with pytest.raises(NotFoundError, match=expected):
+            await step("nigth")
+    with pytest.raises(NotFoundError, match=expected):
+        await backups.find(("night", "nigth"))
+    assert _lists(scene)[-2:] == ["", ""]
+
+
+async def test_a_backup_of_velero_is_shown_and_not_canceled() -> None:
+    scene = await _started("night")
+    (raw,) = scene.kube.objects(DATA_UPLOADS)
+    labels = {VELERO_BACKUP_LABEL: "nightly"}
+    meta = {"name": "v", "namespace": "velero", "labels": labels}
+    scene.kube.put(raw | {"metadata": meta})
+    assert [one.name for one in (await _backups(scene).find(("nightly",))).groups] == ["nightly"]
+    with pytest.raises(BackupError, match=r"^backup nightly is Velero's: use the command velero backup for it$"):
+        await _backups(scene).cancel("nightly")
+
+
+async def test_transfers_of_others_are_no_restore_of_ours() -> None:
+    scene = await _restored()
+    raw = scene.downloads[0]
+    raw["metadata"] |= {"name": "velero-1", "labels": {"velero.io/restore-name": "r"}, "annotations": {}, "uid": "u9"}
+    scene.kube.put(raw)
+    assert [one.name for one in (await Restores(scene.client, "velero").find()).groups] == ["back"]
+
+
+async def test_a_restore_of_unreadable_transfers_is_not_found_and_the_error_says_why() -> None:
+    scene = await _restored()
+    for raw in scene.downloads:
+        scene.kube.put(raw | {"status": {"phase": "Odd"}})
+    with pytest.raises(NotFoundError, match=r"^there is no restore back in namespace velero; invalid DataDownload"):
+        await Restores(scene.client, "velero").find(("back",))
+
+
+async def test_a_wait_shows_each_reading_and_ends_with_the_last_transfer() -> None:
+    scene, shown = await _started_both(), list[list[str]]()
+    scene.clock.steps = [
+        partial(scene.move, "data", "InProgress"),
+        partial(scene.move, "data", "Completed"),
+        partial(scene.move, "files", "Failed", message="disk\nfull"),
+    ]
+    backup = await _backups(scene).wait(
+        "night", scene.clock, lambda rows: shown.append([str(row.volume.phase) for row in rows])
+    )
+    assert shown == [["New", "New"], ["InProgress", "New"], ["Completed", "New"], ["Completed", "Failed"]]
+    assert explain_end(backup) == "PVC app/files is Failed: disk\nfull"
+
+
+async def test_a_long_wait_asks_less_often_and_never_for_other_transfers() -> None:
+    clock = _CountingClock()
+    scene = await _started("night", "noon", clock=clock)
+    clock.steps = [*[lambda: None] * 40, partial(scene.move, "data", "Completed")]
+    await _backups(scene).wait("night", clock, lambda _: None)
+    assert (clock.sleeps[0], clock.sleeps[-1], clock.sleeps) == (1.0, 5.0, sorted(clock.sleeps))
+    assert set(_lists(scene)) == {"nodeagent.io/backup=night"}
+
+
+async def test_an_outage_of_the_api_server_is_waited_for() -> None:
+    scene = await _started("night")
+    scene.kube.fail_next("GET", "/datauploads", "lost", times=10)
+    scene.clock.steps = [*[lambda: None] * 10, partial(scene.move, "data", "Completed")]
+    assert (await _backups(scene).wait("night", scene.clock, lambda _: None)).counted == "1/1"
+
+
+async def test_a_backup_whose_transfers_vanish_while_waiting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = await _started("night")
+    (name,) = scene.objects(DATA_UPLOADS)
+
+    async def vanish(_: float) -> None:
+        await scene.client.delete(DATA_UPLOADS, "velero", name)
+
+    monkeypatch.setattr(scene.clock, "sleep", vanish)
+    with pytest.raises(NotFoundError, match=r"^backup night has no transfer in namespace velero any more"):
+        await _backups(scene).wait("night", scene.clock, lambda _: None)
+
+
+async def test_a_failure_counts_the_other_volumes_and_names_what_is_missing() -> None:
+    scene = await _started_both()
+    scene.move("data", "Failed")
+    scene.move("files", "Canceled")
+    assert explain_end(await _backups(scene).get_own("night")) == "PVC app/data is Failed: no message, and 1 more"
+    scene.move("data", "Completed")
+    (files,) = scene.objects(POD_VOLUME_BACKUPS)
+    await scene.client.delete(POD_VOLUME_BACKUPS, "velero", files)
+    backup = await _backups(scene).get_own("night")
+    assert explain_end(backup) == "1 of 2 volumes have no transfer: it was deleted"
+
+
+async def _cancel(scene: BackupScene) -> list[str]:
+    _, canceled = await _backups(scene).cancel("night")
+    return [one.claim for one in canceled]
+
+
+async def test_a_cancel_reaches_the_transfers_that_have_not_ended() -> None:
+    scene = await _started_both()
+    scene.move("data", "Completed")
+    assert await _cancel(scene) == ["files"]
+    specs = [one["spec"] for kind in (DATA_UPLOADS, POD_VOLUME_BACKUPS) for one in scene.kube.objects(kind)]
+    assert [spec.get("cancel") for spec in specs] == [None, True]
+    assert (await _backups(scene).get_own("night")).phase is BackupPhase.CANCELING
+    assert await _cancel(scene) == ["files"]
+
+
+async def test_a_transfer_that_is_deleted_meanwhile_is_left_out() -> None:
+    scene = await _started_both()
+    scene.kube.fail_next("PATCH", "/datauploads/", 404)
+    assert await _cancel(scene) == ["files"]
+
+
+async def test_a_restore_of_before_the_definitions_of_velero_1_19_is_canceled() -> None:
+    scene = await _restored()
+    scene.move("data", "Completed")
+    scene.kube.fail_next("PATCH", "/datadownloads/", 422)
+    old = next(one for one in scene.downloads if one["spec"]["targetVolume"]["pvc"] == "files")
+    del old["spec"]["restoreType"]
+    scene.kube.put(old)
+    await Restores(scene.client, "velero").cancel("back")
+    assert {(one["spec"].get("cancel"), one["spec"]["restoreType"]) for one in scene.downloads} == {
+        (None, ""),
+        (True, ""),
+    }
+
+
+def _moving(done: int, phase: Phase = Phase.IN_PROGRESS, total: int = 1000) -> Backup:
+    volume = replace(DATA_VOLUME, phase=phase, bytes_done=done, total_bytes=total, snapshot_id="")
+    return build_backup(volume, phase=BackupPhase.IN_PROGRESS, expected=1)
+
+
+@pytest.mark.parametrize(
+    ("readings", "rate", "remaining"),
+    [
+        pytest.param([(0, 0)], None, None, id="one reading"),
+        pytest.param([(0, 0), (10, 500)], 50.0, 10.0, id="two readings"),
+        pytest.param([(0, 0), (10, 0)], 0.0, None, id="nothing moves"),
+        pytest.param([(0, 0), (100, 0), (110, 100), (131, 310)], 10.0, 69.0, id="the last seconds count"),
+        pytest.param([(0, 900), (10, 0), (20, 100)], 10.0, 90.0, id="another attempt"),
+    ],
+)
+def test_the_rate_is_that_of_the_last_seconds(
+    readings: list[tuple[float, int]], rate: float | None, remaining: float | None
+) -> None:
+    meter = ProgressMeter()
+    for at, done in readings:
+        (progress,) = meter.read(_moving(done), at)
+    assert progress.bytes_per_second == rate
+    assert progress.remaining == (None if remaining is None else timedelta(seconds=remaining))
+
+
+def test_a_volume_that_waits_for_another_attempt_starts_again_without_a_rate() -> None:
+    meter = ProgressMeter()
+    meter.read(_moving(0), 0)
+    meter.read(_moving(500), 10)
+    (ended,) = meter.read(_moving(500, Phase.COMPLETED), 20)
+    (again,) = meter.read(_moving(500), 30)
+    assert (ended.bytes_per_second, again.bytes_per_second) == (None, None)
+
+
+@pytest.mark.parametrize("total", [0, 100], ids=["unknown", "less than done"])
+def test_the_remaining_time_is_not_known_without_the_size(total: int) -> None:
+    assert VolumeProgress(_moving(500, total=total).volumes[0], 10.0).remaining is None
