@@ -69,7 +69,7 @@ async def check_cluster(client: KubeClient, namespace: str, permissions: Iterabl
         raise ConfigError(f"cannot check the cluster: {e}") from e
     if missing:
         raise ConfigError(
-            f"custom resource definitions missing: {', '.join(missing)}: run kubectl apply -f deploy/crds"
+            f"custom resource definitions missing: {', '.join(missing)}: run nodeagent install --crds-only"
         )
     if without:
         _log.warning("no snapshot API in this cluster (%s): every DataUpload will fail", ", ".join(without))

@@ -148,7 +148,7 @@ def test_serve_ends_with_one_line_without_a_definition(installed: ApiServer, tmp
         _kubectl(installed, "wait", f"crd/{kind}.velero.io", "--for=condition=Established")
     assert done.returncode == 2
     missing = f"custom resource definitions missing: {kind}.velero.io/v1"
-    assert done.stderr == f"error: {missing}: run kubectl apply -f deploy/crds\n"
+    assert done.stderr == f"error: {missing}: run nodeagent install --crds-only\n"
 
 
 def test_serve_ends_with_one_line_where_its_configuration_is_missing(installed: ApiServer, tmp_path: Path) -> None:

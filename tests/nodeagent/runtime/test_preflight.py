@@ -208,7 +208,7 @@ async def test_missing_definitions_are_named_with_the_command_that_installs_them
     with pytest.raises(ConfigError) as caught:
         await check_cluster(scripted_client(cluster), "velero", AGENT)
     assert "datauploads.velero.io/v2alpha1, backuprepositories.velero.io/v1" in str(caught.value)
-    assert "kubectl apply -f deploy/crds" in str(caught.value)
+    assert "nodeagent install --crds-only" in str(caught.value)
 
 
 async def test_a_cluster_without_the_snapshot_api_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
