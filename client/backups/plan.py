@@ -85,7 +85,7 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     )
     request = replace(request, location=location)
     claims = await _read_claims(tools, choice)
-    existing = await Backups(client, request.namespace).list_own(request.name)
+    existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
     present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
     classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[JsonDict]] = {}

@@ -153,28 +153,26 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         """
         return self.gather(await self._list(self.labels[0] if len(self.labels) == 1 else ""))
 
-    async def list_named(self, name: str) -> Found[_Group]:
+    async def list_named(self, name: str, *, only_own: bool = False) -> Found[_Group]:
         """Return the groups of that name, ours and Velero's; other transfers are not listed.
 
         Raises:
             KubeError: the transfers cannot be listed.
         """
-        return await self._list_labeled(self.labels, name)
-
-    async def list_own(self, name: str) -> Found[_Group]:
-        """Return our group of that name, if there is one.
-
-        Raises:
-            KubeError: the transfers cannot be listed.
-        """
-        found = await self._list_labeled(self.labels[:1], name)
-        return Found([one for one in found.groups if _is_own(one)], found.notes)
+        listed: dict[tuple[str, str], _Listed] = {}
+        for label in self.labels[:1] if only_own else self.labels:
+            some = await self._list(select_labels({label: label_value(name)}))
+            listed |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in some}
+        found = self.gather(listed.values())
+        # Long names may share the value of a label.
+        groups = [one for one in found.groups if one.name == name and (_is_own(one) or not only_own)]
+        return Found(groups, found.notes)
 
     async def find(self, names: Sequence[str] = ()) -> Found[_Group]:
         """Return the groups of these names, ours and Velero's; all of them if there are no names.
 
         Raises:
-            NotFoundError: there is none of such a name; the message suggests the closest one.
+            NotFoundError: one does not exist; the message suggests the closest name.
             KubeError: the transfers cannot be listed.
         """
         if not names:
@@ -195,7 +193,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         """Return the group of that name, ours if Velero has one too, and notes about it.
 
         Raises:
-            NotFoundError: there is none; the message suggests the closest one.
+            NotFoundError: there is none; the message suggests the closest name.
             KubeError: the transfers cannot be listed.
         """
         found: Found[_Group] = await self._find_named(name)
@@ -206,7 +204,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
         """Return our group of that name.
 
         Raises:
-            NotFoundError: there is none; the message suggests the closest one.
+            NotFoundError: there is none; the message suggests the closest name.
             BackupError: it is Velero's.
             KubeError: the transfers cannot be listed.
         """
@@ -222,7 +220,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             NotFoundError: it has no transfer any more.
             KubeError: the transfers cannot be listed.
         """
-        found = (await self.list_own(name)).groups
+        found = (await self.list_named(name, only_own=True)).groups
         if not found:
             text = f"{self.word} {name} has no transfer in namespace {self._namespace} any more: they were deleted"
             raise missing(text, name, ())
@@ -276,15 +274,6 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             same = {"resourceVersion": found["metadata"]["resourceVersion"]}
             patch = {"metadata": same, "spec": {"cancel": True, **PLAIN_RESTORE}}
             await self._client.patch(resource, self._namespace, name, patch)
-
-    async def _list_labeled(self, labels: Sequence[str], name: str) -> Found[_Group]:
-        listed: dict[tuple[str, str], _Listed] = {}
-        for label in labels:
-            some = await self._list(select_labels({label: label_value(name)}))
-            listed |= {(resource.kind, raw["metadata"]["name"]): (resource, raw) for resource, raw in some}
-        found = self.gather(listed.values())
-        # Long names may share the value of a label.
-        return Found([one for one in found.groups if one.name == name], found.notes)
 
     async def _list(self, selector: str) -> list[_Listed]:
         return [
