@@ -140,17 +140,10 @@ class _Term:
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, cluster.now)
-        entries = self._index.entries
-        self._volumes = VolumeView(cluster.metrics, clock, plans=plans, entries=entries, events=cluster.events)
+        self._volumes = VolumeView(cluster, plans, entries=self._index.entries)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
-        self._garbage = GarbageCollector(
-            client,
-            clock,
-            rules,
-            transfers=self._index.entries,
-            check_leading=cluster.check_leading,
-        )
+        self._garbage = GarbageCollector(cluster, rules, transfers=self._index.entries)
 
     async def run(self, agreement: ConfigAgreement | None) -> None:
         """Dispatch until canceled, or until the ledger is lost.

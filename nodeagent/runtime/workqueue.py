@@ -10,14 +10,15 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from core.clock import Backoff, Clock
 from core.errors import AgentError
 from core.kube.errors import AlreadyExistsError, ConflictError, NotFoundError
+from core.logs import fields
 from nodeagent.runtime.tasks import Faults
 
-__all__ = ["Requeue", "WorkQueue", "reconcile_reporting"]
+__all__ = ["ObjectSteps", "Requeue", "WorkQueue"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,33 +43,39 @@ class Requeue:
     after_seconds: float
 
 
-async def reconcile_reporting(
-    step: Callable[[], Awaitable[Requeue | None]], *, faults: Faults, key: str, failed: str, extra: dict[str, Any]
-) -> Requeue | None:
-    """Return what `step` returns, or when to take it again after an error that concerns this key alone.
+class ObjectSteps:
+    """The steps of the objects of one kind: an error that concerns one object is reported, and stops no other one."""
 
-    Args:
-        step: the step of one key.
-        faults: where an error is reported that a retry does not end.
-        key: the key.
-        failed: the message of such an error.
-        extra: fields of the log lines.
+    def __init__(self, log: logging.Logger, *, kind: str, namespace: str, failed: str) -> None:
+        """Log to `log`; `failed` is the message about an error that a retry does not end."""
+        self._faults = Faults(log)
+        self._kind = kind
+        self._namespace = namespace
+        self._failed = failed
 
-    Raises:
-        AgentError: one that a retry may end; the queue backs off.
-    """
-    try:
-        requeue = await step()
-    except (AlreadyExistsError, ConflictError, NotFoundError) as e:
-        _log.debug("conflict, will retry: %s", e, extra=extra)
-        return Requeue(_CONFLICT_SECONDS)
-    except AgentError as e:
-        if e.retry:
-            raise
-        faults.report(key, failed, e, extra=extra)
-        return Requeue(_FAULT_SECONDS)
-    faults.forget(key)
-    return requeue
+    def forget(self, name: str) -> None:
+        """Drop the last error of an object that was deleted."""
+        self._faults.forget(name)
+
+    async def take(self, name: str, step: Awaitable[Requeue | None]) -> Requeue | None:
+        """Return what the step of the object returns, or when to take it again.
+
+        Raises:
+            AgentError: one that a retry may end; the queue backs off.
+        """
+        extra = fields(kind=self._kind, namespace=self._namespace, name=name)
+        try:
+            requeue = await step
+        except (AlreadyExistsError, ConflictError, NotFoundError) as e:
+            _log.debug("conflict, will retry: %s", e, extra=extra)
+            return Requeue(_CONFLICT_SECONDS)
+        except AgentError as e:
+            if e.retry:
+                raise
+            self._faults.report(name, self._failed, e, extra=extra)
+            return Requeue(_FAULT_SECONDS)
+        self._faults.forget(name)
+        return requeue
 
 
 class WorkQueue(Generic[K]):

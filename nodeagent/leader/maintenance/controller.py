@@ -6,14 +6,12 @@ It runs no kopia: a Job does. When one is due is in `nodeagent.maintenance.rules
 
 import asyncio
 import logging
-from functools import partial
 from typing import Final
 
 from core.contract import MaintenanceMode
 from core.errors import AgentError, ContractError
 from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
-from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.context import Cluster
@@ -36,8 +34,8 @@ from nodeagent.metrics.table import (
 )
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import MaintenanceSwitch
-from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
+from nodeagent.runtime.tasks import run_restarting
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
 
 __all__ = ["MaintenanceController"]
 
@@ -59,7 +57,8 @@ class MaintenanceController:
         self._sources = sources
         self._namespace = namespace
         self._switch = switch
-        self._faults = Faults(_log)
+        kind, failed = BACKUP_REPOSITORIES.kind, "maintaining the repository failed"
+        self._steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         self._decisions: dict[str, JsonDict] = {}
 
     async def run(self) -> None:
@@ -110,7 +109,8 @@ class MaintenanceController:
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
             if raw is not None:
-                return await self._handle(steps, name, raw, jobs.items())
+                # What fails is tried again, and stops no other repository.
+                return await self._steps.take(name, self._maintain(steps, raw, jobs.items()))
             self._forget(steps, name)
             return await self._clean_up(steps, jobs.items(), {one["metadata"]["uid"] for one in repositories.items()})
 
@@ -129,21 +129,9 @@ class MaintenanceController:
     def _forget(self, steps: MaintenanceSteps, name: str) -> None:
         """Drop what is remembered about the deleted repository `name`."""
         self._decisions.pop(name, None)
-        self._faults.forget(name)
+        self._steps.forget(name)
         steps.forget(name)
         self._cluster.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
-
-    async def _handle(
-        self, steps: MaintenanceSteps, name: str, raw: JsonDict, jobs: list[MaintenanceJob]
-    ) -> Requeue | None:
-        """Take one step for a repository; what fails is tried again, and stops no other one."""
-        return await reconcile_reporting(
-            partial(self._maintain, steps, raw, jobs),
-            faults=self._faults,
-            key=name,
-            failed="maintaining the repository failed",
-            extra=fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name),
-        )
 
     async def _maintain(self, steps: MaintenanceSteps, raw: JsonDict, jobs: list[MaintenanceJob]) -> Requeue | None:
         repository = BackupRepository.parse(raw)

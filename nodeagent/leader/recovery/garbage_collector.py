@@ -8,15 +8,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from core.clock import Clock
 from core.errors import AgentError
-from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
 from exposer.leaked_objects import LeakedObjects, delete_leaked_objects, list_leaked_objects
-from nodeagent.leader.context import DispatchRules
+from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.runtime.tasks import Faults
 
@@ -40,30 +38,20 @@ _SETTLED_SECONDS: Final = 30.0
 class GarbageCollector:
     """Collects leaked objects in one namespace while this agent is the leader."""
 
-    def __init__(
-        self,
-        client: KubeClient,
-        clock: Clock,
-        rules: DispatchRules,
-        *,
-        transfers: Callable[[], Iterable[Entry]],
-        check_leading: Callable[[], None],
-    ) -> None:
+    def __init__(self, cluster: Cluster, rules: DispatchRules, *, transfers: Callable[[], Iterable[Entry]]) -> None:
         """Delete the objects that belong to none of the transfers.
 
         Args:
-            client: reads and deletes.
-            clock: measures pauses.
+            cluster: where they are.
             rules: name the namespace of expose objects, and whether Secrets and ConfigMaps are among them.
             transfers: called before each collection; returns all transfers of the index.
-            check_leading: called before each deletion; raises unless this agent is the leader.
         """
-        self._client = client
-        self._clock = clock
+        self._client = cluster.client
+        self._clock = cluster.clock
+        self._check_leading = cluster.check_leading
         self._namespace = rules.namespace
         self._transfers = transfers
         self._has_copies = rules.has_copies
-        self._check_leading = check_leading
         self._seen: dict[str, Entry] = {}
         self._missing_since_seconds: dict[str, float] = {}
         self._logged: dict[str, str] = {}

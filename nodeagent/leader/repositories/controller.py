@@ -23,7 +23,6 @@ from core.kube.errors import (
 )
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.velero_server import VeleroServerCheck
-from core.logs import fields
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     REPOSITORY_CREATED_ANNOTATION,
@@ -58,8 +57,8 @@ from nodeagent.leader.repositories.retry import CHECK_SECONDS, RepositoryRetries
 from nodeagent.metrics.table import REPOSITORY_READY
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
+from nodeagent.runtime.tasks import run_restarting
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
 
 __all__ = ["RepositoryController"]
 
@@ -112,7 +111,8 @@ class RepositoryController:
         self._new_settings = new_settings
         self._frequency = frequency
         self._retries = RepositoryRetries(cluster.clock)
-        self._faults = Faults(_log)
+        kind, failed = BACKUP_REPOSITORIES.kind, "reconciling the repository failed"
+        self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
         self._queue: WorkQueue[str] | None = None
         self._repositories: Informer[JsonDict] | None = None
         self._absent: dict[str, RepositoryKey] = {}
@@ -208,13 +208,7 @@ class RepositoryController:
             self._queue.bring_forward()
 
     async def _handle(self, name: str) -> Requeue | None:
-        return await reconcile_reporting(
-            partial(self._read_and_reconcile, name),
-            faults=self._faults,
-            key=name,
-            failed="reconciling the repository failed",
-            extra=fields(kind=BACKUP_REPOSITORIES.kind, namespace=self._namespace, name=name),
-        )
+        return await self._steps.take(name, self._read_and_reconcile(name))
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
         raw = await self._cluster.client.read(BACKUP_REPOSITORIES, self._namespace, name)

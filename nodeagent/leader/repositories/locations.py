@@ -35,8 +35,8 @@ from nodeagent.leader.repositories.validation import Verdict, start_validation_p
 from nodeagent.metrics.table import LOCATION_AVAILABLE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.settings import RepositoryControllerMode
-from nodeagent.runtime.tasks import Faults, run_restarting
-from nodeagent.runtime.workqueue import Requeue, WorkQueue, reconcile_reporting
+from nodeagent.runtime.tasks import run_restarting
+from nodeagent.runtime.workqueue import ObjectSteps, Requeue, WorkQueue
 
 __all__ = ["LocationController"]
 
@@ -106,7 +106,8 @@ class LocationController:
         self._validate_beside = validate
         self._probes = probes
         self._known: dict[str, _Known] = {}
-        self._faults = Faults(_log)
+        kind, failed = BACKUP_STORAGE_LOCATIONS.kind, "validating the location failed"
+        self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
 
     async def run(self) -> None:
         """Control the locations until canceled."""
@@ -136,13 +137,7 @@ class LocationController:
             await queue.run(self._handle)
 
     async def _handle(self, name: str) -> Requeue | None:
-        return await reconcile_reporting(
-            partial(self._read_and_reconcile, name),
-            faults=self._faults,
-            key=name,
-            failed="validating the location failed",
-            extra=fields(kind=BACKUP_STORAGE_LOCATIONS.kind, namespace=self._namespace, name=name),
-        )
+        return await self._steps.take(name, self._read_and_reconcile(name))
 
     async def _read_and_reconcile(self, name: str) -> Requeue | None:
         raw = await self._cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)

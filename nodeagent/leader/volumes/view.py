@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import Final
 
 from core.aio import wait_for_event
-from core.clock import Clock
 from core.models.base import format_time
 from core.models.retention import HeldBackup, RetentionReport, deletes_by_old_rules
+from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, VolumeState, build_states
@@ -27,7 +27,6 @@ from nodeagent.metrics.table import (
     VOLUME_GAUGES,
     VOLUMES_OMITTED,
 )
-from nodeagent.transfers.events import EventLog
 
 __all__ = ["VolumeView", "show_retention", "show_volumes"]
 
@@ -47,21 +46,13 @@ _ENTRIES_PER_SECOND: Final = 5000
 class VolumeView:
     """Keeps the metrics of volumes up to date."""
 
-    def __init__(
-        self,
-        metrics: Metrics,
-        clock: Clock,
-        *,
-        plans: PlanReader,
-        entries: Callable[[], Sequence[Entry]],
-        events: EventLog,
-    ) -> None:
-        """Show in `metrics` what `entries` returns, with what `plans` reads."""
-        self._metrics = metrics
-        self._clock = clock
+    def __init__(self, cluster: Cluster, plans: PlanReader, *, entries: Callable[[], Sequence[Entry]]) -> None:
+        """Show in the metrics what `entries` returns, with what `plans` reads."""
+        self._metrics = cluster.metrics
+        self._clock = cluster.clock
+        self._events = cluster.events
         self._plans = plans
         self._entries = entries
-        self._events = events
         self._reported_at: datetime | None = None
         self._changed = asyncio.Event()
         self._memory: dict[ClaimKey, Remembered] = {}

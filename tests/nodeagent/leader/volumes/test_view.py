@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.kube.client import KubeClient
-from core.kube.events import EventRecorder
 from core.kube.resources import CRON_JOBS, EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.retry import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
@@ -17,9 +16,9 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics.registry import Metrics
-from nodeagent.transfers.events import EventLog
 from tests.nodeagent.leader.volumes.test_plans import NOW, an_object, deletions
 from tests.nodeagent.leader.volumes.test_states import backup
+from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -40,8 +39,7 @@ async def showing(
     clock = LoopClock()
     client = KubeClient(kube, Retry(clock))
     plans = PlanReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    events = EventLog(EventRecorder(client, clock, component="node-agent", host="node-a"))
-    view = VolumeView(metrics, clock, plans=plans, entries=entries, events=events)
+    view = VolumeView(build_cluster(client, clock, metrics=metrics), plans, entries=entries)
     task = asyncio.create_task(view.run(), name="view")
     try:
         yield view
