@@ -25,7 +25,15 @@ from core.models.saved_claim import SavedClaim
 from core.models.transfers import READ_ALL_FILES
 from core.models.units import format_duration
 
-__all__ = ["OPERATION_TIMEOUT", "BackupRequest", "PlannedVolume", "check_pairs", "is_reserved", "transfer_name"]
+__all__ = [
+    "OPERATION_TIMEOUT",
+    "BackupRequest",
+    "PlannedVolume",
+    "check_pairs",
+    "is_reserved",
+    "parse_pairs",
+    "transfer_name",
+]
 
 OPERATION_TIMEOUT: Final = "10m0s"
 """Source: Velero v1.18, the server's default of `csiSnapshotTimeout`."""
@@ -58,6 +66,21 @@ class BackupRequest:
 def is_reserved(key: str) -> bool:
     """Return whether a label or an annotation of that key is Velero's or ours: neither set by users nor copied."""
     return f"{key.partition('/')[0]}/".endswith(_RESERVED)
+
+
+def parse_pairs(flag: str, text: str) -> dict[str, str]:
+    """Return the labels or annotations in the value of a flag: `KEY=VALUE,...`.
+
+    Raises:
+        ConfigError: a part is none.
+    """
+    pairs = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not key:
+            raise ConfigError(f'{flag}: "{part}" is not allowed: expected KEY=VALUE')
+        pairs[key.strip()] = value.strip()
+    return pairs
 
 
 def check_pairs(labels: Mapping[str, str], annotations: Mapping[str, str]) -> None:

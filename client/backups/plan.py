@@ -37,6 +37,19 @@ class ClaimName:
         """Return them as the command line has them."""
         return f"{self.namespace}/{self.name}"
 
+    @classmethod
+    def parse(cls, word: str, namespace: str) -> "ClaimName":
+        """Return the PVC that a word names, alone or in the namespace of `-n`.
+
+        Raises:
+            ConfigError: it names none.
+        """
+        before, slash, after = word.partition("/")
+        found = cls(before, after) if slash else cls(namespace, before)
+        if not (OBJECT_NAME.fullmatch(found.namespace) and OBJECT_NAME.fullmatch(found.name)):
+            raise ConfigError(f'--pvc: "{word}" is not allowed: expected NAMESPACE/NAME, or NAME beside -n NAMESPACE')
+        return found
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -52,6 +65,27 @@ class Choice:
     method: Method = Method.AUTO
     ignore_velero_server: bool = False
     on_left_out: Callable[[str], None] | None = None
+
+    @classmethod
+    def parse(
+        cls, claims: Sequence[str], namespace: str, selector: str | None, *, method: str, ignore_velero_server: bool
+    ) -> "Choice":
+        """Return what the flags of this name choose; `claims` are the words of `--pvc`.
+
+        Raises:
+            ConfigError: they do not say which PVCs.
+        """
+        if selector is not None and (claims or not namespace):
+            raise ConfigError("-l selects PVCs of the namespace that -n names, and excludes --pvc")
+        if selector is None and not claims:
+            raise ConfigError('no PVC: set --pvc NAMESPACE/NAME, or -n NAMESPACE -l LABELS (-l "": all of them)')
+        return cls(
+            claims=tuple(ClaimName.parse(word, namespace) for word in claims),
+            namespace=namespace,
+            selector=selector or "",
+            method=Method(method),
+            ignore_velero_server=ignore_velero_server,
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from client.backups.plan import BackupTools, Choice, plan_backup
 from client.cli.backup_options import backup_options
 from client.cli.collection_commands import Creation
 from client.cli.collection_pages import VOLUMES_ONLY
-from client.cli.options import DurationType, UserCommand, output_option, workload_options
+from client.cli.flag_types import DURATION
+from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup, BackupTransfer, explain_end
@@ -47,9 +48,7 @@ exit codes:
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @backup_options
-@click.option(
-    "--ttl", type=DurationType(), metavar="DURATION", help="when it expires, which get shows (default: never)"
-)
+@click.option("--ttl", type=DURATION, metavar="DURATION", help="when it expires, which get shows (default: never)")
 @click.option(
     "--read-all-files", is_flag=True, help="also read files whose size and time are unchanged since the last backup"
 )

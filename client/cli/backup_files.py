@@ -26,8 +26,9 @@ from client.backups.files import (
 from client.backups.unpack import check_python
 from client.cli.collection_commands import complete_backups
 from client.cli.collection_pages import print_volumes
+from client.cli.flag_types import DURATION
 from client.cli.job_tools import build_job_tools
-from client.cli.options import DurationType, UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import Cell, OutputFormat, Printer
 from client.collections.collection import Backups
 from client.collections.models import Backup
@@ -78,7 +79,7 @@ volume with owners and all: nodeagent restore create.
 def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
     return click.option(
         "--timeout",
-        type=DurationType(),
+        type=DURATION,
         metavar="DURATION",
         default=_TIMEOUT,
         help="how long the Job may take to start, and to list (default: 15m)",

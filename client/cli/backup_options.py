@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import click
 
+from client.backups.manifests import parse_pairs
 from client.backups.methods import Method
 from client.backups.plan import Choice
-from client.cli.claim_flags import parse_claims, parse_pairs
 
 __all__ = ["backup_options"]
 
@@ -39,15 +39,8 @@ def backup_options(function: Callable[..., int | None]) -> Callable[..., int | N
 
     @functools.wraps(function)
     def run(*args: Any, **given: Any) -> int | None:  # noqa: ANN401 - click's
-        selector: str | None = given.pop("selector")
-        namespace: str = given.pop("namespace")
-        choice = Choice(
-            claims=parse_claims(given.pop("claims"), namespace, selector),
-            namespace=namespace,
-            selector=selector or "",
-            method=Method(given.pop("method")),
-            ignore_velero_server=given.pop("ignore_velero_server"),
-        )
+        chosen = ("claims", "namespace", "selector", "method", "ignore_velero_server")
+        choice = Choice.parse(**{key: given.pop(key) for key in chosen})
         for key in ("labels", "annotations"):
             given[key] = parse_pairs(f"--{key}", given[key])
         return function(*args, choice=choice, location=given.pop("storage_location"), **given)

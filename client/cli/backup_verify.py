@@ -10,10 +10,10 @@ import click
 from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
-from client.cli.claim_flags import parse_claim
 from client.cli.collection_commands import complete_backups
+from client.cli.flag_types import DURATION
 from client.cli.job_tools import build_job_tools
-from client.cli.options import DurationType, UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
 from client.text import format_age, format_bytes
@@ -91,7 +91,7 @@ class _Run:
 @click.option("--restore", is_flag=True, help="restore into a scratch PVC, and compare each file")
 @click.option(
     "--timeout",
-    type=DurationType(),
+    type=DURATION,
     metavar="DURATION",
     default=_TIMEOUT,
     help=f"how long the Job of one repository may take, or of one restore (default: {format_age(_TIMEOUT)})",
@@ -106,7 +106,7 @@ def verify(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
     # NaN is in no range.
     if not 0 < given["percent"] <= WHOLE_PERCENT:
         raise ConfigError(f"--percent: {given['percent']:g} is not allowed: more than 0, and at most 100")
-    claims = [parse_claim(word, given["namespace"]) for word in given["claims"]]
+    claims = [ClaimName.parse(word, given["namespace"]) for word in given["claims"]]
     if given["namespace"] and not claims:
         raise ConfigError("-n is the namespace of --pvc NAME, which is not set")
     request = VerificationRequest(given["percent"], given["restore"], given["timeout"])

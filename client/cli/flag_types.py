@@ -6,7 +6,6 @@ Source of the spelling of maps and booleans: Velero v1.18, pkg/cmd/util/flag/map
 import csv
 import re
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from click.shell_completion import CompletionItem
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import OBJECT_NAME, SUBDOMAIN
-from core.models.units import parse_duration, parse_quantity
+from core.models.units import parse_positive_duration, parse_quantity
 from core.spelling import guess
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "parse_annotations",
     "parse_labels",
     "parse_pairs",
-    "parse_positive_duration",
     "read_file",
 ]
 
@@ -148,21 +146,6 @@ def _parse_quantity(text: str) -> str:
     if not 0 <= number < _LARGEST_QUANTITY:
         raise not_allowed(text, "a quantity such as 500m, 1, 128Mi or 1Gi; 0 is none")
     return text if number else "0"
-
-
-def parse_positive_duration(text: str) -> timedelta:
-    """Return a duration that is longer than nothing.
-
-    Raises:
-        ValueError: the text is none.
-    """
-    try:
-        duration = parse_duration(text)
-    except ValueError:
-        duration = timedelta()
-    if duration <= timedelta():
-        raise not_allowed(text, "a duration such as 30s, 10m or 1h30m")
-    return duration
 
 
 def parse_pairs(text: str) -> dict[str, str]:

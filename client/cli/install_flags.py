@@ -26,7 +26,6 @@ from client.cli.flag_types import (
     parse_annotations,
     parse_labels,
     parse_pairs,
-    parse_positive_duration,
     read_file,
 )
 from client.cli.options import UserCommand
@@ -42,6 +41,7 @@ from core.endpoints import parse_endpoint
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
+from core.models.units import parse_positive_duration
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in

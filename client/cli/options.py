@@ -5,7 +5,6 @@ import functools
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -14,13 +13,11 @@ from client.cli.output import OutputFormat
 from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.resources import Resource
-from core.models.units import parse_duration
 from nodeagent.runtime.command_line import KUBECONFIG_HELP, KUBECONTEXT_HELP
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
 __all__ = [
-    "DurationType",
     "UserCommand",
     "UserGroup",
     "access_of",
@@ -31,22 +28,6 @@ __all__ = [
     "output_option",
     "workload_options",
 ]
-
-
-class DurationType(click.ParamType[timedelta]):
-    """A duration that is longer than nothing, such as `10m`."""
-
-    name = "duration"
-
-    def convert(self, value: str | timedelta, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Return the duration."""
-        try:
-            duration = value if isinstance(value, timedelta) else parse_duration(value)
-        except ValueError as e:
-            self.fail(str(e), param, ctx)
-        if duration <= timedelta():
-            self.fail(f'not a positive duration such as 30s, 10m or 1h30m: "{value}"', param, ctx)
-        return duration
 
 
 class _Help:

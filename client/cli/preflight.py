@@ -6,7 +6,8 @@ from typing import Final
 
 import click
 
-from client.cli.options import DurationType, UserCommand, cluster_options, output_option
+from client.cli.flag_types import DURATION
+from client.cli.options import UserCommand, cluster_options, output_option
 from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
 from client.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
@@ -48,9 +49,7 @@ exit codes:
 @click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
 @click.option("--location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
 @click.option("--size", metavar="QUANTITY", default="64Mi", help="size of the claim (default: 64Mi)")
-@click.option(
-    "--timeout", type=DurationType(), metavar="DURATION", default=_TIMEOUT, help="of all steps (default: 10m)"
-)
+@click.option("--timeout", type=DURATION, metavar="DURATION", default=_TIMEOUT, help="of all steps (default: 10m)")
 @output_option
 @cluster_options
 def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:

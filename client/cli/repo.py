@@ -7,8 +7,9 @@ from typing import Final
 
 import click
 
+from client.cli.flag_types import DURATION
 from client.cli.job_tools import build_job_tools
-from client.cli.options import DurationType, UserGroup, cluster_options, complete_names, list_names, output_option
+from client.cli.options import UserGroup, cluster_options, complete_names, list_names, output_option
 from client.cli.output import OutputFormat, Printer
 from client.cli.repo_pages import print_details, print_list, print_report
 from client.connect_command import build_connect_lines
@@ -165,7 +166,7 @@ async def _run_connect_command(name: str, access: ClusterAccess) -> None:
 @click.argument("name", metavar="NAME", shell_complete=_complete_names)
 @click.option(
     "--timeout",
-    type=DurationType(),
+    type=DURATION,
     metavar="DURATION",
     default=_REPORT_TIMEOUT,
     help=f"how long the Job may take (default: {format_age(_REPORT_TIMEOUT)})",

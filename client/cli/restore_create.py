@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
-from client.cli.claim_flags import parse_claim
+from client.backups.plan import ClaimName
 from client.cli.collection_commands import Creation
 from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
@@ -160,7 +160,7 @@ def _parse_source(given: dict[str, Any]) -> Source:
         raise ConfigError("set either --from-backup or --from-snapshot")
     if given["cluster"] and not given["from_storage_location"]:
         raise ConfigError("--cluster needs --from-storage-location: it is about what a bucket holds")
-    claims = tuple(parse_claim(word, given["namespace"]) for word in given["claims"])
+    claims = tuple(ClaimName.parse(word, given["namespace"]) for word in given["claims"])
     return Source(backup, snapshot, cluster=given["cluster"], namespace=given["namespace"], claims=claims)
 
 

@@ -1,113 +1,23 @@
 """The command `nodeagent run-schedule` of the pods of a schedule: it needs no Python package but the agent's."""
 
-import argparse
 import asyncio
 import os
 import sys
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Final
 
 from client.backups.delete import DeletionTools
-from client.backups.methods import Method
-from client.cli.claim_flags import parse_claims, parse_pairs
 from client.cli.job_tools import build_job_tools
 from client.collections.collection import VolumeProgress
 from client.schedules.objects import JOB_VARIABLE
-from client.schedules.request import ScheduleRequest
+from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.run import ScheduleTools, run_schedule
 from client.text import format_age, format_bytes
-from core.errors import ConfigError
 from core.models.base import format_time
-from core.models.names import SCHEDULE_COMMAND
 from core.models.retention import RetentionReport
-from core.models.units import parse_duration
 from core.text import one_line
-from nodeagent.runtime.command_line import CommandParser, add_kubeconfig
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
-from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
-__all__ = ["build_tools", "explain_report", "parse_run", "run_words"]
-
-_ABOUT: Final = """\
-Runs a schedule once: backs its PVCs up, waits for the end, and deletes expired backups. Pods of
-`nodeagent schedule create` run it."""
-
-_EXAMPLES: Final = """\
-examples:
-  kubectl -n velero create job night-now --from=cronjob/night
-        run a schedule now
-  nodeagent schedule run night --dry-run
-        show what it would back up and delete
-
-exit codes:
-  0  every volume is in the bucket, and what is expired is deleted
-  1  something of it failed; the message names it
-  2  invalid command line, or the cluster is not reachable
-"""
-
-
-def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
-    """Return the schedule that the words after `run-schedule` describe, and how its cluster is reached.
-
-    Raises:
-        ConfigError: they are invalid.
-    """
-    given = _parser().parse_args(list(words))
-    selector: str | None = given.selector
-    request = ScheduleRequest(
-        name=given.name,
-        namespace=given.agent_namespace,
-        claims=parse_claims(given.pvc, given.namespace, selector),
-        selector_namespace=given.namespace,
-        selector=selector or "",
-        method=Method(given.method),
-        location=given.storage_location,
-        ttl=_parse_ttl(given.ttl),
-        verify=given.verify,
-        ignore_velero_server=given.ignore_velero_server,
-        labels=parse_pairs("--labels", given.labels),
-        annotations=parse_pairs("--annotations", given.annotations),
-    )
-    return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog=f"nodeagent {SCHEDULE_COMMAND}",
-        description=_ABOUT,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("name", metavar="NAME", help="name of the schedule, with which those of its backups begin")
-    parser.add_argument("--pvc", metavar="NAMESPACE/NAME", action="append", default=[], help="PVC; may be repeated")
-    parser.add_argument("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --selector")
-    parser.add_argument("--selector", "-l", metavar="LABELS", default=None, help="PVCs with these labels")
-    methods = [str(method) for method in Method]
-    parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
-    parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
-    parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
-    parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
-    parser.add_argument("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
-    parser.add_argument("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
-    parser.add_argument("--ignore-velero-server", action="store_true", help="as of backup create")
-    default = os.environ.get("VELERO_NAMESPACE") or DEFAULT_NAMESPACE
-    parser.add_argument("--agent-namespace", metavar="NAME", default=default, help="namespace of the agents")
-    add_kubeconfig(parser.add_argument_group("cluster"))
-    return parser
-
-
-def _parse_ttl(text: str) -> timedelta | None:
-    if not text:
-        return None
-    try:
-        ttl = parse_duration(text)
-    except ValueError as e:
-        raise ConfigError(f"--ttl: {e}") from e
-    if ttl <= timedelta():
-        raise ConfigError(f'--ttl: not a positive duration: "{text}"')
-    return ttl
+__all__ = ["build_tools", "explain_report", "run_words"]
 
 
 def run_words(words: Sequence[str]) -> int:

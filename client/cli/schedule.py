@@ -12,8 +12,8 @@ from client.backups.plan import BackupTools, Choice
 from client.cli.backup_delete import print_deletion
 from client.cli.backup_options import backup_options
 from client.cli.collection_pages import VOLUMES_ONLY
+from client.cli.flag_types import DURATION
 from client.cli.options import (
-    DurationType,
     UserGroup,
     command_for,
     complete_names,
@@ -21,7 +21,7 @@ from client.cli.options import (
     workload_options,
 )
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
-from client.cli.run_schedule import build_tools, parse_run
+from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
 from client.schedules.objects import build_schedule
 from client.schedules.owned import OwnedObjects
@@ -138,11 +138,7 @@ def _complete(context: click.Context, _: click.Parameter, incomplete: str) -> Se
 
 
 async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
-    return await find_schedules(cluster.client, cluster.namespace, names, _parse, cluster.time.now())
-
-
-def _parse(words: Sequence[str]) -> ScheduleRequest:
-    return parse_run(words)[0]
+    return await find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
 
 
 @schedule.command("create", epilog=_CREATE_EXAMPLES)
@@ -150,7 +146,7 @@ def _parse(words: Sequence[str]) -> ScheduleRequest:
 @click.option("--schedule", "cron", metavar="CRON", required=True, help='when, such as "0 2 * * *" or @daily')
 @click.option("--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule (default: UTC)")
 @backup_options
-@click.option("--ttl", type=DurationType(), metavar="DURATION", help="when backups expire (default: never)")
+@click.option("--ttl", type=DURATION, metavar="DURATION", help="when backups expire (default: never)")
 @click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
 @output_option
@@ -158,16 +154,7 @@ def _parse(words: Sequence[str]) -> ScheduleRequest:
 def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Create or change a schedule; -o yaml only prints its objects."""
     times = ScheduleTimes(given.pop("cron"), given.pop("time_zone"), given.pop("suspend"))
-    request = ScheduleRequest(
-        name=name,
-        namespace=access.namespace,
-        claims=choice.claims,
-        selector_namespace=choice.namespace,
-        selector=choice.selector,
-        method=choice.method,
-        ignore_velero_server=choice.ignore_velero_server,
-        **given,
-    )
+    request = ScheduleRequest(name, access.namespace, choice, **given)
     request.check()
     times.check()
     asyncio.run(_run_create(request, times, form, access))
@@ -184,7 +171,7 @@ async def _run_create(
         if form.for_programs:
             _print_objects(printer, objects, form)
             return
-        result = await apply_schedule(_owned(cluster, request, printer), objects, _parse)
+        result = await apply_schedule(_owned(cluster, request, printer), objects)
         next_run = times.next_after(cluster.time.now())
     what, which = ("created", "first") if result is ApplyResult.CREATED else ("changed", "next")
     when = f"its {which} run is at {format_time(next_run)}" if next_run and not times.suspend else "it is suspended"
@@ -271,7 +258,7 @@ def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
 async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        request = await read_request(cluster.client, cluster.namespace, name, _parse)
+        request = await read_request(cluster.client, cluster.namespace, name)
         if not dry_run:
             await run_schedule(build_tools(cluster, printer.line), request)
             return
@@ -305,7 +292,7 @@ async def _run_renew(names: tuple[str, ...], access: ClusterAccess) -> None:
 
 async def renew(cluster: Connection, names: Sequence[str], printer: Printer) -> list[str]:
     """Renew the schedules of these names, all if there are none; see `renew_schedules`."""
-    return await renew_schedules(_tools(cluster, printer), cluster.namespace, names, _parse, printer.line)
+    return await renew_schedules(_tools(cluster, printer), cluster.namespace, names, printer.line)
 
 
 @schedule.command("delete", epilog=_DELETE_EXAMPLES)
@@ -319,6 +306,6 @@ def _delete(name: str, access: ClusterAccess) -> None:
 async def _run_delete(name: str, access: ClusterAccess) -> None:
     printer = Printer()
     async with connect(access) as cluster:
-        request = await read_request(cluster.client, cluster.namespace, name, _parse)
+        request = await read_request(cluster.client, cluster.namespace, name)
         await delete_schedule(_owned(cluster, request, printer))
     printer.note(f"the backups of schedule {name} stay: nodeagent backup get shows them")

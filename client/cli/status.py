@@ -9,7 +9,8 @@ from typing import Final
 
 import click
 
-from client.cli.options import DurationType, UserCommand, cluster_options, output_option
+from client.cli.flag_types import DURATION
+from client.cli.options import UserCommand, cluster_options, output_option
 from client.cli.output import OutputFormat, Printer
 from client.cli.status_pages import print_status, summarize
 from client.status.follow import ProgressRates, StatusFollower
@@ -87,9 +88,7 @@ class _Options:
 @click.command("status", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--watch", "-w", is_flag=True, help="stay, and show each change, at most once a second")
 @click.option("--wait-idle", is_flag=True, help="wait until no transfer is pending or running")
-@click.option(
-    "--timeout", type=DurationType(), metavar="DURATION", help="how long --wait-idle may take (default: no limit)"
-)
+@click.option("--timeout", type=DURATION, metavar="DURATION", help="how long --wait-idle may take (default: no limit)")
 @output_option
 @cluster_options
 def status(

@@ -99,14 +99,15 @@ def is_role_of(request: ScheduleRequest, role: JsonDict) -> bool:
 def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
     """Return what the account of the schedule needs: less for a method or a choice that needs less."""
     left_out: set[kube.Resource] = set()
-    if request.method is Method.FS_BACKUP:
+    if request.choice.method is Method.FS_BACKUP:
         left_out = set(_FOR_SNAPSHOTS)
     found = [
-        replace(one, verbs=("get",) if request.claims else ("list",))
+        replace(one, verbs=("get",) if request.choice.claims else ("list",))
         if one.resource is kube.PERSISTENT_VOLUME_CLAIMS
         else one
         for one in SCHEDULED_PERMISSIONS
-        if one.resource not in left_out and not (one.resource is kube.PODS and request.method is Method.CSI_SNAPSHOT)
+        if one.resource not in left_out
+        and not (one.resource is kube.PODS and request.choice.method is Method.CSI_SNAPSHOT)
     ]
     return (
         *found,

@@ -1,21 +1,43 @@
-"""A schedule as the user asked for it, and the command line of its pods. Pure."""
+"""A schedule as the user asked for it, and the command line of its pods: there it is kept, and read back."""
 
+import argparse
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
-from client.backups.manifests import check_pairs
+from client.backups.manifests import check_pairs, parse_pairs
 from client.backups.methods import Method
-from client.backups.plan import Choice, ClaimName
+from client.backups.plan import Choice
 from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
-from core.models.units import format_duration
+from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
+from nodeagent.runtime.command_line import CommandParser, add_kubeconfig
+from nodeagent.runtime.connection import ClusterAccess
+from nodeagent.runtime.settings import DEFAULT_NAMESPACE
 
-__all__ = ["ScheduleRequest", "ScheduleTimes", "words_of"]
+__all__ = ["ScheduleRequest", "ScheduleTimes", "is_schedule", "parse_run", "read_cron_job"]
+
+_ABOUT: Final = """\
+Runs a schedule once: backs its PVCs up, waits for the end, and deletes expired backups. Pods of
+`nodeagent schedule create` run it."""
+
+_EXAMPLES: Final = """\
+examples:
+  kubectl -n velero create job night-now --from=cronjob/night
+        run a schedule now
+  nodeagent schedule run night --dry-run
+        show what it would back up and delete
+
+exit codes:
+  0  every volume is in the bucket, and what is expired is deleted
+  1  something of it failed; the message names it
+  2  invalid command line, or the cluster is not reachable
+"""
 
 _NAME_CHARACTERS: Final = 48
 """A CronJob's name has at most 52, and the names of its backups have 15 more. Source: Kubernetes v1.34, CronJob."""
@@ -65,20 +87,15 @@ class ScheduleTimes:
 class ScheduleRequest:
     """What a schedule backs up and keeps.
 
-    `namespace` is that of the agents; `selector_namespace` and `selector` choose PVCs where `claims` is empty. A `ttl`
-    of None: backups are kept, and no backup is deleted.
+    `namespace` is that of the agents. A `ttl` of None: backups are kept, and no backup is deleted.
     """
 
     name: str
     namespace: str
-    claims: tuple[ClaimName, ...] = ()
-    selector_namespace: str = ""
-    selector: str = ""
-    method: Method = Method.AUTO
+    choice: Choice
     location: str = ""
     ttl: timedelta | None = None
     verify: bool = False
-    ignore_velero_server: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
 
@@ -99,43 +116,33 @@ class ScheduleRequest:
         return label_value(self.name)
 
     @property
-    def choice(self) -> Choice:
-        """The PVCs that it backs up."""
-        return Choice(
-            claims=self.claims,
-            namespace=self.selector_namespace,
-            selector=self.selector,
-            method=self.method,
-            ignore_velero_server=self.ignore_velero_server,
-        )
-
-    @property
     def claim_namespaces(self) -> list[str]:
         """The namespaces of its PVCs."""
-        return sorted({claim.namespace for claim in self.claims} or {self.selector_namespace})
+        return sorted({claim.namespace for claim in self.choice.claims} or {self.choice.namespace})
 
     @property
     def shown_claims(self) -> str:
         """Its PVCs, as text."""
-        if self.claims:
-            return ", ".join(map(str, self.claims))
-        return f"{self.selector_namespace}: {self.selector or 'all'}"
+        if self.choice.claims:
+            return ", ".join(map(str, self.choice.claims))
+        return f"{self.choice.namespace}: {self.choice.selector or 'all'}"
 
     @property
     def argv(self) -> list[str]:
-        """The words of the command line of its pods, after the program."""
+        """The words of the command line of its pods, after the program: what `parse_run` reads."""
+        choice = self.choice
         words = [SCHEDULE_COMMAND, self.name, f"--agent-namespace={self.namespace}"]
-        words += [f"--pvc={claim}" for claim in self.claims]
-        if not self.claims:
-            words += [f"--namespace={self.selector_namespace}", f"--selector={self.selector}"]
-        words.append(f"--method={self.method}")
+        words += [f"--pvc={claim}" for claim in choice.claims]
+        if not choice.claims:
+            words += [f"--namespace={choice.namespace}", f"--selector={choice.selector}"]
+        words.append(f"--method={choice.method}")
         if self.location:
             words.append(f"--storage-location={self.location}")
         if self.ttl is not None:
             words.append(f"--ttl={format_duration(self.ttl)}")
         if self.verify:
             words.append("--verify")
-        if self.ignore_velero_server:
+        if choice.ignore_velero_server:
             words.append("--ignore-velero-server")
         for flag, pairs in (("--labels", self.labels), ("--annotations", self.annotations)):
             if pairs:
@@ -143,8 +150,82 @@ class ScheduleRequest:
         return words
 
 
-def words_of(cron_job: JsonDict) -> list[str]:
-    """Return the words after the program of a batch/v1 CronJob; none: it is not a schedule of ours."""
+def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
+    """Return the schedule that the words after `run-schedule` describe, and how its cluster is reached.
+
+    Raises:
+        ConfigError: they are invalid.
+    """
+    given = _parser().parse_args(list(words))
+    request = ScheduleRequest(
+        name=given.name,
+        namespace=given.agent_namespace,
+        choice=Choice.parse(
+            given.pvc,
+            given.namespace,
+            given.selector,
+            method=given.method,
+            ignore_velero_server=given.ignore_velero_server,
+        ),
+        location=given.storage_location,
+        ttl=_parse_ttl(given.ttl),
+        verify=given.verify,
+        labels=parse_pairs("--labels", given.labels),
+        annotations=parse_pairs("--annotations", given.annotations),
+    )
+    return request, ClusterAccess(given.kubeconfig or None, given.kubecontext, given.agent_namespace)
+
+
+def _parser() -> argparse.ArgumentParser:
+    # Not of click: the pods of a schedule have the agents' image, without the extra `cli`.
+    parser = CommandParser(
+        prog=f"nodeagent {SCHEDULE_COMMAND}",
+        description=_ABOUT,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", metavar="NAME", help="name of the schedule, with which those of its backups begin")
+    parser.add_argument("--pvc", metavar="NAMESPACE/NAME", action="append", default=[], help="PVC; may be repeated")
+    parser.add_argument("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --selector")
+    parser.add_argument("--selector", "-l", metavar="LABELS", default=None, help="PVCs with these labels")
+    methods = [str(method) for method in Method]
+    parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
+    parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
+    parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
+    parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
+    parser.add_argument("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
+    parser.add_argument("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")
+    parser.add_argument("--ignore-velero-server", action="store_true", help="as of backup create")
+    default = os.environ.get("VELERO_NAMESPACE") or DEFAULT_NAMESPACE
+    parser.add_argument("--agent-namespace", metavar="NAME", default=default, help="namespace of the agents")
+    add_kubeconfig(parser.add_argument_group("cluster"))
+    return parser
+
+
+def _parse_ttl(text: str) -> timedelta | None:
+    try:
+        return parse_positive_duration(text) if text else None
+    except ValueError as e:
+        raise ConfigError(f"--ttl: {e}") from e
+
+
+def read_cron_job(cron_job: JsonDict) -> ScheduleRequest:
+    """Return the schedule of a batch/v1 CronJob.
+
+    Raises:
+        ConfigError: the command line of its pods cannot be read.
+    """
+    return parse_run(_words_of(cron_job)[1:])[0]
+
+
+def is_schedule(cron_job: JsonDict) -> bool:
+    """Return whether a CronJob is a schedule of ours."""
+    return bool(_words_of(cron_job))
+
+
+def _words_of(cron_job: JsonDict) -> list[str]:
+    """Return the words after the program; none: it is not a schedule of ours."""
     template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
     words = [str(word) for word in containers[0].get("args") or []]

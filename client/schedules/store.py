@@ -14,7 +14,7 @@ from client.install.objects import helm_release
 from client.installation import explain_no_agents
 from client.schedules.objects import AgentImage, build_accounts, build_schedule
 from client.schedules.owned import OwnedObjects
-from client.schedules.request import ScheduleRequest, ScheduleTimes, words_of
+from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -36,9 +36,6 @@ __all__ = [
     "read_request",
     "renew_schedules",
 ]
-
-ParseWords = Callable[[Sequence[str]], ScheduleRequest]
-"""Reads the words after `run-schedule`; raises ConfigError where they are invalid."""
 
 _APPLIERS: Final = {
     "argocd.argoproj.io/tracking-id": "Argo CD",
@@ -117,12 +114,12 @@ async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
         KubeError: the API server rejected a request.
     """
     await find_destination(
-        tools, request.namespace, request.location, ignore_velero_server=request.ignore_velero_server
+        tools, request.namespace, request.location, ignore_velero_server=request.choice.ignore_velero_server
     )
-    await note_absent_claims(tools, request.claims)
+    await note_absent_claims(tools, request.choice.claims)
 
 
-async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse: ParseWords) -> ApplyResult:
+async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict]) -> ApplyResult:
     """Create or update the objects of a schedule; `CREATED`: its CronJob did not exist.
 
     Roles that it does not need any more are deleted before the CronJob changes, which says where they were: so an
@@ -138,23 +135,21 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict], parse
     meta = cron_job["metadata"]
     stored = await owned.client.read(kube.CRON_JOBS, meta["namespace"], meta["name"])
     if stored is not None:
-        await owned.remove_roles(_known(stored, parse), keep=others)
+        await owned.remove_roles(_known(stored), keep=others)
     result = await owned.put(cron_job)
     changed = any(one is not ApplyResult.UNCHANGED for one in results)
     return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
 
 
-def _known(cron_job: JsonDict, parse: ParseWords) -> list[JsonDict]:
+def _known(cron_job: JsonDict) -> list[JsonDict]:
     """Return the objects that the CronJob needs; none, if it is of a version that cannot be read."""
     try:
-        return build_accounts(parse(words_of(cron_job)[1:]))
+        return build_accounts(read_cron_job(cron_job))
     except ConfigError:
         return []
 
 
-async def find_schedules(
-    client: KubeClient, namespace: str, names: Sequence[str], parse: ParseWords, now: datetime
-) -> ScheduleList:
+async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str], now: datetime) -> ScheduleList:
     """Return the schedules of these names, all if there are none.
 
     Raises:
@@ -164,7 +159,7 @@ async def find_schedules(
     found, notes = [], []
     for raw in await _list_cron_jobs(client, namespace, names):
         try:
-            found.append(_build(raw, parse(words_of(raw)[1:]), now))
+            found.append(_build(raw, read_cron_job(raw), now))
         except (ConfigError, ContractError) as e:
             notes.append(f"CronJob {namespace}/{raw['metadata']['name']} cannot be read: {e}")
     return ScheduleList(schedules=found, notes=notes)
@@ -181,7 +176,7 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
     """
     pages = client.raw_pages(Selection(kube.CRON_JOBS, namespace, label_selector=SCHEDULE_LABEL))
     listed = [msgspec.json.decode(text) async for page in pages for text in page]
-    found = {one["metadata"]["name"]: one for one in listed if words_of(one)}
+    found = {one["metadata"]["name"]: one for one in listed if is_schedule(one)}
     for name in names:
         if name not in found:
             raise missing(f"there is no schedule {name} in namespace {namespace}", name, list(found))
@@ -197,7 +192,7 @@ def _build(raw: JsonDict, request: ScheduleRequest, now: datetime) -> Schedule:
         time_zone=spec.time_zone,
         suspended=spec.suspend,
         claims=request.shown_claims,
-        method=str(request.method),
+        method=str(request.choice.method),
         location=request.location,
         ttl=format_duration(request.ttl) if request.ttl is not None else "",
         created=cron_job.metadata.creation_timestamp,
@@ -214,7 +209,7 @@ def _times_of(cron_job: _CronJob) -> ScheduleTimes:
     return ScheduleTimes(spec.schedule, spec.time_zone, spec.suspend)
 
 
-async def read_request(client: KubeClient, namespace: str, name: str, parse: ParseWords) -> ScheduleRequest:
+async def read_request(client: KubeClient, namespace: str, name: str) -> ScheduleRequest:
     """Return what the schedule of that name backs up and keeps.
 
     Raises:
@@ -223,11 +218,11 @@ async def read_request(client: KubeClient, namespace: str, name: str, parse: Par
         KubeError: the API server rejected a request.
     """
     (raw,) = await _list_cron_jobs(client, namespace, (name,))
-    return parse(words_of(raw)[1:])
+    return read_cron_job(raw)
 
 
 async def renew_schedules(
-    tools: BackupTools, namespace: str, names: Sequence[str], parse: ParseWords, on_line: Callable[[str], None]
+    tools: BackupTools, namespace: str, names: Sequence[str], on_line: Callable[[str], None]
 ) -> list[str]:
     """Build the objects of the schedules of these names again, all if there are none, with the image of the agents.
 
@@ -254,7 +249,7 @@ async def renew_schedules(
             )
             continue
         try:
-            result = await _renew(tools, cron_job, image, parse, on_line)
+            result = await _renew(tools, cron_job, image, on_line)
         except AgentError as e:
             failures.append(f"schedule {name} was not renewed: {e}")
         else:
@@ -275,7 +270,7 @@ def find_applier(obj: JsonDict) -> str | None:
 
 
 async def _renew(
-    tools: BackupTools, cron_job: JsonDict, image: AgentImage, parse: ParseWords, on_line: Callable[[str], None]
+    tools: BackupTools, cron_job: JsonDict, image: AgentImage, on_line: Callable[[str], None]
 ) -> ApplyResult:
     """Apply the objects of a schedule as its pods' command line describes it.
 
@@ -283,13 +278,13 @@ async def _renew(
         ConfigError: the CronJob cannot be read, is a copy of another one, or an object is not of the schedule.
         KubeError: the API server rejected a request.
     """
-    request, times = parse(words_of(cron_job)[1:]), _times_of(_CronJob.from_wire(cron_job))
+    request, times = read_cron_job(cron_job), _times_of(_CronJob.from_wire(cron_job))
     meta = cron_job["metadata"]
     if (request.namespace, request.name) != (meta["namespace"], meta["name"]):
         raise ConfigError(f"its pods run schedule {request.name} of namespace {request.namespace}")
     times.check()
     owned = OwnedObjects(tools.client, request, lambda place: on_line(f"{place}: deleted"), tools.on_note)
-    return await apply_schedule(owned, build_schedule(request, times, image, tools.clock.now()), parse)
+    return await apply_schedule(owned, build_schedule(request, times, image, tools.clock.now()))
 
 
 async def delete_schedule(owned: OwnedObjects) -> None:

@@ -32,6 +32,21 @@ _UNIT_SECONDS: Final = {
 _PART: Final = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
+def parse_positive_duration(text: str) -> timedelta:
+    """Return a duration that is longer than nothing.
+
+    Raises:
+        ValueError: the text is none.
+    """
+    try:
+        duration = parse_duration(text)
+    except ValueError:
+        duration = timedelta()
+    if duration <= timedelta():
+        raise ValueError(f'"{text}" is not allowed: expected a duration such as 30s, 10m or 1h30m')
+    return duration
+
+
 def parse_duration(text: str) -> timedelta:
     """Return the duration in `text`, such as `1h30m` or `10m0s`.
 

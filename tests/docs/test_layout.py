@@ -48,7 +48,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/bandwidth/dialing.py": "tests/datamover/bandwidth/test_proxy.py",
     "datamover/bandwidth/relay.py": "tests/datamover/bandwidth/test_proxy.py",
     "client/cli/backup_options.py": "tests/client/cli/test_backup_create.py",
-    "client/cli/claim_flags.py": "tests/client/cli/test_backup_create.py",
     "client/cli/job_tools.py": "tests/client/cli/test_backup_delete.py",
     "client/cli/run_schedule.py": "tests/client/cli/test_schedule.py",
     "client/backups/deletion_record.py": "tests/client/backups/test_delete.py",

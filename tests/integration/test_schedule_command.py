@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from client.backups.plan import ClaimName
+from client.backups.plan import Choice, ClaimName
 from client.schedules.objects import schedule_permissions
 from client.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULE_PERMISSIONS
 from client.schedules.request import ScheduleRequest
@@ -117,8 +117,8 @@ def test_its_account_may_do_what_is_listed_and_nothing_with_secrets(
     cluster: _Schedules, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cluster.create_night(capsys, "--ttl=720h")[0] == 0
-    claims = (ClaimName(cluster.namespace, "data"), ClaimName(cluster.namespace, "files"))
-    request = ScheduleRequest("night", cluster.namespace, claims, ttl=timedelta(days=30))
+    choice = Choice((ClaimName(cluster.namespace, "data"), ClaimName(cluster.namespace, "files")))
+    request = ScheduleRequest("night", cluster.namespace, choice, ttl=timedelta(days=30))
     for permission in schedule_permissions(request):
         for verb in permission.verbs:
             assert cluster.allows(verb, permission, *permission.names[:1]), (verb, permission)

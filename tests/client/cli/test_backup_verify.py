@@ -128,7 +128,7 @@ def test_volumes_that_are_not_completed_are_notes(shell: _Shell) -> None:
         (["night", "--percent", "101"], 2, "--percent: 101 is not allowed"),
         (["night", "--percent", "nan"], 2, "--percent: nan is not allowed"),
         (["night", "--restore", "--percent", "10"], 2, "--percent is for reading back: --restore compares all files"),
-        (["night", "--timeout", "0"], 2, "not a positive duration"),
+        (["night", "--timeout", "0"], 2, '--timeout: "0" is not allowed: expected a duration'),
         ([], 2, r"Missing argument 'NAME' \(see nodeagent backup verify --help\)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -172,8 +172,8 @@ def test_the_namespace_is_that_of_the_agents_and_not_the_one_of_the_kubeconfig(
         (["describe"], 2, r"Missing argument 'NAME' \(see nodeagent repo describe --help\)"),
         (["delete"], 2, r"No such command 'delete'.*\(see nodeagent repo --help\)"),
         ([], 2, r"Missing command \(see nodeagent repo --help\)"),
-        (["report", "a", "--timeout=soon"], 2, "not a duration such as 30s"),
-        (["report", "a", "--timeout=0"], 2, "not a positive duration"),
+        (["report", "a", "--timeout=soon"], 2, '--timeout: "soon" is not allowed: expected a duration such as 30s'),
+        (["report", "a", "--timeout=0"], 2, '--timeout: "0" is not allowed: expected a duration such as'),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

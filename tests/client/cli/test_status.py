@@ -106,7 +106,7 @@ def test_a_missing_permission_is_named_and_nothing_looks_healthy(scene: StatusSc
     [
         (["-w", "-o", "json"], 2, r"--watch shows a page for people.*\(see nodeagent status --help\)"),
         (["--timeout", "5m"], 2, r"--timeout needs --wait-idle \(see nodeagent status --help\)"),
-        (["--wait-idle", "--timeout", "soon"], 2, "not a duration"),
+        (["--wait-idle", "--timeout", "soon"], 2, '--timeout: "soon" is not allowed: expected a duration'),
         (["extra"], 2, r"unexpected extra argument.*\(see nodeagent status --help\)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

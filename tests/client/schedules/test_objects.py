@@ -7,10 +7,9 @@ from datetime import timedelta
 import pytest
 
 from client.backups.methods import Method
-from client.backups.plan import ClaimName
-from client.cli.run_schedule import parse_run
+from client.backups.plan import Choice, ClaimName
 from client.schedules.objects import AgentImage, build_schedule, schedule_permissions
-from client.schedules.request import ScheduleRequest, ScheduleTimes, words_of
+from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from client.schedules.run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
 from nodeagent.runtime.permissions import Scope
@@ -19,7 +18,8 @@ from tests.nodeagent.support.hand_clock import NOON
 from tests.support.access import access_of
 from tests.support.golden import assert_golden
 
-_REQUEST = ScheduleRequest("night", "velero", (DATA, ClaimName("db", "data")), ttl=timedelta(days=30))
+_CLAIMS = Choice((DATA, ClaimName("db", "data")))
+_REQUEST = ScheduleRequest("night", "velero", _CLAIMS, ttl=timedelta(days=30))
 _TIMES = ScheduleTimes("0 2 * * *", "Europe/Berlin")
 
 
@@ -39,22 +39,21 @@ def test_the_image_is_that_of_the_agents() -> None:
     "request_",
     [
         _REQUEST,
-        ScheduleRequest("a", "velero", selector_namespace="app", selector="tier in (web,db)", method=Method.FS_BACKUP),
-        ScheduleRequest("a.b", "other", selector_namespace="app", location="bucket", ignore_velero_server=True),
-        ScheduleRequest("night", "velero", (DATA,), verify=True),
+        ScheduleRequest("a", "velero", Choice(namespace="app", selector="tier in (web,db)", method=Method.FS_BACKUP)),
+        ScheduleRequest("a.b", "other", Choice(namespace="app", ignore_velero_server=True), location="bucket"),
+        ScheduleRequest("night", "velero", Choice((DATA,)), verify=True, labels={"a": "b"}, annotations={"c": "d"}),
     ],
     ids=["claims", "selector", "all of a namespace", "verified"],
 )
 def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleRequest) -> None:
     cron_job = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
-    words = words_of(cron_job)
-    assert parse_run(words[1:])[0] == request_
+    assert read_cron_job(cron_job) == request_
 
 
-def test_another_cron_job_has_no_words() -> None:
-    assert words_of({"metadata": {}}) == []
+def test_another_cron_job_is_no_schedule() -> None:
+    assert not is_schedule({"metadata": {}})
     template = {"spec": {"containers": [{"args": ["serve"]}]}}
-    assert words_of({"spec": {"jobTemplate": {"spec": {"template": template}}}}) == []
+    assert not is_schedule({"spec": {"jobTemplate": {"spec": {"template": template}}}})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +63,7 @@ def test_another_cron_job_has_no_words() -> None:
 def test_no_schedule_reads_secrets_or_widens_its_roles(
     method: Method, claims: tuple[ClaimName, ...], ttl: timedelta | None
 ) -> None:
-    request = ScheduleRequest("night", "velero", claims, "app", method=method, ttl=ttl)
+    request = ScheduleRequest("night", "velero", Choice(claims, "app", method=method), ttl=ttl)
     granted = schedule_permissions(request)
     assert SECRETS not in {one.resource for one in granted}
     assert not {"escalate", "bind", "impersonate"} & {verb for one in granted for verb in one.verbs}
@@ -82,7 +81,7 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
     scene.old.put("Job", "night-1", "batch/v1", meta={"creationTimestamp": "2026-11-21T02:00:00Z"})
     scene.old.put("ConfigMap", "node-agent-backup-deletions", "v1")
     scene.old.put("Lease", "node-agent-backup-deletions", "coordination.k8s.io/v1")
-    request = replace(_REQUEST, claims=(DATA, ClaimName("app", "files")))
+    request = replace(_REQUEST, choice=Choice((DATA, ClaimName("app", "files"))))
     scene.end_backups()
     scene.kube.requests.clear()
     await run_schedule(scene.tools("night-1"), request)

@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 
 from client.backups.methods import Method
-from client.backups.plan import ClaimName
-from client.cli.run_schedule import parse_run
+from client.backups.plan import Choice, ClaimName
 from client.schedules.objects import AgentImage, build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
@@ -30,7 +29,7 @@ def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
 
 async def _apply(scene: ScheduleScene, request: ScheduleRequest, image: str = "i:1") -> None:
     objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage(image), NOON)
-    await apply_schedule(_owned(scene, request), objects, lambda words: parse_run(words)[0])
+    await apply_schedule(_owned(scene, request), objects)
 
 
 async def _delete(scene: ScheduleScene, request: ScheduleRequest) -> None:
@@ -52,7 +51,7 @@ async def test_a_change_leaves_no_role_that_is_not_needed_any_more(scene: Schedu
     if not may_list:
         for kind in ("roles", "rolebindings", "clusterroles", "clusterrolebindings"):
             scene.kube.fail_next("GET", f"/apis/rbac.authorization.k8s.io/v1/{kind}", 403, message="may not list")
-    await _apply(scene, scene.request(ClaimName("db", "data"), method=Method.FS_BACKUP))
+    await _apply(scene, ScheduleRequest("night", "velero", Choice((ClaimName("db", "data"),), method=Method.FS_BACKUP)))
     wanted = {("velero", "node-agent-schedule-night"), ("db", "node-agent-schedule.velero.night")}
     assert {one[1:] for one in _roles(scene)} == wanted
     assert any("may be left: " in line and "may not list" in line for line in scene.lines) is not may_list
@@ -61,7 +60,7 @@ async def test_a_change_leaves_no_role_that_is_not_needed_any_more(scene: Schedu
 async def test_a_deletion_finds_roles_of_earlier_namespaces_and_of_no_other_schedule(scene: ScheduleScene) -> None:
     request = scene.request()
     await _apply(scene, request)
-    of_another = ScheduleRequest("night", "other", (ClaimName("app", "data"),))
+    of_another = ScheduleRequest("night", "other", Choice((ClaimName("app", "data"),)))
     objects = build_schedule(of_another, ScheduleTimes("@daily"), AgentImage("i"), NOON)
     for one in objects:
         if one["kind"] in {resource.kind for resource in _ROLES}:

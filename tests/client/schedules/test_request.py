@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from client.backups.plan import Choice
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from core.errors import ConfigError
 from tests.nodeagent.support.hand_clock import NOON
@@ -11,21 +12,21 @@ from tests.nodeagent.support.hand_clock import NOON
 
 @pytest.mark.parametrize("name", ["night", "a.b-1", "n" * 48])
 def test_a_name_that_a_cron_job_can_have_is_valid(name: str) -> None:
-    request = ScheduleRequest(name, "velero")
+    request = ScheduleRequest(name, "velero", Choice())
     request.check()
     assert len(f"{request.name}-20261121120000") <= 63
 
 
 def test_a_reserved_label_is_an_error() -> None:
-    ScheduleRequest("night", "velero", labels={"team": "a"}).check()
+    ScheduleRequest("night", "velero", Choice(), labels={"team": "a"}).check()
     with pytest.raises(ConfigError, match=r"--annotations: velero\.io/x is reserved"):
-        ScheduleRequest("night", "velero", annotations={"velero.io/x": "a"}).check()
+        ScheduleRequest("night", "velero", Choice(), annotations={"velero.io/x": "a"}).check()
 
 
 @pytest.mark.parametrize("name", ["", "Night", "a_b", "-a", "a/b", "n" * 49])
 def test_any_other_name_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="is no name of a schedule: up to 48 lowercase letters"):
-        ScheduleRequest(name, "velero").check()
+        ScheduleRequest(name, "velero", Choice()).check()
 
 
 @pytest.mark.parametrize(

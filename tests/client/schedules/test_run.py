@@ -1,10 +1,11 @@
 """One run of a schedule: what it backs up, what it deletes, and what does not keep it from either."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from client.backups.plan import ClaimName
+from client.backups.plan import Choice, ClaimName
 from client.schedules.run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request
@@ -106,8 +107,8 @@ async def test_what_the_api_server_rejects_of_one_pvc_does_not_fail_the_others(s
 async def test_a_selector_takes_the_pvcs_that_there_are_when_it_runs(scene: ScheduleScene) -> None:
     scene.claims.put_claim("late", "fast", labels={"tier": "web"})
     scene.end_backups()
-    request = scene.request(selector_namespace="app", selector="tier=web")
-    await run_schedule(scene.tools(), type(request)(**{**vars(request), "claims": ()}))
+    request = replace(scene.request(), choice=Choice(namespace="app", selector="tier=web"))
+    await run_schedule(scene.tools(), request)
     assert len(scene.made) == 2
 
 

@@ -4,7 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from client.cli.run_schedule import parse_run
 from client.install.apply import ApplyResult
 from client.schedules.objects import AgentImage, build_schedule
 from client.schedules.owned import OwnedObjects
@@ -44,14 +43,10 @@ def scene() -> ScheduleScene:
     return ScheduleScene()
 
 
-def _parse(words: object) -> ScheduleRequest:
-    return parse_run(words)[0]  # type: ignore[arg-type]
-
-
 async def _create(scene: ScheduleScene, times: ScheduleTimes | None = None, image: str = "i:1") -> ApplyResult:
     request = scene.request(ttl=timedelta(days=1))
     objects = build_schedule(request, times or ScheduleTimes("0 2 * * *", "Europe/Berlin"), AgentImage(image), NOON)
-    return await apply_schedule(_owned(scene, request), objects, _parse)
+    return await apply_schedule(_owned(scene, request), objects)
 
 
 def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
@@ -59,11 +54,11 @@ def _owned(scene: ScheduleScene, request: ScheduleRequest) -> OwnedObjects:
 
 
 async def _delete(scene: ScheduleScene, name: str) -> None:
-    await delete_schedule(_owned(scene, await read_request(scene.old.client, "velero", name, _parse)))
+    await delete_schedule(_owned(scene, await read_request(scene.old.client, "velero", name)))
 
 
 async def _find(scene: ScheduleScene, *names: str) -> ScheduleList:
-    return await find_schedules(scene.old.client, "velero", names, _parse, NOON)
+    return await find_schedules(scene.old.client, "velero", names, NOON)
 
 
 async def test_a_schedule_is_listed_with_its_runs(scene: ScheduleScene) -> None:
@@ -179,7 +174,7 @@ async def _create_old(scene: ScheduleScene) -> JsonDict:
 
 
 async def _renew(scene: ScheduleScene, *names: str) -> list[str]:
-    return await renew_schedules(scene.claims.tools, "velero", names, _parse, scene.lines.append)
+    return await renew_schedules(scene.claims.tools, "velero", names, scene.lines.append)
 
 
 async def test_an_old_schedule_is_renewed_with_image_rules_and_permissions(scene: ScheduleScene) -> None:
@@ -230,7 +225,7 @@ async def test_a_schedule_that_loses_its_time_to_live_loses_the_image_of_its_rul
     await _create(scene)
     request = scene.request()
     objects = build_schedule(request, ScheduleTimes("@daily"), AgentImage("i:1"), NOON)
-    await apply_schedule(_owned(scene, request), objects, _parse)
+    await apply_schedule(_owned(scene, request), objects)
     assert not scene.cron_jobs[0]["metadata"].get("annotations")
 
 

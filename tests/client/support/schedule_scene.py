@@ -1,8 +1,9 @@
 """A cluster with PVCs, old backups and a bucket, as a schedule finds it."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from client.backups.plan import ClaimName
+from client.backups.plan import Choice, ClaimName
 from client.schedules.request import ScheduleRequest
 from client.schedules.run import ScheduleTools
 from core.kube.resources import CRON_JOBS, DATA_UPLOADS, POD_VOLUME_BACKUPS
@@ -55,9 +56,8 @@ class ScheduleScene:
             self.kube.bucket[snapshot] = TransferToDelete("app", backup, meta["uid"])
 
     @staticmethod
-    def request(*claims: ClaimName, **more: object) -> ScheduleRequest:
-        values: dict[str, object] = {"claims": claims or (DATA,)} | more
-        return ScheduleRequest("night", "velero", **values)  # type: ignore[arg-type]
+    def request(*claims: ClaimName, **more: Any) -> ScheduleRequest:
+        return ScheduleRequest("night", "velero", Choice(claims or (DATA,)), **more)
 
     @property
     def made(self) -> list[JsonDict]:
