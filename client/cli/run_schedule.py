@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from client.backups.delete import DeletionTools
 from client.cli.job_tools import build_job_tools
 from client.collections.collection import VolumeProgress
-from client.schedules.objects import JOB_VARIABLE
+from client.schedules.manifests import JOB_VARIABLE
 from client.schedules.request import ScheduleRequest, parse_run
-from client.schedules.run import ScheduleTools, run_schedule
+from client.schedules.scheduled_run import ScheduleTools, run_schedule
 from client.text import format_age, format_bytes
 from core.models.base import format_time
 from core.models.retention import RetentionReport

@@ -23,10 +23,10 @@ from client.cli.options import (
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
-from client.schedules.objects import build_schedule
+from client.schedules.manifests import build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
-from client.schedules.run import ScheduleError, preview_schedule, run_schedule
+from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from client.schedules.store import (
     Schedule,
     ScheduleList,

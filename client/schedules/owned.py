@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from client.install.apply import ApplyResult
-from client.schedules.objects import is_role_of
+from client.schedules.manifests import is_role_of
 from client.schedules.request import ScheduleRequest
 from core.errors import ConfigError
 from core.kube import resources as kube

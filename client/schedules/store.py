@@ -12,7 +12,7 @@ from client.backups.plan import BackupTools, find_destination, note_absent_claim
 from client.install.apply import ApplyResult
 from client.install.objects import helm_release
 from client.installation import explain_no_agents
-from client.schedules.objects import AgentImage, build_accounts, build_schedule
+from client.schedules.manifests import AgentImage, build_accounts, build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
 from core.errors import AgentError, ConfigError, ContractError

@@ -20,7 +20,7 @@ from client.backups.delete import (
 )
 from client.backups.deletion_lease import hold_deletions
 from client.mover_jobs import JobTools
-from client.schedules import run as schedules
+from client.schedules import scheduled_run
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
@@ -237,11 +237,11 @@ class World:
 
     async def _run_schedule(self, command: Command) -> None:
         tools = replace(self._build_tools(command), in_pod=True)
-        run = schedules.ScheduleRun("night", parse_time(format_time(self.kube.time)))
-        means = schedules.ScheduleTools(tools, lambda _: None, lambda _: None, lambda _: None, "night-1")
-        await schedules._expire(means, run, "night")
+        run = scheduled_run.ScheduleRun("night", parse_time(format_time(self.kube.time)))
+        means = scheduled_run.ScheduleTools(tools, lambda _: None, lambda _: None, lambda _: None, "night-1")
+        await scheduled_run._expire(means, run, "night")
         if run.failures:
-            raise schedules.ScheduleError("; ".join(run.failures))
+            raise scheduled_run.ScheduleError("; ".join(run.failures))
 
     async def advance(self, command: Command, requests: int, *, fault: Fault = None) -> bool:
         """Let the command send so many requests, and sleep between them; the last one has the fault.

@@ -6,7 +6,7 @@ import pytest
 
 from client.backups.methods import Method
 from client.backups.plan import Choice, ClaimName
-from client.schedules.objects import AgentImage, build_schedule
+from client.schedules.manifests import AgentImage, build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import apply_schedule, delete_schedule

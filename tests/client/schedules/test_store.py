@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from client.install.apply import ApplyResult
-from client.schedules.objects import AgentImage, build_schedule
+from client.schedules.manifests import AgentImage, build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from client.schedules.store import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from client.backups.plan import Choice, ClaimName
 from client.schedules.request import ScheduleRequest
-from client.schedules.run import ScheduleTools
+from client.schedules.scheduled_run import ScheduleTools
 from core.kube.resources import CRON_JOBS, DATA_UPLOADS, POD_VOLUME_BACKUPS
 from core.models.base import JsonDict
 from core.models.retention import RetentionReport

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from client.backups.plan import Choice, ClaimName
-from client.schedules.run import ScheduleError, preview_schedule, run_schedule
+from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request
 from core.models.retention import read_report

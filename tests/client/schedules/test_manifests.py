@@ -8,9 +8,9 @@ import pytest
 
 from client.backups.methods import Method
 from client.backups.plan import Choice, ClaimName
-from client.schedules.objects import AgentImage, build_schedule, schedule_permissions
+from client.schedules.manifests import AgentImage, build_schedule, schedule_permissions
 from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule, read_cron_job
-from client.schedules.run import run_schedule
+from client.schedules.scheduled_run import run_schedule
 from core.kube.resources import DATA_UPLOADS, JOBS, PODS, SECRETS, VOLUME_SNAPSHOTS
 from nodeagent.runtime.permissions import Scope
 from tests.client.support.schedule_scene import DATA, ScheduleScene
