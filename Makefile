@@ -182,14 +182,9 @@ test-mover-full: venv unit-tools ## more random trees, kills, drains and storage
 
 # -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover
-bench-mover: root venv mover-tools ## cost of the data mover compared with kopia alone; 15 minutes at most (root)
+bench-mover: root venv mover-tools ## cost of the data mover compared with kopia alone; 15 minutes (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_mover $(BENCH)
-
-.PHONY: bench-bandwidth
-bench-bandwidth: root venv mover-tools ## how exactly the bandwidth of a data mover is limited, and the cost; 10 minutes (root)
-	$(step)
-	@$(venv)/python -m benchmarks.bench_bandwidth $(BENCH)
 
 .PHONY: bench-life
 bench-life: bed ## the stages of transfers of all kinds on a real kubelet, beside kopia by hand; 20 minutes (root)
@@ -206,14 +201,8 @@ bench-ui: venv api-tools ## how soon the pages of nodeagent ui are there with 10
 	$(step)
 	@$(venv)/python -m benchmarks.bench_ui $(BENCH)
 
-.PHONY: bench-repository
-bench-repository: venv mover-tools ## what maintenance of repositories costs and achieves; builds kopia's test build; 20 minutes
-	$(step)
-	@tools/build.sh kopia kopia-testing backups >/dev/null
-	@$(venv)/python -m benchmarks.bench_repository $(BENCH)
-
 .PHONY: bench-resume
-bench-resume: root venv mover-tools ## what an interruption of a transfer costs, and whether any is lost; 25 minutes (root)
+bench-resume: root venv mover-tools ## what an interruption of a transfer costs; 13 minutes (root)
 	$(step)
 	@$(venv)/python -m benchmarks.bench_resume $(BENCH)
 

@@ -4,7 +4,6 @@ Knows the order of the runs, and what is printed. Does not know how the stages o
 """
 
 import argparse
-import json
 import os
 import random
 import subprocess
@@ -17,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.figures import describe_machine
+from benchmarks.figures import Summary, print_report
 from benchmarks.lives import Life, live
 from benchmarks.processes import BenchmarkError
 from benchmarks.tree import TreeShape, make_tree
@@ -30,8 +29,6 @@ from tests.testbed.demonstration.manifests import build_namespace
 from tests.testbed.demonstration.user import User
 from tests.testbed.install import install_agent
 from tests.testbed.processes import BedError
-
-__all__ = ["main"]
 
 _MEDIUM: Final = TreeShape(large_files=8, large_bytes=125 << 20, small_files=20_000, small_bytes=10_000)
 _QUICK: Final = TreeShape(large_files=2, large_bytes=8 << 20, small_files=400, small_bytes=10_000)
@@ -60,8 +57,8 @@ class _Figures:
             kopia = f"{median(by_hand):.2f} ({min(by_hand):.2f} to {max(by_hand):.2f})" if by_hand else ""
             yield f"| {name} | {' | '.join(cells)} | {min(spread):.2f} to {max(spread):.2f} | {kopia} |"
 
-    def last_line(self) -> str:
-        """Return one JSON object: InProgress to Completed against kopia by hand, and seconds."""
+    def summary(self) -> Summary:
+        """Return the figures: InProgress to Completed against kopia by hand, and seconds."""
         found: dict[str, float] = {}
         for name, lives in self.lives.items():
             key = name.replace(", ", "_").replace(" ", "_").lower()
@@ -69,7 +66,7 @@ class _Figures:
             found[f"{key}_whole_s"] = median(life.whole for life in lives)
             if name in self.kopia:
                 found[f"{key}_ratio"] = found[f"{key}_in_progress_s"] / median(self.kopia[name])
-        return json.dumps({key: round(value, 3) for key, value in found.items()})
+        return {key: round(value, 3) for key, value in found.items()}
 
 
 @dataclass
@@ -213,12 +210,8 @@ def main() -> int:
     except (BenchmarkError, BedError) as e:
         sys.stderr.write(f"{e}\n")
         return 1
-    moved = f"{shape.total_bytes / 1e9:.2f} GB in {shape.large_files} large and {shape.small_files:,} small files"
-    heading = (
-        f"Machine: {describe_machine()}. Medium: {moved}. {arguments.rounds} rounds, {time.monotonic() - began:.0f} s."
-    )
-    figures = benchmark.figures
-    sys.stdout.writelines(f"{line}\n" for line in [heading, "", *figures.lines(), figures.last_line()])
+    conditions = f"Medium: {shape.describe()}. {arguments.rounds} rounds, {time.monotonic() - began:.0f} s"
+    print_report(conditions, benchmark.figures.lines(), benchmark.figures.summary())
     return 0
 
 

@@ -1,80 +1,153 @@
 """`python -m benchmarks.bench_resume`: what an interruption of a transfer costs, on one machine.
 
-Knows its arguments, and what it prints. Does not know targets: the reader of the last
-line does.
+A backup and a restore are killed at half of their data over a limited line. Does not know targets: the reader of the
+last line does.
 """
 
 import argparse
-import asyncio
+import os
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from benchmarks.alone import Report, run_alone
-from benchmarks.figures import describe_machine
-from benchmarks.resume.bed import FULL, QUICK, ResumePlan, open_bed
-from benchmarks.resume.figures import ResumeFigures
-from benchmarks.resume.lost import measure_lost_nodes
-from benchmarks.resume.restore import measure_restores
-from benchmarks.resume.upload import measure_uploads
-from benchmarks.stages import Stages
-from datamover.data_path.resume import LIST_INTERVAL
-from datamover.kopia.snapshots import CHECKPOINT_INTERVAL
+from benchmarks.attempts import ResumedMover
+from benchmarks.bed import Bed, Report, run_alone
+from benchmarks.cluster import BUCKET, PREFIX
+from benchmarks.figures import Summary
+from benchmarks.line import run_line
+from benchmarks.processes import BenchmarkError
+from benchmarks.tree import TreeShape
+from core.contract import BackupResult, parse_result
 
-__all__ = ["main"]
+_SETTINGS: Final = {"DATA_MOVER_CHECKPOINT_INTERVAL": "10s", "DATA_MOVER_RESTORE_LIST_INTERVAL": "1s"}
+"""The defaults, shortened in the proportion in which the transfer is shorter than a large one."""
 
-_UPLOADS, _RESTORES, _LOST = "uploads", "restores", "lost-nodes"
+_INDEX: Final = "x"
+"""kopia's index blobs begin with it; what no index names is as if it had not been sent."""
 
+_OLD_NS: Final = 1_600_000_000 * 10**9
+"""A file that is restored within a minute after its last change looks like one that is being written."""
 
-async def _measure(plan: ResumePlan, only: str, folder: Path, stages: Stages) -> ResumeFigures:
-    async with open_bed(plan, folder, stages) as bed:
-        return ResumeFigures(
-            await measure_uploads(bed) if only in {"", _UPLOADS} else None,
-            await measure_restores(bed) if only in {"", _RESTORES} else None,
-            await measure_lost_nodes(bed) if only in {"", _LOST} else None,
-        )
-
-
-def _table(plan: ResumePlan, figures: ResumeFigures, stages: Stages) -> list[str]:
-    """Return the lines that describe the run."""
-    tree, scale = plan.tree, CHECKPOINT_INTERVAL.total_seconds() / plan.checkpoint_seconds
-    lists = (
-        f"A list of finished files every {plan.list_seconds} s, 1/{LIST_INTERVAL.seconds // plan.list_seconds} of the "
-        "default, and so is the time before the first one"
-    )
-    checkpoints = f"A checkpoint every {plan.checkpoint_seconds} s, 1/{scale:.0f} of the default"
-    moved = f"{tree.total_bytes / 1e9:.2f} GB in {tree.large_files} large and {tree.small_files:,} small files"
-    lost = (
-        f"Lost nodes: {plan.kill_tree.total_bytes / 1e9:.2f} GB, {plan.lost_bytes_per_second / 1e6:.0f} MB/s, "
-        f"the fence and the wait 1/{plan.fence_part} of the default"
-    )
-    line = f"the line to the storage lets {plan.bytes_per_second / 1e6:.0f} MB/s pass"
-    return [
-        f"Machine: {describe_machine()}. Tree: {moved}; {line}.",
-        f"{lost}.",
-        f"{checkpoints}. {lists}. {plan.kills} random kills. {stages.seconds:.0f} s in all: {stages.line()}.",
-        "",
-        *figures.lines(),
-    ]
+_FULL: Final = (TreeShape(8, 250_000_000, 20_000, 100_000), 25e6)
+_QUICK: Final = (TreeShape(4, 50_000_000, 500, 100_000), 10e6)
+"""What is moved, and how many bytes pass in a second."""
 
 
-def _report(arguments: argparse.Namespace, folder: Path, stages: Stages) -> Report:
-    plan = QUICK if arguments.quick else FULL
-    if arguments.kills is not None:
-        plan = replace(plan, kills=arguments.kills)
-    figures = asyncio.run(_measure(plan, arguments.only, folder, stages))
-    return Report(_table(plan, figures, stages), figures.last_line())
+@dataclass(frozen=True)
+class Interrupted:
+    """Seconds of an uninterrupted transfer and of the two attempts of a killed one; the share of all data moved again.
+
+    Again: sent although an index named it, or written although the file was finished.
+    """
+
+    seconds: float
+    killed_seconds: float
+    resumed_seconds: float
+    again_share: float
+
+    @property
+    def ratio(self) -> float:
+        """The time of both attempts compared with the uninterrupted transfer."""
+        return (self.killed_seconds + self.resumed_seconds) / self.seconds
+
+    def row(self, name: str) -> str:
+        """Return the row of the table."""
+        seconds = f"{self.seconds:.1f} | {self.killed_seconds:.1f} | {self.resumed_seconds:.1f}"
+        return f"| {name} | {seconds} | {self.again_share:.4f} |"
+
+
+async def _interrupt_backup(bed: Bed, tree: Path, size_bytes: int) -> Interrupted:
+    mover = ResumedMover(bed, _SETTINGS)
+    bed.fresh_bucket()
+    began = time.time()
+    mover.begin("DataUpload")
+    seconds, _ = await mover.run(tree)
+    sent_bytes = _size(_blobs(bed, began))
+    bed.fresh_bucket()
+    half_bytes, began = _size(_blobs(bed)) + size_bytes // 2, time.time()
+    mover.begin("DataUpload")
+    killed = await mover.interrupt(tree, lambda: _size(_blobs(bed)) >= half_bytes)
+    first, resumed_at = _blobs(bed, began), time.time()
+    resumed, message = await mover.run(tree)
+    if (found := parse_result(BackupResult, message).total_bytes) != size_bytes:
+        raise BenchmarkError(f"the backup has {found} of {size_bytes} bytes")
+    last_index = max((at for _, at, is_index in first if is_index), default=0.0)
+    kept_bytes = _size(blob for blob in first if blob[1] <= last_index)
+    again_bytes = max(0, kept_bytes + _size(_blobs(bed, resumed_at)) - sent_bytes)
+    return Interrupted(seconds, killed, resumed, again_bytes / sent_bytes)
+
+
+async def _interrupt_restore(bed: Bed, tree: Path, size_bytes: int, snapshot_id: str) -> Interrupted:
+    mover = ResumedMover(bed, _SETTINGS)
+    with bed.disks.volume() as target:
+        mover.begin("DataDownload", snapshotID=snapshot_id)
+        seconds, _ = await mover.run(target)
+    with bed.disks.volume() as target:
+        mover.begin("DataDownload", snapshotID=snapshot_id)
+        killed = await mover.interrupt(target, lambda: mover.reported_bytes() >= size_bytes // 2)
+        finished = [(path, path.stat()) for path in _files(target) if path.stat().st_mtime_ns == _OLD_NS]
+        resumed, _ = await mover.run(target)
+        if not bed.is_same(tree, target):
+            raise BenchmarkError("the restore that was killed and continued has other content")
+        # One of both changes when a file is written again.
+        states = [(path.stat(), before) for path, before in finished]
+    again = sum(old.st_size for now, old in states if (now.st_ino, now.st_ctime_ns) != (old.st_ino, old.st_ctime_ns))
+    return Interrupted(seconds, killed, resumed, again / size_bytes)
+
+
+async def _back_up(bed: Bed, tree: Path) -> str:
+    """Back up a tree, as one that has not changed lately, into an empty repository; return the snapshot."""
+    for path in _files(tree):
+        os.utime(path, ns=(_OLD_NS, _OLD_NS))
+    bed.fresh_bucket()
+    with bed.stages.stage("backups to restore"):
+        _, result = await bed.mover.back_up(tree)
+    return result.snapshot_id
+
+
+def _blobs(bed: Bed, since: float = 0.0) -> list[tuple[int, float, bool]]:
+    """Return size, time of writing and whether it is an index, of each blob of the repository since then."""
+    files = [(file, file.stat()) for file in (bed.s3.folder / BUCKET / PREFIX).iterdir() if file.is_file()]
+    blobs = [(state.st_size, state.st_mtime, file.name.startswith(_INDEX)) for file, state in files]
+    return [blob for blob in blobs if blob[1] >= since]
+
+
+def _size(blobs: Iterable[tuple[int, float, bool]]) -> int:
+    return sum(size for size, *_ in blobs)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    for folder, _, names in os.walk(root):
+        yield from (Path(folder, name) for name in names)
+
+
+async def _measure(arguments: argparse.Namespace, bed: Bed) -> Report:
+    shape, bytes_per_second = _QUICK if arguments.quick else _FULL
+    with bed.tree(shape) as tree:
+        snapshot_id = await _back_up(bed, tree)
+        async with run_line(bed.s3.url, bytes_per_second=bytes_per_second) as url:
+            bed.cluster.put_location(replace(bed.s3, url=url))
+            with bed.stages.stage("restores"):
+                restore = await _interrupt_restore(bed, tree, shape.total_bytes, snapshot_id)
+            with bed.stages.stage("uploads"):
+                backup = await _interrupt_backup(bed, tree, shape.total_bytes)
+    columns = "seconds without an interruption | until it was killed at half | of its next attempt | moved again, share"
+    lines = [f"| transfer | {columns} |", f"| --- |{' --- |' * 4}", backup.row("backup"), restore.row("restore")]
+    summary: Summary = {
+        "upload_resent_share": round(backup.again_share, 4),
+        "restore_rewritten_share": round(restore.again_share, 4),
+        "total_time_ratio": round(max(backup.ratio, restore.ratio), 3),
+    }
+    return Report(f"Tree: {shape.describe()}, by a line of {bytes_per_second / 1e6:.0f} MB/s", lines, summary)
 
 
 def main() -> int:
     """Measure, and print the table and the summary; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench_resume", description="The cost of an interruption of a transfer.")
-    parser.add_argument("--quick", action="store_true", help="tiny trees, two kills: does the benchmark work?")
-    parser.add_argument("--only", choices=[_UPLOADS, _RESTORES, _LOST], default="", help="one part (default: all)")
-    parser.add_argument(
-        "--kills", type=int, metavar="N", help="how many random kills, half of them of backups (default: 40)"
-    )
-    return run_alone(parser, _report)
+    return run_alone(parser, _measure)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 from tests.testbed.pki import Authority
 
-__all__ = ["BUCKET", "PREFIX", "REGION", "RUN", "Cluster", "leave_service_account", "run_cluster"]
-
 BUCKET: Final = "movers"
 PREFIX: Final = "kopia/app/"
 """The prefix of the repository of namespace `app` in the bucket."""

@@ -15,8 +15,6 @@ from typing import Final
 
 from benchmarks.stages import Stages
 
-__all__ = ["Disks", "memory_at"]
-
 _IMAGE_BYTES: Final = 16 << 30
 """More than any run writes. The image is sparse: it takes what is written."""
 
@@ -32,10 +30,6 @@ _LAZILY: Final = "lazy_itable_init=1,lazy_journal_init=1,nodiscard"
 _VOLUME: Final = "loop,noinit_itable"
 """Nothing is written in the background but what a program wrote."""
 
-_NO_BARRIERS: Final = f"{_VOLUME},barrier=0"
-"""It flushes nothing, as a disk with a memory of its own: through a file on another file system a flush costs two of
-the disk's."""
-
 _STAGE: Final = "file systems created and deleted"
 
 
@@ -48,6 +42,16 @@ def memory_at(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         _run("umount", folder)
+
+
+@contextmanager
+def replaced(path: Path, file: Path) -> Iterator[None]:
+    """Let a file have the content of another one, in this mount namespace."""
+    _run("mount", "--bind", file, path)
+    try:
+        yield
+    finally:
+        _run("umount", path)
 
 
 class Disks:
@@ -68,16 +72,13 @@ class Disks:
 
         What was flushed there is on the disk.
         """
-        with self._fresh(_VOLUME) as files:
+        with self._fresh() as files:
             yield files
 
     @contextmanager
-    def cache(self, *, barriers: bool = True) -> Iterator[Path]:
-        """Return an empty folder for temporary files, on a file system of its own as well, until it is left.
-
-        Without `barriers`, what is flushed there need not be on the disk.
-        """
-        with self._fresh(_VOLUME if barriers else _NO_BARRIERS) as files:
+    def cache(self) -> Iterator[Path]:
+        """Return an empty folder for temporary files, on a file system of its own as well, until it is left."""
+        with self._fresh() as files:
             try:
                 yield files
             finally:
@@ -86,7 +87,7 @@ class Disks:
                     shutil.rmtree(files)
 
     @contextmanager
-    def _fresh(self, options: str) -> Iterator[Path]:
+    def _fresh(self) -> Iterator[Path]:
         folder = self._folder / f"disk-{next(self._numbers)}"
         image = folder.with_suffix(".image")
         # Not the top folder: it has `lost+found`.
@@ -94,7 +95,7 @@ class Disks:
         with self._stages.stage(_STAGE):
             folder.mkdir()
             if self.own:
-                _mount(image, folder, options)
+                _mount(image, folder)
             files.mkdir()
         try:
             yield files
@@ -110,7 +111,7 @@ class Disks:
         image = folder.with_suffix(".image")
         folder.mkdir()
         try:
-            _mount(image, folder, _VOLUME)
+            _mount(image, folder)
             _run("umount", folder)
         except (OSError, subprocess.CalledProcessError):
             return False
@@ -121,11 +122,11 @@ class Disks:
             folder.rmdir()
 
 
-def _mount(image: Path, folder: Path, options: str) -> None:
+def _mount(image: Path, folder: Path) -> None:
     with image.open("wb") as file:
         file.truncate(_IMAGE_BYTES)
     _run(*_MAKE, _LAZILY, image)
-    _run("mount", "-o", options, image, folder)
+    _run("mount", "-o", _VOLUME, image, folder)
 
 
 def _run(*argv: str | Path) -> None:

@@ -1,226 +1,78 @@
-"""What was measured, and how it is shown: a table for people, an object for programs.
+"""Runs by name, and what follows from them: medians, spread, ratios, the report of a benchmark.
 
-Knows medians, ratios and targets. Does not know how anything was measured.
+Does not know which runs are compared, nor targets: the reader of the last line does.
 """
 
+import json
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import TypeVar
 
 from benchmarks.processes import Measured
 
-__all__ = [
-    "ConfinementFigures",
-    "Figures",
-    "ManyFigures",
-    "ParallelFigures",
-    "Row",
-    "describe_machine",
-    "median_seconds",
-    "table",
-]
+Summary = dict[str, float | bool | None]
+"""Figures by name; None: not measured."""
+
+_What = TypeVar("_What")
 
 
-class Row(StrEnum):
-    """The rows of the table that have several runs."""
-
-    UPLOAD = "upload, mover"
-    BARE_UPLOAD = "upload, bare kopia"
-    TUNED_UPLOAD = "upload, bare kopia with the mover's settings"
-    SECOND = "second backup, nothing changed, mover"
-    TUNED_SECOND = "second backup, bare kopia with the mover's settings"
-    SMALL = "restore of small files, mover"
-    BARE_SMALL = "restore of small files, bare kopia"
-    TUNED_SMALL = "restore of small files, bare kopia with the mover's settings"
-    LARGE = "restore of large files, mover"
-    BARE_LARGE = "restore of large files, bare kopia"
-    TUNED_LARGE = "restore of large files, bare kopia with the mover's settings"
-    NO_BARRIERS = "restore of small files, cache without barriers, mover"
-    BARE_NO_BARRIERS = "restore of small files, cache without barriers, bare kopia"
+def alternate(what: Sequence[_What], number: int) -> Sequence[_What]:
+    """Return what to run in round `number`: in turn from the first one and from the last one."""
+    return what[:: -1 if number % 2 else 1]
 
 
-_RATIOS: Final = {
-    "upload_ratio": (Row.UPLOAD, Row.BARE_UPLOAD),
-    "restore_small_ratio": (Row.SMALL, Row.BARE_SMALL),
-    "restore_small_same_settings_ratio": (Row.SMALL, Row.TUNED_SMALL),
-    "restore_large_ratio": (Row.LARGE, Row.BARE_LARGE),
-    "restore_large_same_settings_ratio": (Row.LARGE, Row.TUNED_LARGE),
-    "restore_small_no_barriers_ratio": (Row.NO_BARRIERS, Row.BARE_NO_BARRIERS),
-}
+class Runs:
+    """Runs of programs by name, in the order in which each name came first."""
 
-_EXCESSES: Final = {
-    "upload_excess_mib": (Row.UPLOAD, Row.TUNED_UPLOAD),
-    "second_backup_excess_mib": (Row.SECOND, Row.TUNED_SECOND),
-    "restore_small_excess_mib": (Row.SMALL, Row.TUNED_SMALL),
-    "restore_large_excess_mib": (Row.LARGE, Row.TUNED_LARGE),
-}
-"""The working set of the mover's group, beyond that of bare kopia with its settings."""
+    def __init__(self) -> None:
+        self._runs: defaultdict[str, list[Measured]] = defaultdict(list)
 
-
-@dataclass
-class Figures:
-    """All runs, and whether targets and caches had file systems of their own; None: it could not be measured here."""
-
-    own_disks: bool = True
-    runs: dict[Row, list[Measured]] = field(default_factory=dict)
-    limited: dict[str, Measured] = field(default_factory=dict)
-    limited_ok: bool | None = None
-    limited_many_files_ok: bool | None = None
-
-    def add(self, row: Row, run: Measured) -> None:
+    def add(self, name: str, run: Measured) -> None:
         """Add a run."""
-        self.runs.setdefault(row, []).append(run)
+        self._runs[name].append(run)
 
-    @property
-    def pairs(self) -> int:
-        """How many pairs were run, of uploads or of restores, where these are fewer."""
-        return min(len(self.runs[Row.UPLOAD]), len(self.runs[Row.SMALL]))
+    def of(self, *names: str) -> list[Measured]:
+        """Return the runs of these names; without a name, all runs."""
+        return [run for name in names or self._runs for run in self._runs[name]]
 
-    def summary(self) -> dict[str, float | bool | None]:
-        """Return the last line's object."""
-        seconds = {row: median(run.seconds for run in runs) for row, runs in self.runs.items()}
-        memory = {row: median(run.together_mib for run in runs) for row, runs in self.runs.items()}
-        movers = [*self.runs[Row.UPLOAD], *self.runs[Row.SECOND], *self.runs[Row.SMALL], *self.runs[Row.LARGE]]
-        both = [(seconds[Row.SMALL], seconds[Row.LARGE]), (seconds[Row.BARE_SMALL], seconds[Row.BARE_LARGE])]
-        return {
-            **{name: round(seconds[mover] / seconds[bare], 3) for name, (mover, bare) in _RATIOS.items()},
-            "restore_ratio": round(sum(both[0]) / sum(both[1]), 3),
-            "second_backup_s": round(seconds[Row.SECOND], 2),
-            "peak_memory_ratio": round(memory[Row.UPLOAD] / memory[Row.BARE_UPLOAD], 3),
-            **{name: _excess_mib(*(self.runs[row] for row in rows)) for name, rows in _EXCESSES.items()},
-            "upload_cost_of_memory_setting": round(seconds[Row.TUNED_UPLOAD] / seconds[Row.BARE_UPLOAD] - 1, 3),
-            "limited_256mib_ok": self.limited_ok,
-            "limited_256mib_200k_files_ok": self.limited_many_files_ok,
-            "mover_alone_mib": round(max(one.own_mib for one in movers), 1),
-        }
+    def seconds(self, name: str) -> float:
+        """Return the median of the times."""
+        return median(run.seconds for run in self._runs[name])
 
-    def lines(self) -> Iterator[str]:
-        """Yield the table."""
-        rows: dict[str, Sequence[Measured]] = {row: self.runs[row] for row in Row}
-        yield from table(rows | {name: [run] for name, run in self.limited.items()})
+    def ratio(self, name: str, other: str) -> float:
+        """Return the median of the times compared with that of others."""
+        return round(self.seconds(name) / self.seconds(other), 3)
 
+    def paired_ratio(self, name: str, other: str, figure: Callable[[Measured], float]) -> float:
+        """Return the median of all ratios of a run to the other one of its round."""
+        pairs = zip(self._runs[name], self._runs[other], strict=True)
+        return round(median(figure(one) / figure(two) for one, two in pairs), 3)
 
-@dataclass
-class ConfinementFigures:
-    """Pairs of the mover: with kopia confined, and without."""
-
-    uploads: list[tuple[Measured, Measured]] = field(default_factory=list)
-    restores: list[tuple[Measured, Measured]] = field(default_factory=list)
-    own_disks: bool = True
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs were run."""
-        return len(self.restores)
-
-    def summary(self) -> dict[str, float]:
-        """Return the last line's object: the medians of all pairs' ratios."""
-        confined = [confined for confined, _ in (*self.uploads, *self.restores)]
-        return {
-            "confined_upload_ratio": _ratio((one.seconds, other.seconds) for one, other in self.uploads),
-            "confined_restore_ratio": _ratio((one.seconds, other.seconds) for one, other in self.restores),
-            "confined_upload_cpu_ratio": _ratio((one.cpu_seconds, other.cpu_seconds) for one, other in self.uploads),
-            "confined_restore_cpu_ratio": _ratio((one.cpu_seconds, other.cpu_seconds) for one, other in self.restores),
-            "mover_alone_mib": round(max(one.own_mib for one in confined), 1),
-        }
+    def excess_mib(self, name: str, other: str) -> float | None:
+        """Return how much more memory a median run has in use than others; None where none was measured."""
+        ours, theirs = (_working_sets(self._runs[one]) for one in (name, other))
+        return round(median(ours) - median(theirs), 1) if ours and theirs else None
 
     def lines(self) -> Iterator[str]:
-        """Yield the table."""
-        yield from table(
-            {
-                "upload, kopia confined": [confined for confined, _ in self.uploads],
-                "upload, unconfined": [unconfined for _, unconfined in self.uploads],
-                "restore, kopia confined": [confined for confined, _ in self.restores],
-                "restore, unconfined": [unconfined for _, unconfined in self.restores],
-            }
-        )
-
-
-@dataclass
-class ManyFigures:
-    """A volume of very many files and its repository: runs by name, and the number of contents of the repository."""
-
-    files: int
-    limit_mib: int
-    own_disks: bool = True
-    contents: int = 0
-    runs: dict[str, Measured] = field(default_factory=dict)
-    same: bool = False
-
-    def summary(self) -> dict[str, float | bool | None]:
-        """Return the last line's object."""
-        limited = [run.working_set_mib or 0.0 for run in self.runs.values()]
-        return {
-            "many_files": self.files,
-            "many_contents": self.contents,
-            f"many_files_{self.limit_mib}mib_ok": self.same,
-            "many_files_most_mib": round(max(limited), 1),
-        }
-
-    def lines(self) -> Iterator[str]:
-        """Yield the table."""
-        yield from table({name: [run] for name, run in self.runs.items()})
-
-
-@dataclass
-class ParallelFigures:
-    """Uploads by the mover and by bare kopia with its settings, by the number of files in parallel; the least first."""
-
-    own_disks: bool = True
-    movers: dict[int, list[Measured]] = field(default_factory=dict)
-    bare: dict[int, list[Measured]] = field(default_factory=dict)
-
-    @property
-    def pairs(self) -> int:
-        """How many pairs were run with each number."""
-        return min(map(len, self.bare.values()))
-
-    def summary(self) -> dict[str, float | None]:
-        """Return the last line's object: the mover compared with kopia and the least number."""
-        least = self.bare[min(self.bare)]
-        found: dict[str, float | None] = {}
-        for number, runs in self.movers.items():
-            found[f"parallel_{number}_upload_ratio"] = round(median_seconds(runs) / median_seconds(least), 3)
-            found[f"parallel_{number}_upload_excess_mib"] = _excess_mib(runs, least)
-        return found
-
-    def lines(self) -> Iterator[str]:
-        """Yield the table."""
-        rows: dict[str, Sequence[Measured]] = {}
-        for number, runs in self.movers.items():
-            rows[f"upload, mover, {number} in parallel"] = runs
-            rows[f"upload, bare kopia with the mover's settings, {number} in parallel"] = self.bare[number]
-        yield from table(rows)
-
-
-def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
-    return round(median(one / other for one, other in pairs), 3)
-
-
-def table(rows: Mapping[str, Sequence[Measured]]) -> Iterator[str]:
-    """Yield a table of all runs by what was run."""
-    columns = ["seconds: median", "least", "most", "CPU seconds: median"]
-    columns += ["resident memory in MiB: median", "most", "working set in MiB: median", "most"]
-    yield f"| run | {' | '.join(columns)} |"
-    yield f"| --- |{' --- |' * len(columns)}"
-    for name, runs in rows.items():
-        seconds = [run.seconds for run in runs]
-        memory, groups = [run.together_mib for run in runs], _working_sets(runs)
-        shown = f"{median(groups):.0f} | {max(groups):.0f}" if groups else " | "
-        yield (
-            f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
-            f"| {median(run.cpu_seconds for run in runs):.2f} | {median(memory):.0f} | {max(memory):.0f} | {shown} |"
-        )
-
-
-def _excess_mib(movers: Iterable[Measured], bare: Iterable[Measured]) -> float | None:
-    ours, theirs = _working_sets(movers), _working_sets(bare)
-    return round(median(ours) - median(theirs), 1) if ours and theirs else None
+        """Yield a table of all runs."""
+        columns = ["seconds: median", "least", "most", "CPU seconds: median"]
+        columns += ["resident memory in MiB: median", "most", "working set in MiB: median", "most"]
+        yield f"| run | {' | '.join(columns)} |"
+        yield f"| --- |{' --- |' * len(columns)}"
+        for name, runs in self._runs.items():
+            seconds = [run.seconds for run in runs]
+            memory, groups = [run.together_mib for run in runs], _working_sets(runs)
+            cpu = median(run.cpu_seconds for run in runs)
+            shown = f"{median(groups):.0f} | {max(groups):.0f}" if groups else " | "
+            yield (
+                f"| {name} | {median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} "
+                f"| {cpu:.2f} | {median(memory):.0f} | {max(memory):.0f} | {shown} |"
+            )
 
 
 def _working_sets(runs: Iterable[Measured]) -> list[float]:
@@ -236,6 +88,7 @@ def describe_machine() -> str:
     return f"{cores} cores ({model}), {memory:.0f} GiB of memory, Linux {platform.release()}"
 
 
-def median_seconds(runs: Sequence[Measured]) -> float:
-    """Return how long half of the runs took at most."""
-    return median(run.seconds for run in runs)
+def print_report(conditions: str, lines: Iterable[str], summary: Summary) -> None:
+    """Print the machine and the conditions, a table for people, and the figures as one line of JSON for programs."""
+    report = [f"Machine: {describe_machine()}. {conditions}.", "", *lines, "", json.dumps(summary)]
+    sys.stdout.writelines(f"{line}\n" for line in report)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MemoryGroup", "may_limit", "memory_group"]
-
 _MIB: Final = 1 << 20
 
 

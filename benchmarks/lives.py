@@ -18,8 +18,6 @@ from tests.testbed.demonstration.manifests import NAMESPACE
 from tests.testbed.demonstration.user import PODS
 from tests.testbed.storage.objects import EVENTS
 
-__all__ = ["Life", "live"]
-
 _SECONDS: Final = 900
 _POLL_SECONDS: Final = 0.05
 

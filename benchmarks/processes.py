@@ -19,8 +19,6 @@ from typing import Final
 from benchmarks.groups import MemoryGroup
 from datamover.runtime.flushing import no_flushes
 
-__all__ = ["BenchmarkError", "Command", "Measured", "measure"]
-
 _SAMPLE_SECONDS: Final = 0.02
 _PEAK: Final = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 _BYTES_A_KIB: Final = 1024

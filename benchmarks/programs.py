@@ -5,7 +5,6 @@ not know which runs there are.
 """
 
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,11 +24,7 @@ from tests.datamover.support.pods import REPOSITORY, TRANSFER
 from tests.datamover.support.s3server import S3Server
 from tests.support.tools import tool
 
-__all__ = ["BARE_BUCKET", "BareKopia", "KopiaSettings", "Mover", "MoverRun"]
-
 BARE_BUCKET: Final = "bare"
-
-_COUNT: Final = re.compile(r"^Count: (\d+)", re.MULTILINE)
 
 _ROOT: Final = Path(__file__).parents[1]
 
@@ -59,12 +54,13 @@ class MoverRun:
 class KopiaSettings:
     """What bare kopia is run with: its defaults, unless anything is given.
 
-    `cache` are flags that connect, `restore` those of a restore. Without `flushes` it flushes nothing.
+    `cache` are flags that connect, `parallel` is how many files it reads or writes at a time. Without `flushes` it
+    flushes nothing.
     """
 
     environment: Mapping[str, str] = field(default_factory=dict)
     cache: Sequence[str] = ()
-    restore: Sequence[str] = ()
+    parallel: int | None = None
     flushes: bool = True
 
     @classmethod
@@ -77,7 +73,12 @@ class KopiaSettings:
         """Return the same of a restore on this machine."""
         limits = ResourceLimits(len(os.sched_getaffinity(0)))
         memory = limits.go_settings({}, restore_workers=limits.restore_workers)
-        return cls(memory, CacheLimit().arguments, [f"--parallel={limits.restore_workers}"], flushes=False)
+        return cls(memory, CacheLimit().arguments, limits.restore_workers, flushes=False)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The flags of a backup or a restore."""
+        return [f"--parallel={self.parallel}"] if self.parallel else []
 
 
 class Mover:
@@ -99,26 +100,18 @@ class Mover:
             measured, _ = await self._run(args, scratch)
         return measured
 
-    async def back_up(
-        self, volume: Path, limit_mib: int | None = None, *, parallel: int = 0
-    ) -> tuple[Measured, BackupResult]:
-        """Back a volume up, and return what that took until the termination message was written.
-
-        `parallel` is 0 for the mover's default number of files in parallel.
-        """
-        settings = {"ParallelFilesUpload": str(parallel)} if parallel else {}
-        self._cluster.objects.put_transfer("DataUpload", dataMoverConfig=settings)
+    async def back_up(self, volume: Path, limit_mib: int | None = None) -> tuple[Measured, BackupResult]:
+        """Back a volume up, and return what that took until the termination message was written."""
+        self._cluster.objects.put_transfer("DataUpload")
         with self._disks.cache() as scratch:
             args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume))
             measured, message = await self._run(args, scratch, limit_mib)
         return measured, parse_result(BackupResult, message)
 
-    async def restore(
-        self, snapshot_id: str, volume: Path, limit_mib: int | None = None, *, barriers: bool = True
-    ) -> Measured:
+    async def restore(self, snapshot_id: str, volume: Path, limit_mib: int | None = None) -> Measured:
         """Restore into an empty folder, and return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataDownload", snapshotID=snapshot_id)
-        with self._disks.cache(barriers=barriers) as scratch:
+        with self._disks.cache() as scratch:
             args = MoverArgs(MoverVerb.RESTORE, "data-download", TRANSFER, str(volume))
             measured, message = await self._run(args, scratch, limit_mib)
         parse_result(RestoreResult, message)
@@ -164,44 +157,39 @@ class BareKopia:
     log: Path
     disks: Disks
 
-    async def back_up(self, volume: Path, settings: KopiaSettings = _DEFAULTS, *, parallel: int = 0) -> Measured:
-        """Back a volume up into the repository of the bare bucket; `parallel` is 0 for kopia's default."""
-        if parallel:
+    async def back_up(self, volume: Path, settings: KopiaSettings = _DEFAULTS) -> Measured:
+        """Back a volume up into the repository of the bare bucket."""
+        if settings.parallel:
             # kopia reads no more files in parallel than the policy allows: one for each CPU, if that says nothing.
-            await self.call("policy", "set", "--global", f"--max-parallel-file-reads={parallel}")
-        return await self.call("snapshot", "create", str(volume), *_in_parallel(parallel), settings=settings)
+            await self._call(["policy", "set", "--global", f"--max-parallel-file-reads={settings.parallel}"])
+        return await self._call(["snapshot", "create", str(volume), *settings.arguments], settings)
 
-    async def call(self, *arguments: str, settings: KopiaSettings = _DEFAULTS) -> Measured:
-        """Run any command on the repository of the bare bucket."""
-        with self.disks.cache() as home:
-            return await self._run(BARE_BUCKET, settings, home, arguments)
-
-    async def restore(
-        self,
-        snapshot_id: str,
-        volume: Path,
-        settings: KopiaSettings = _DEFAULTS,
-        *,
-        barriers: bool = True,
-        parallel: int = 0,
-    ) -> Measured:
+    async def restore(self, snapshot_id: str, volume: Path, settings: KopiaSettings = _DEFAULTS) -> Measured:
         """Restore a snapshot of the mover's into an empty folder, and write it to the disk."""
-        with self.disks.cache(barriers=barriers) as home:
-            arguments = ["restore", snapshot_id, str(volume), *settings.restore, *_in_parallel(parallel)]
-            return await self._run(BUCKET, settings, home, arguments, synced=volume)
+        arguments = ["restore", snapshot_id, str(volume), *settings.arguments]
+        return await self._call(arguments, settings, BUCKET, synced=volume)
 
-    async def count_contents(self) -> int:
-        """Return how many contents the mover's repository has."""
-        with self.disks.cache() as home:
-            await self._run(BUCKET, _DEFAULTS, home, ["content", "stats", "--raw"])
-        counted = _COUNT.search(self.log.read_text())
-        return int(counted[1]) if counted else 0
-
-    async def _run(
-        self, bucket: str, settings: KopiaSettings, home: Path, arguments: Sequence[str], synced: Path | None = None
+    async def _call(
+        self,
+        arguments: Sequence[str],
+        settings: KopiaSettings = _DEFAULTS,
+        bucket: str = BARE_BUCKET,
+        synced: Path | None = None,
     ) -> Measured:
         """Connect to the repository of a bucket, and run one command more; write the file system of `synced` then."""
-        environment = {
+        with self.disks.cache() as home, memory_group() as group:
+            run = partial(Command, environment=self._environment(home, settings), log=self.log, group=group)
+            kopia = tool("kopia", "kopia")
+            endpoint = self.s3.url.removeprefix("http://")
+            reach = [f"--bucket={bucket}", f"--prefix={PREFIX}", f"--endpoint={endpoint}", f"--region={REGION}"]
+            connect: list[str | Path] = [kopia, "repository", "connect", "s3", *reach, "--disable-tls", *settings.cache]
+            commands = [run(connect), run([kopia, *arguments], flushes=settings.flushes)]
+            if synced:
+                commands.append(run(["sync", "--file-system", synced]))
+            return await measure(*commands)
+
+    def _environment(self, home: Path, settings: KopiaSettings) -> dict[str, str]:
+        return {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "KOPIA_PASSWORD": PASSWORD,
@@ -210,17 +198,3 @@ class BareKopia:
             "AWS_SECRET_ACCESS_KEY": self.s3.secret_key,
             **settings.environment,
         }
-        kopia = tool("kopia", "kopia")
-        endpoint = self.s3.url.removeprefix("http://")
-        reach = [f"--bucket={bucket}", f"--prefix={PREFIX}", f"--endpoint={endpoint}", f"--region={REGION}"]
-        connect: list[str | Path] = [kopia, "repository", "connect", "s3", *reach, "--disable-tls", *settings.cache]
-        with memory_group() as group:
-            run = partial(Command, environment=environment, log=self.log, group=group)
-            commands = [run(connect), run([kopia, *arguments], flushes=settings.flushes)]
-            if synced:
-                commands.append(run(["sync", "--file-system", synced]))
-            return await measure(*commands)
-
-
-def _in_parallel(files: int) -> list[str]:
-    return [f"--parallel={files}"] if files else []

@@ -1,321 +1,317 @@
 """All runs of the mover and of bare kopia, in their order.
 
-Knows which of them are compared, how each begins on equal terms, and when there is no time for
-more of them. Does not know targets, nor how anything is shown.
+Knows which of them are compared, and how each begins on equal terms. Does not know targets, nor how anything is shown.
 """
 
 import os
-import shutil
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cluster import BUCKET, Cluster
-from benchmarks.disks import Disks, memory_at
-from benchmarks.figures import ConfinementFigures, Figures, ManyFigures, ParallelFigures, Row
+from benchmarks.bed import Bed
+from benchmarks.cluster import BUCKET
+from benchmarks.disks import replaced
+from benchmarks.figures import Runs, Summary, alternate
 from benchmarks.groups import may_limit
+from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
-from benchmarks.stages import Stages
-from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
-from tests.datamover.support.s3server import S3Server
-
-__all__ = ["FULL", "LEAST_PAIRS", "QUICK", "Benchmark", "Plan", "pairs_fit"]
-
-LEAST_PAIRS: Final = 3
-"""The minimum, however long they take: a median of fewer means nothing."""
+from benchmarks.tree import TreeShape, make_tree
+from core.models.bandwidth import BandwidthLimits
+from core.models.names import BANDWIDTH_ANNOTATION
 
 _LIMIT_MIB: Final = 256
 _MANY_LIMIT_MIB: Final = 512
-_SHOWN_DIFFERENCES: Final = 10
-_UPLOADS_SHARE: Final = 0.4
-"""Of the time that is left for pairs: those of restores have more runs."""
 
-_LEAVING_SECONDS: Final = 15.0
-"""What remains to be done after the last pair."""
+_UPLOAD: Final = "upload"
+_SECOND: Final = "second backup, nothing changed"
+_SMALL: Final = "restore of small files"
+_LARGE: Final = "restore of large files"
+_RESTORE: Final = "restore"
+
+_MOVER: Final = ", mover"
+_BARE: Final = ", bare kopia"
+_TUNED: Final = ", bare kopia with the mover's settings"
+
+_BEST_UPLOAD: Final = KopiaSettings(parallel=32)
+_BEST_RESTORE: Final = KopiaSettings(parallel=64)
+"""With these numbers of files kopia took the least time over a line of 20 ms, of 2 to 32, and of 32 to 128."""
+
+_HOST: Final = "storage.example.com"
+"""A name of this machine: Go uses no proxy for `localhost` and addresses of the loopback interface."""
+
+_HOSTS: Final = Path("/etc/hosts")
+
+_Run = Callable[[], Awaitable[Measured]]
+_Restore = Callable[[Path], Awaitable[Measured]]
+"""A restore into an empty volume."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured, and within which time."""
+    """How much is measured; `line_seconds` is the round trip to a storage that is far away."""
 
     tree: TreeShape
     many_files: TreeShape
     pairs: int
-    confined_tree: TreeShape
-    confined_pairs: int
+    compared_tree: TreeShape
+    compared_pairs: int
     very_many_files: TreeShape
-    seconds: float = 900.0
+    far_tree: TreeShape
+    far_pairs: int
+    line_seconds: float = 0.02
 
 
 FULL: Final = Plan(
     TreeShape(8, 125_000_000, 20_000, 10_000),
     TreeShape(0, 0, 200_000, 2_000),
     pairs=5,
-    confined_tree=TreeShape(3, 100_000_000, 5_000, 10_000),
-    confined_pairs=15,
+    compared_tree=TreeShape(3, 100_000_000, 5_000, 10_000),
+    compared_pairs=15,
     very_many_files=TreeShape(0, 0, 2_000_000, 16),
+    far_tree=TreeShape(0, 0, 20_000, 10_000),
+    far_pairs=3,
 )
 _TINY: Final = TreeShape(1, 3_000_000, 50, 2_000)
 QUICK: Final = Plan(
     _TINY,
     TreeShape(0, 0, 300, 1_000),
     pairs=1,
-    confined_tree=_TINY,
-    confined_pairs=1,
+    compared_tree=_TINY,
+    compared_pairs=1,
     very_many_files=TreeShape(0, 0, 1_000, 16),
+    far_tree=TreeShape(0, 0, 100, 2_000),
+    far_pairs=1,
 )
 
 
-def pairs_fit(done: int, last_seconds: float, left_seconds: float) -> bool:
-    """Return whether one more pair is run after so many, by the duration of the last one and the time that is left."""
-    return done < LEAST_PAIRS or last_seconds + _LEAVING_SECONDS <= left_seconds
-
-
 class Benchmark:
-    """One pass over everything, in a folder of its own."""
+    """One pass over what is measured; `runs` are all runs so far."""
 
-    def __init__(self, plan: Plan, folder: Path, s3: S3Server, cluster: Cluster, stages: Stages) -> None:
+    def __init__(self, plan: Plan, bed: Bed) -> None:
         self._plan = plan
-        self._folder = folder
-        self._s3 = s3
-        self._stages = stages
-        self._disks = Disks(folder, stages)
-        numbers = count(1)
-        self._mover = Mover(cluster, folder, self._disks, numbers)
-        self._unconfined = Mover(cluster, folder, self._disks, numbers, confined=False)
-        self._bare = BareKopia(s3, folder / "bare.log", self._disks)
-        self._template = folder / "template"
-        self._figures = Figures(self._disks.own)
+        self._bed = bed
+        self._bare = BareKopia(bed.s3, bed.folder / "bare.log", bed.disks)
+        self.runs = Runs()
 
-    async def run(self) -> Figures:
-        """Measure everything and return the figures.
+    async def measure_mover(self) -> Summary:
+        """Measure the mover and bare kopia, with its defaults and with the mover's settings; return the figures."""
+        plan, runs = self._plan, self.runs
+        with self._bed.tree(plan.tree) as tree:
+            limited = await self._limited(tree, "")
+            with self._bed.tree(plan.many_files) as many:
+                limited_many = await self._limited(many, f"{plan.many_files.files:,} files ")
+            for number in range(plan.pairs):
+                await self._uploads(tree, number)
+        self._bed.fresh_bucket()
+        large, small = [await self._back_up_once(shape) for shape in plan.tree.apart()]
+        for number in range(plan.pairs):
+            await self._restores(large, small, number)
+        restores = {"small": _SMALL, "large": _LARGE}
+        excesses = {"upload": _UPLOAD, "second_backup": _SECOND} | {f"restore_{key}": restores[key] for key in restores}
+        movers = runs.of(*(what + _MOVER for what in (_UPLOAD, _SECOND, _SMALL, _LARGE)))
+        return {
+            "upload_ratio": runs.ratio(_UPLOAD + _MOVER, _UPLOAD + _BARE),
+            **{f"restore_{key}_ratio": runs.ratio(what + _MOVER, what + _BARE) for key, what in restores.items()},
+            **{
+                f"restore_{key}_same_settings_ratio": runs.ratio(what + _MOVER, what + _TUNED)
+                for key, what in restores.items()
+            },
+            "second_backup_s": round(runs.seconds(_SECOND + _MOVER), 2),
+            **{f"{key}_excess_mib": runs.excess_mib(what + _MOVER, what + _TUNED) for key, what in excesses.items()},
+            "upload_cost_of_memory_setting": round(runs.ratio(_UPLOAD + _TUNED, _UPLOAD + _BARE) - 1, 3),
+            "limited_256mib_ok": limited,
+            "limited_256mib_200k_files_ok": limited_many,
+            "mover_alone_mib": _own_mib(movers),
+        }
 
-        The pairs come last: then it is known how many of them there is time for.
-        """
-        await self.prepare()
-        with self._tree(self._plan.tree) as tree:
-            self._figures.limited_ok = await self._limited(tree, "")
-            files = f"{self._plan.many_files.files:,} files "
-            with self._tree(self._plan.many_files) as many:
-                self._figures.limited_many_files_ok = await self._limited(many, files)
-            half = (self._plan.seconds - self._stages.seconds) * _UPLOADS_SHARE
-            await self._pairs(self._stages.seconds + half, partial(self._uploads, tree), "uploads")
-        self._s3.make_bucket(BARE_BUCKET)
-        self._fresh_bucket(BUCKET)
-        large, small = [await self._back_up_once(shape) for shape in self._plan.tree.apart()]
-        await self._pairs(self._plan.seconds, partial(self._restores, large, small), "restores")
-        return self._figures
+    async def compare_confinement(self) -> Summary:
+        """Measure what the confinement of kopia costs: pairs of the mover, with it and without; return the figures."""
+        confined, unconfined = ", kopia confined", ", unconfined"
+        await self._compare({confined: self._bed.mover, unconfined: self._bed.new_mover(confined=False)})
+        figures = self._compared("confined", confined, unconfined)
+        return figures | {"mover_alone_mib": _own_mib(self.runs.of(_UPLOAD + confined, _RESTORE + confined))}
 
-    async def run_confined(self) -> ConfinementFigures:
-        """Measure what the confinement of kopia costs: pairs of the mover, with it and without."""
-        await self.prepare()
-        figures = ConfinementFigures(own_disks=self._disks.own)
-        with self._tree(self._plan.confined_tree) as tree:
-            await self._both_ways(self._unconfined, tree)
-            for number in range(self._plan.confined_pairs):
-                self._stages.say(f"pair {number + 1} of {self._plan.confined_pairs}")
-                movers = [self._mover, self._unconfined]
-                runs = {mover: await self._both_ways(mover, tree) for mover in movers[:: 1 if number % 2 else -1]}
-                confined, unconfined = (runs[mover] for mover in movers)
-                figures.uploads.append((confined[0], unconfined[0]))
-                figures.restores.append((confined[1], unconfined[1]))
-        return figures
+    async def compare_proxy(self) -> Summary:
+        """Measure what the proxy costs that limits the bandwidth, without a limit; return the figures."""
+        bed, proxy, none = self._bed, ", proxy without limits", ", no proxy"
 
-    async def run_parallel(self) -> ParallelFigures:
-        """Measure uploads with one file in parallel for each CPU, kopia's default, and with one and two more."""
-        await self.prepare()
-        figures = ParallelFigures(self._disks.own)
-        cpus, settings = len(os.sched_getaffinity(0)), KopiaSettings.of_backups()
-        with self._tree(self._plan.tree) as tree:
-            for number in range(self._plan.pairs):
-                step = -1 if number % 2 else 1
-                for parallel in range(cpus, cpus + 3)[::step]:
-                    self._stages.say(f"round {number + 1} of {self._plan.pairs}: {parallel} files in parallel")
-                    runs = [
-                        (figures.movers, BUCKET, partial(self._back_up, tree, parallel)),
-                        (figures.bare, BARE_BUCKET, partial(self._bare.back_up, tree, settings, parallel=parallel)),
-                    ]
-                    for found, bucket, run in runs[::step]:
-                        self._fresh_bucket(bucket)
-                        with self._stages.stage("uploads"):
-                            found.setdefault(parallel, []).append(await run())
-        return figures
+        def annotate(name: str) -> None:
+            limits = {BANDWIDTH_ANNOTATION: BandwidthLimits().to_json()}
+            bed.cluster.objects.annotations = limits if name == proxy else {}
 
-    async def run_many(self) -> ManyFigures:
+        hosts = bed.folder / "hosts"
+        hosts.write_text(f"{_HOSTS.read_text()}\n127.0.0.1 {_HOST}\n")
+        bed.cluster.put_location(replace(bed.s3, url=bed.s3.url.replace("127.0.0.1", _HOST)))
+        with replaced(_HOSTS, hosts):
+            await self._compare(dict.fromkeys((proxy, none), bed.mover), annotate)
+        return self._compared("unlimited", proxy, none)
+
+    async def measure_far(self) -> Summary:
+        """Measure uploads and restores by a line with a long round trip; return the figures."""
+        bed, runs, plan = self._bed, self.runs, self._plan
+        with bed.tree(plan.far_tree) as tree:
+            async with run_line(bed.s3.url, round_trip=plan.line_seconds) as url:
+                far = replace(bed.s3, url=url)
+                bed.cluster.put_location(far)
+                bare = replace(self._bare, s3=far)
+                uploads: list[tuple[str, str, _Run]] = [
+                    (_UPLOAD + _MOVER, BUCKET, partial(self._back_up, tree)),
+                    (_UPLOAD + _BARE, BARE_BUCKET, partial(bare.back_up, tree, _BEST_UPLOAD)),
+                ]
+                for number in range(plan.far_pairs):
+                    await self._fresh_uploads(alternate(uploads, number))
+                _, result = await bed.mover.back_up(tree)
+                restores: list[tuple[str, _Restore]] = [
+                    (_RESTORE + _MOVER, partial(bed.mover.restore, result.snapshot_id)),
+                    (_RESTORE + _BARE, partial(bare.restore, result.snapshot_id, settings=_BEST_RESTORE)),
+                ]
+                for number in range(plan.far_pairs):
+                    await self._run_restores(alternate(restores, number))
+        return {f"far_{what}_ratio": runs.ratio(what + _MOVER, what + _BARE) for what in (_UPLOAD, _RESTORE)}
+
+    async def measure_many(self) -> Summary:
         """Measure very many files within a memory limit both ways, and a small tree in their repository.
 
         Raises:
             BenchmarkError: a run failed, for example for lack of memory.
         """
-        await self.prepare()
-        self._fresh_bucket(BUCKET)
-        shape = self._plan.very_many_files
-        figures = ManyFigures(shape.files, _MANY_LIMIT_MIB, self._disks.own)
-        files = f"{shape.files:,} files"
-        with self._disks.volume() as volume:
-            self._stages.say(f"making a tree of {files}")
-            with self._stages.stage("making trees"):
+        bed, shape, limit = self._bed, self._plan.very_many_files, f", within {_MANY_LIMIT_MIB} MiB"
+        bed.fresh_bucket()
+        files, few = f"{shape.files:,} files", f"{self._plan.compared_tree.files:,} files in their repository"
+        with bed.disks.volume() as volume:
+            bed.stages.say(f"making a tree of {files}")
+            with bed.stages.stage("making trees"):
                 tree = make_tree(volume / "tree", shape)
-            for name in (f"upload of {files}", "second backup, nothing changed"):
-                self._stages.say(name)
-                self._settle()
-                with self._stages.stage("uploads within a memory limit"):
-                    run, result = await self._mover.back_up(tree, _MANY_LIMIT_MIB)
-                figures.runs[f"{name}, within {_MANY_LIMIT_MIB} MiB"] = run
-        figures.contents = await self._bare.count_contents()
-        figures.same = await self._small_among(figures)
-        with self._disks.volume() as target:
-            name = f"restore of {files}"
-            self._stages.say(name)
-            with self._stages.stage("restores within a memory limit"):
-                run = await self._mover.restore(result.snapshot_id, target, _MANY_LIMIT_MIB)
-            figures.runs[f"{name}, within {_MANY_LIMIT_MIB} MiB"] = run
-            restored = sum(len(names) for _, _, names in os.walk(target))
-        figures.same = figures.same and restored == shape.files
-        return figures
+            for name in (f"{_UPLOAD} of {files}{limit}", f"{_SECOND}{limit}"):
+                bed.settle()
+                snapshot_id = await self._limited_upload(name, tree, _MANY_LIMIT_MIB)
+        with bed.tree(self._plan.compared_tree) as tree, bed.disks.volume() as target:
+            of_few = await self._limited_upload(f"{_UPLOAD} of {few}{limit}", tree, _MANY_LIMIT_MIB)
+            await self._limited_restore(f"{_RESTORE} of {few}{limit}", of_few, target, _MANY_LIMIT_MIB)
+            same = bed.is_same(tree, target)
+        with bed.disks.volume() as target:
+            await self._limited_restore(f"{_RESTORE} of {files}{limit}", snapshot_id, target, _MANY_LIMIT_MIB)
+            same = same and sum(len(names) for _, _, names in os.walk(target)) == shape.files
+        most = max(run.working_set_mib or 0.0 for run in self.runs.of())
+        return {
+            "many_files": shape.files,
+            f"many_files_{_MANY_LIMIT_MIB}mib_ok": same,
+            "many_files_most_mib": round(most, 1),
+        }
 
-    async def _small_among(self, figures: ManyFigures) -> bool:
-        """Return whether a small tree is the same after an upload and a restore in the repository as it is."""
-        limit, contents = _MANY_LIMIT_MIB, f"among {figures.contents:,} contents, within {_MANY_LIMIT_MIB} MiB"
-        with self._tree(self._plan.confined_tree) as tree, self._disks.volume() as target:
-            files = f"{self._plan.confined_tree.files:,} files"
-            with self._stages.stage("uploads within a memory limit"):
-                uploaded, result = await self._mover.back_up(tree, limit)
-            with self._stages.stage("restores within a memory limit"):
-                restored = await self._mover.restore(result.snapshot_id, target, limit)
-            figures.runs |= {f"upload of {files} {contents}": uploaded, f"restore of {files} {contents}": restored}
-            return self._is_same(tree, target)
+    async def _uploads(self, tree: Path, number: int) -> None:
+        """Run one upload of each kind, and second backups of both kinds."""
+        self._bed.stages.say(f"uploads: pair {number + 1} of {self._plan.pairs}")
+        tuned = partial(self._bare.back_up, tree, KopiaSettings.of_backups())
+        runs: list[tuple[str, str, _Run]] = [
+            (_UPLOAD + _MOVER, BUCKET, partial(self._back_up, tree)),
+            (_UPLOAD + _BARE, BARE_BUCKET, partial(self._bare.back_up, tree)),
+            (_UPLOAD + _TUNED, BARE_BUCKET, tuned),
+        ]
+        await self._fresh_uploads(alternate(runs, number))
+        self._bed.settle()
+        with self._bed.stages.stage("second backups"):
+            self.runs.add(_SECOND + _MOVER, await self._back_up(tree))
+            self.runs.add(_SECOND + _TUNED, await tuned())
 
-    async def _both_ways(self, mover: Mover, tree: Path) -> tuple[Measured, Measured]:
-        """Return what an upload took, and a restore of it."""
-        self._fresh_bucket(BUCKET)
-        with self._stages.stage("uploads"):
-            uploaded, result = await mover.back_up(tree)
-        with self._disks.volume() as target:
-            self._settle()
-            with self._stages.stage("restores"):
-                return uploaded, await mover.restore(result.snapshot_id, target)
+    async def _restores(self, large: str, small: str, number: int) -> None:
+        """Run one restore of each kind, of large and of small files."""
+        self._bed.stages.say(f"restores: pair {number + 1} of {self._plan.pairs}")
+        mover, bare, settings = self._bed.mover, self._bare, KopiaSettings.of_restores()
+        runs = [
+            one
+            for what, snapshot_id in ((_LARGE, large), (_SMALL, small))
+            for one in (
+                (what + _MOVER, partial(mover.restore, snapshot_id)),
+                (what + _BARE, partial(bare.restore, snapshot_id)),
+                (what + _TUNED, partial(bare.restore, snapshot_id, settings=settings)),
+            )
+        ]
+        await self._run_restores(alternate(runs, number))
 
-    async def prepare(self) -> None:
-        """Make an empty repository to copy, and let the mover run once each way: that compiles it."""
-        self._stages.say("preparing: an empty repository, the mover once each way")
-        with self._stages.stage("preparing"):
-            self._s3.make_bucket(BUCKET)
-            await self._mover.init()
-            shutil.copytree(self._s3.folder / BUCKET, self._template)
-            tree = make_tree(self._folder / "first", QUICK.tree)
-            _, result = await self._mover.back_up(tree)
-            with self._disks.volume() as target:
-                await self._mover.restore(result.snapshot_id, target)
+    async def _fresh_uploads(self, runs: Sequence[tuple[str, str, _Run]]) -> None:
+        """Run each upload into an empty repository in its bucket."""
+        for name, bucket, run in runs:
+            self._bed.fresh_bucket(bucket)
+            with self._bed.stages.stage("uploads"):
+                self.runs.add(name, await run())
 
-    @contextmanager
-    def _tree(self, shape: TreeShape) -> Iterator[Path]:
-        """Return a tree in memory until it is left: as it is on a disk once it has been read."""
-        with memory_at(self._folder / f"tree-of-{shape.files}") as memory:
-            self._stages.say(f"making a tree of {shape.files:,} files")
-            with self._stages.stage("making trees"):
-                tree = make_tree(memory / "tree", shape)
-            yield tree
+    async def _run_restores(self, runs: Sequence[tuple[str, _Restore]]) -> None:
+        """Run each restore into an empty volume."""
+        for name, run in runs:
+            with self._bed.disks.volume() as target:
+                self._bed.settle()
+                with self._bed.stages.stage("restores"):
+                    self.runs.add(name, await run(target))
+
+    async def _compare(self, movers: dict[str, Mover], begin: Callable[[str], None] = lambda _: None) -> None:
+        """Run pairs of movers; `begin` is called with the name of each before its run."""
+        with self._bed.tree(self._plan.compared_tree) as tree:
+            for number in range(self._plan.compared_pairs):
+                self._bed.stages.say(f"pair {number + 1} of {self._plan.compared_pairs}")
+                for name, mover in alternate(list(movers.items()), number):
+                    begin(name)
+                    self._bed.fresh_bucket()
+                    with self._bed.stages.stage("uploads"):
+                        uploaded, result = await mover.back_up(tree)
+                    self.runs.add(_UPLOAD + name, uploaded)
+                    await self._run_restores([(_RESTORE + name, partial(mover.restore, result.snapshot_id))])
+
+    def _compared(self, key: str, name: str, other: str) -> Summary:
+        """Return the medians of all pairs' ratios."""
+        figures: dict[str, Callable[[Measured], float]] = {
+            "ratio": lambda run: run.seconds,
+            "cpu_ratio": lambda run: run.cpu_seconds,
+        }
+        return {
+            f"{key}_{what}_{ratio}": self.runs.paired_ratio(what + name, what + other, figure)
+            for what in (_UPLOAD, _RESTORE)
+            for ratio, figure in figures.items()
+        }
 
     async def _back_up_once(self, shape: TreeShape) -> str:
         """Return the mover's snapshot of a tree; it is not measured."""
-        with self._tree(shape) as tree, self._stages.stage("backups to restore"):
-            _, result = await self._mover.back_up(tree)
+        with self._bed.tree(shape) as tree, self._bed.stages.stage("backups to restore"):
+            _, result = await self._bed.mover.back_up(tree)
         return result.snapshot_id
 
-    async def _pairs(self, until: float, run: Callable[[int], Awaitable[None]], what: str) -> None:
-        """Run pairs of a mover and bare kopia, as many as there is time for; `run` gets the step through their list."""
-        took = 0.0
-        for number in range(self._plan.pairs):
-            began = self._stages.seconds
-            if not pairs_fit(number, took, until - began):
-                self._stages.say(f"no time for more than {number} pairs of {what}")
-                return
-            self._stages.say(f"{what}: pair {number + 1} of {self._plan.pairs}")
-            await run(-1 if number % 2 else 1)
-            took = self._stages.seconds - began
-
-    async def _uploads(self, tree: Path, step: int) -> None:
-        """Run one pair, the third beside it, and second backups of both kinds."""
-        runs: list[tuple[Row, str, Callable[[], Awaitable[Measured]]]] = [
-            (Row.UPLOAD, BUCKET, lambda: self._back_up(tree)),
-            (Row.BARE_UPLOAD, BARE_BUCKET, lambda: self._bare.back_up(tree)),
-            (Row.TUNED_UPLOAD, BARE_BUCKET, lambda: self._bare.back_up(tree, KopiaSettings.of_backups())),
-        ]
-        for row, bucket, run in runs[::step]:
-            self._fresh_bucket(bucket)
-            with self._stages.stage("uploads"):
-                self._figures.add(row, await run())
-        self._settle()
-        with self._stages.stage("second backups"):
-            self._figures.add(Row.SECOND, await self._back_up(tree))
-            self._figures.add(Row.TUNED_SECOND, await self._bare.back_up(tree, KopiaSettings.of_backups()))
-
-    async def _back_up(self, tree: Path, parallel: int = 0) -> Measured:
-        measured, _ = await self._mover.back_up(tree, parallel=parallel)
+    async def _back_up(self, tree: Path) -> Measured:
+        measured, _ = await self._bed.mover.back_up(tree)
         return measured
-
-    async def _restores(self, large: str, small: str, step: int) -> None:
-        """Run one pair of each tree, the third beside it, and one of small files without barriers."""
-        mover, bare, settings = self._mover, self._bare, KopiaSettings.of_restores()
-        runs: list[tuple[Row, Callable[[Path], Awaitable[Measured]]]] = [
-            (Row.LARGE, partial(mover.restore, large)),
-            (Row.BARE_LARGE, partial(bare.restore, large)),
-            (Row.TUNED_LARGE, partial(bare.restore, large, settings=settings)),
-            (Row.SMALL, partial(mover.restore, small)),
-            (Row.BARE_SMALL, partial(bare.restore, small)),
-            (Row.TUNED_SMALL, partial(bare.restore, small, settings=settings)),
-            (Row.NO_BARRIERS, partial(mover.restore, small, barriers=False)),
-            (Row.BARE_NO_BARRIERS, partial(bare.restore, small, barriers=False)),
-        ]
-        for row, run in runs[::step]:
-            with self._disks.volume() as target:
-                self._settle()
-                with self._stages.stage("restores"):
-                    self._figures.add(row, await run(target))
 
     async def _limited(self, tree: Path, files: str) -> bool | None:
         """Return whether a tree is restored unchanged within a memory limit; None: no permission to set one."""
-        name = f"{files}within {_LIMIT_MIB} MiB"
+        name = f"{files}within {_LIMIT_MIB} MiB, mover"
         if not may_limit():
-            self._stages.say("no permission to make control groups: the effect of a memory limit is not measured")
+            self._bed.stages.say("no permission to make control groups: the effect of a memory limit is not measured")
             return None
-        self._s3.make_bucket(BARE_BUCKET)
-        self._fresh_bucket(BUCKET)
-        with self._disks.volume() as target:
+        self._bed.s3.make_bucket(BARE_BUCKET)
+        self._bed.fresh_bucket()
+        with self._bed.disks.volume() as target:
             try:
-                self._stages.say(f"upload {name}")
-                with self._stages.stage("uploads within a memory limit"):
-                    uploaded, result = await self._mover.back_up(tree, _LIMIT_MIB)
-                self._stages.say(f"restore {name}")
-                with self._stages.stage("restores within a memory limit"):
-                    restored = await self._mover.restore(result.snapshot_id, target, _LIMIT_MIB)
+                snapshot_id = await self._limited_upload(f"{_UPLOAD} {name}", tree, _LIMIT_MIB)
+                await self._limited_restore(f"{_RESTORE} {name}", snapshot_id, target, _LIMIT_MIB)
             except BenchmarkError as e:
-                self._stages.say(str(e))
+                self._bed.stages.say(str(e))
                 return False
-            self._figures.limited |= {f"upload {name}, mover": uploaded, f"restore {name}, mover": restored}
-            return self._is_same(tree, target)
+            return self._bed.is_same(tree, target)
 
-    def _is_same(self, tree: Path, target: Path) -> bool:
-        self._stages.say("comparing")
-        with self._stages.stage("comparing"):
-            differences = find_differences(survey_tree(tree), target)
-        for difference in differences[:_SHOWN_DIFFERENCES]:
-            self._stages.say(difference)
-        return not differences
+    async def _limited_upload(self, name: str, tree: Path, limit_mib: int) -> str:
+        """Run an upload within a memory limit; return its snapshot."""
+        self._bed.stages.say(name)
+        with self._bed.stages.stage("uploads within a memory limit"):
+            run, result = await self._bed.mover.back_up(tree, limit_mib)
+        self.runs.add(name, run)
+        return result.snapshot_id
 
-    def _fresh_bucket(self, name: str) -> None:
-        """Let a bucket hold the empty repository."""
-        self._s3.make_bucket(name)
-        shutil.copytree(self._template, self._s3.folder / name, dirs_exist_ok=True)
-        self._settle()
+    async def _limited_restore(self, name: str, snapshot_id: str, target: Path, limit_mib: int) -> None:
+        self._bed.stages.say(name)
+        with self._bed.stages.stage("restores within a memory limit"):
+            self.runs.add(name, await self._bed.mover.restore(snapshot_id, target, limit_mib))
 
-    def _settle(self) -> None:
-        """Let nothing wait to be written to the disk, and the disk have freed what was deleted."""
-        with self._stages.stage("waiting for the disk before a run"):
-            os.sync()
+
+def _own_mib(runs: Sequence[Measured]) -> float:
+    return round(max(run.own_mib for run in runs), 1)

@@ -11,8 +11,6 @@ from typing import Final
 
 from core.clock import Clock
 
-__all__ = ["Stages"]
-
 _NO_STAGE: Final = "anything else"
 
 

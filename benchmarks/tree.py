@@ -16,8 +16,6 @@ from typing import Final
 from tests.testbed.demonstration.compare import Survey, compare
 from tests.testbed.demonstration.survey import describe
 
-__all__ = ["TreeShape", "find_differences", "make_tree", "survey_tree"]
-
 _FILES_A_FOLDER: Final = 100
 _PIECE_BYTES: Final = 1 << 20
 _SEED: Final = 4
@@ -41,6 +39,10 @@ class TreeShape:
     def files(self) -> int:
         """The number of all files."""
         return self.large_files + self.small_files
+
+    def describe(self) -> str:
+        """Return the sizes for people."""
+        return f"{self.total_bytes / 1e9:.2f} GB in {self.large_files} large and {self.small_files:,} small files"
 
     def apart(self) -> tuple["TreeShape", "TreeShape"]:
         """Return the shapes of a tree with the large files, and one with the small ones."""

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from datamover.__main__ import main
 from datamover.kopia import private_run
 
-__all__: list[str] = []
-
 
 @contextmanager
 def _leave_unconfined(*_: object) -> Iterator[None]:

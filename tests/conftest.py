@@ -20,8 +20,6 @@ from tests.support.leaks import (
     watch_sessions,
 )
 
-__all__: list[str] = []
-
 _TASKS_FIXTURE = "_no_task_is_left"
 
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty"})

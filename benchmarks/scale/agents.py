@@ -12,13 +12,11 @@ from typing import Final
 
 import aiohttp
 
-from benchmarks.scale.ports import free_ports
 from benchmarks.scale.process import build_parser, report_ready, run_process
 from core.models.names import MOVER_SERVICE_ACCOUNT
 from nodeagent.app import serve
 from nodeagent.runtime.settings import ListenAddress, Settings
-
-__all__ = ["main", "wait_until_ready"]
+from tests.support.sockets import free_port
 
 _HOST: Final = "127.0.0.1"
 _POLL_SECONDS: Final = 0.1
@@ -39,7 +37,7 @@ async def wait_until_ready(port: int) -> None:
 
 
 async def _run(arguments: argparse.Namespace) -> None:
-    ports = free_ports(len(arguments.node))
+    ports = [free_port() for _ in arguments.node]
     async with asyncio.TaskGroup() as group:
         for node, port in zip(arguments.node, ports, strict=True):
             settings = Settings(

@@ -16,8 +16,6 @@ from typing import Final
 
 from benchmarks.processes import BenchmarkError
 
-__all__ = ["Child", "start_child"]
-
 _ROOT: Final = Path(__file__).parents[2]
 _RSS: Final = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 _KIB_A_MIB: Final = 1024

@@ -2,15 +2,14 @@
 
 Knows the server's own metrics. Does not know who asked: the agents have a server for
 themselves (`benchmarks.scale.doors`), and what it asks itself was measured before.
-Source: Kubernetes v1.34, staging/src/k8s.io/apiserver/pkg/endpoints/metrics/metrics.go:
-apiserver_request_total, apiserver_request_duration_seconds, apiserver_watch_events_total,
-apiserver_longrunning_requests; pkg/endpoints/handlers/response.go: apiserver_watch_events_sizes counts an event that
-goes to many watches once, when it is encoded.
+Source: Kubernetes v1.34, staging/src/k8s.io/apiserver/pkg/endpoints/metrics/metrics.go: apiserver_request_total;
+pkg/endpoints/handlers/response.go: apiserver_watch_events_sizes counts an event that goes to many watches once, when it
+is encoded.
 """
 
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from urllib.request import urlopen
@@ -18,12 +17,8 @@ from urllib.request import urlopen
 from benchmarks.processes import BenchmarkError
 from tests.testbed.api import Api
 
-__all__ = ["Counts", "Store", "find_metric", "read_counts", "read_store", "read_watches"]
-
-_COUNTED: Final = "apiserver_request_total|apiserver_watch_events_(?:total|sizes_sum)"
-_PATCHES: Final = re.compile(r'^apiserver_request_duration_seconds_sum\{[^}]*verb="PATCH"[^}]*\} (\S+)$', re.MULTILINE)
+_COUNTED: Final = "apiserver_request_total|apiserver_watch_events_sizes_sum"
 _LINE: Final = re.compile(rf"^({_COUNTED})\{{([^}}]*)\}} (\S+)$", re.MULTILINE)
-_WATCHES: Final = re.compile(r'^apiserver_longrunning_requests\{[^}]*verb="WATCH"[^}]*\} (\S+)$', re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="([^"]*)"')
 _WRITES: Final = frozenset({"POST", "PUT", "PATCH", "DELETE", "APPLY", "DELETECOLLECTION"})
 _CONFLICT: Final = "409"
@@ -34,18 +29,15 @@ _What = TypeVar("_What")
 class Counts:
     """What was counted, at a time or between two times.
 
-    `requests` by verb, resource and status code. `watched` are the bytes of events for watches, each encoded once,
-    `delivered` how many events were sent, to each watch; both by resource. `cpu_seconds` is the server's processor
-    time, `patch_seconds` the sum of how long its patches took. `at_seconds` is on the monotonic clock; of a difference
-    it is how long it took.
+    `requests` by verb, resource and status code. `watched` are the bytes of events for watches, each encoded once, by
+    resource. `cpu_seconds` is the server's processor time. `at_seconds` is on the monotonic clock; of a difference it
+    is how long it took.
     """
 
     at_seconds: float
     requests: Counter[tuple[str, str, str]]
     watched: Counter[str] = field(default_factory=Counter)
-    delivered: Counter[str] = field(default_factory=Counter)
     cpu_seconds: float = 0.0
-    patch_seconds: float = 0.0
 
     @property
     def total(self) -> int:
@@ -56,11 +48,6 @@ class Counts:
     def watch_bytes(self) -> int:
         """Bytes of the events for watches, each encoded once."""
         return self.watched.total()
-
-    @property
-    def seconds_a_patch(self) -> float:
-        """How long a patch took, on average."""
-        return self.patch_seconds / max(1, sum(n for (verb, _, _), n in self.requests.items() if verb == "PATCH"))
 
     @property
     def writes(self) -> int:
@@ -103,9 +90,7 @@ class Counts:
             seconds,
             _difference(self.requests, before.requests, own.requests, share),
             _difference(self.watched, before.watched, own.watched, share),
-            _difference(self.delivered, before.delivered, own.delivered, share),
             self.cpu_seconds - before.cpu_seconds - own.cpu_seconds * share,
-            self.patch_seconds - before.patch_seconds - own.patch_seconds * share,
         )
 
 
@@ -117,25 +102,18 @@ def _difference(now: Counter[_What], before: Counter[_What], own: Counter[_What]
 def read_counts(api: Api) -> Counts:
     """Return what the server behind `api` has counted so far, of requests for resources."""
     requests: Counter[tuple[str, str, str]] = Counter()
-    events: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    watched: Counter[str] = Counter()
     metrics = api.text("GET", "/metrics")
     for name, text, value in _LINE.findall(metrics):
         labels, number = dict(_LABEL.findall(text)), int(float(value))
         if name != "apiserver_request_total":
-            events[name.removeprefix("apiserver_watch_events_")][labels["resource"]] += number
+            watched[labels["resource"]] += number
         elif labels["resource"]:
             requests[labels["verb"], labels["resource"], labels["code"]] += number
-    return Counts(
-        time.monotonic(),
-        requests,
-        watched=events["sizes_sum"],
-        delivered=events["total"],
-        cpu_seconds=find_metric(metrics, "process_cpu_seconds_total"),
-        patch_seconds=sum(map(float, _PATCHES.findall(metrics))),
-    )
+    return Counts(time.monotonic(), requests, watched, _find_metric(metrics, "process_cpu_seconds_total"))
 
 
-def find_metric(metrics: str, name: str) -> float:
+def _find_metric(metrics: str, name: str) -> float:
     """Return the metric without labels of that name among all that a server reports.
 
     Raises:
@@ -147,28 +125,16 @@ def find_metric(metrics: str, name: str) -> float:
     return float(found[1])
 
 
-def read_watches(api: Api) -> int:
-    """Return how many watches are open on the server behind `api`, with its own."""
-    return sum(int(float(number)) for number in _WATCHES.findall(api.text("GET", "/metrics")))
-
-
 @dataclass(frozen=True)
 class Store:
-    """What etcd did: objects written by all clients, size of its file, events sent to API servers, processor time."""
+    """What etcd did: objects written by all clients, and the size of its file."""
 
     writes: int
     file_bytes: int
-    sent_events: int = 0
-    cpu_seconds: float = 0.0
 
     def since(self, before: "Store") -> "Store":
         """Return what was added since `before`."""
-        return Store(
-            self.writes - before.writes,
-            self.file_bytes - before.file_bytes,
-            self.sent_events - before.sent_events,
-            self.cpu_seconds - before.cpu_seconds,
-        )
+        return Store(self.writes - before.writes, self.file_bytes - before.file_bytes)
 
 
 def read_store(port: int) -> Store:
@@ -178,9 +144,5 @@ def read_store(port: int) -> Store:
     """
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         metrics = answer.read().decode()
-    return Store(
-        int(find_metric(metrics, "etcd_mvcc_put_total")),
-        int(find_metric(metrics, "etcd_mvcc_db_total_size_in_bytes")),
-        int(find_metric(metrics, "etcd_debugging_mvcc_events_total")),
-        find_metric(metrics, "process_cpu_seconds_total"),
-    )
+    found = [_find_metric(metrics, f"etcd_mvcc_{name}") for name in ("put_total", "db_total_size_in_bytes")]
+    return Store(*map(int, found))

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.processes import BenchmarkError
-from benchmarks.scale.counts import Counts, Store, read_counts, read_store, read_watches
+from benchmarks.scale.counts import Counts, Store, read_counts, read_store
 from benchmarks.scale.kubelet import KubeletAddress, PodDirectories
-from benchmarks.scale.ports import free_ports
 from core.models.names import SERVICE_ACCOUNT
 from tests.support.apiserver import ApiServer, run_apiserver
+from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.api import Api
-
-__all__ = ["Doors", "make_kubelet", "open_doors"]
 
 _DEPLOY: Final = Path(__file__).parents[2] / "deploy" / "agent"
 _MOUNT: Final = """\
@@ -73,10 +71,6 @@ class Doors:
         counts = read_counts(self.agents_api)
         return counts if before is None else counts.since(before, idle=self.own_share)
 
-    def count_watches(self) -> int:
-        """Return how many watches are open on the agents' server, with its own."""
-        return read_watches(self.agents_api)
-
     def read_store(self) -> Store:
         """Return what etcd has stored so far, from all clients."""
         return read_store(self.server.plane.endpoint.etcd_port)
@@ -107,7 +101,7 @@ class Doors:
 def open_doors(folder: Path) -> Iterator[Doors]:
     """Run both servers; leaves nothing behind."""
     with run_apiserver() as server:
-        url = server.plane.start_second(free_ports(1)[0])
+        url = server.plane.start_second(free_port())
         admin = folder / "agents-admin.kubeconfig"
         server.plane.write_kubeconfig(admin, server.plane.admin, url=url)
         api = Api(admin)
@@ -117,7 +111,7 @@ def open_doors(folder: Path) -> Iterator[Doors]:
 def make_kubelet(server: ApiServer) -> KubeletAddress:
     """Return where the kubelets of `server` may listen."""
     pair = server.plane.authority.issue("scale-kubelet", user="system:node:scale", addresses=("IP:127.0.0.1",))
-    return KubeletAddress(free_ports(1)[0], pair.certificate, pair.key)
+    return KubeletAddress(free_port(), pair.certificate, pair.key)
 
 
 def _measure_own_share(api: Api) -> Counts:

@@ -10,8 +10,6 @@ from typing import Final
 from benchmarks.scale.manifests import Volume
 from benchmarks.scale.scene import Scene
 
-__all__ = ["LEADER_NODE", "LEAST_SECONDS", "QUEUE_LENGTH", "SETTLE_SECONDS", "SLOTS", "Effort", "Log", "prepare"]
-
 QUEUE_LENGTH: Final = 100
 SLOTS: Final = 2
 

@@ -13,8 +13,6 @@ from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import open_scene
 
-__all__ = ["Growth", "measure_growth"]
-
 _SLOTS: Final = 10
 _REST_SECONDS: Final = 30.0
 """After this a client has closed the connections that it no longer needs."""

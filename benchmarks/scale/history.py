@@ -11,18 +11,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = [
-    "FINAL",
-    "HELD",
-    "RUNNING",
-    "History",
-    "LimitChange",
-    "Sight",
-    "sight_of_limits",
-    "sight_of_transfer",
-    "to_line",
-]
-
 HELD: Final = frozenset({"Accepted", "Prepared"})
 RUNNING: Final = frozenset({"InProgress", "Canceling"})
 FINAL: Final = frozenset({"Completed", "Failed", "Canceled"})

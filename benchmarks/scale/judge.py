@@ -13,8 +13,6 @@ from typing import Final
 
 from benchmarks.scale.history import FINAL, HELD, RUNNING, LimitChange, Sight
 
-__all__ = ["Verdict", "count_disorder", "judge"]
-
 _RANK: Final = {"New": 0, "Accepted": 1, "Prepared": 2, "InProgress": 3, "Canceling": 4} | dict.fromkeys(FINAL, 5)
 
 

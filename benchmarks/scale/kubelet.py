@@ -17,8 +17,6 @@ from aiohttp import web
 
 from core.models.base import JsonDict
 
-__all__ = ["KubeletAddress", "PodDirectories", "serve_logs"]
-
 HOST: Final = "127.0.0.1"
 _LINE: Final = "time=2026-11-21T12:00:00Z level=info msg=moved bytes=1000\n"
 _LOG: Final = _LINE * 10

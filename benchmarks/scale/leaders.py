@@ -18,8 +18,6 @@ from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
-__all__ = ["Leaders", "kill_leader", "measure_leaders", "pause_leader", "wait_for_another"]
-
 _LEASE_SECONDS: Final = 3.0
 _GRACE_SECONDS: Final = 2.0
 """After the lease time: stand-bys try at different moments, and this machine is busy."""

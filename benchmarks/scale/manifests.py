@@ -12,23 +12,6 @@ from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
 
-__all__ = [
-    "CONFIG_MAP",
-    "KINDS",
-    "Volume",
-    "app_namespace",
-    "build_agent_pod",
-    "build_claim",
-    "build_config",
-    "build_content",
-    "build_location",
-    "build_node",
-    "build_snapshot",
-    "build_transfer",
-    "build_workload",
-    "node_name",
-]
-
 KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
 CONFIG_MAP: Final = "node-agent-config"
 _APPS: Final = 10

@@ -15,8 +15,6 @@ from benchmarks.scale.judge import Verdict
 from benchmarks.scale.manifests import node_name
 from benchmarks.scale.scene import Scene, Serving, open_scene
 
-__all__ = ["Idle", "Many", "measure_idle", "measure_many"]
-
 _WATCH_RENEWALS_SECONDS: Final = (300.0, 425.0)
 """In this time since its start every watch of an agent is renewed once."""
 

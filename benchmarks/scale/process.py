@@ -12,8 +12,6 @@ from pathlib import Path
 from benchmarks.scale.watcher import READY
 from core.logs import set_up_logging
 
-__all__ = ["build_parser", "report_ready", "run_process"]
-
 
 def build_parser(name: str) -> argparse.ArgumentParser:
     """Return the parser of a process with the flags that all of them have."""

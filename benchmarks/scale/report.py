@@ -1,19 +1,17 @@
-"""What was measured, and how it is shown: a table for people, one line of JSON for programs.
+"""What was measured, and how it is shown: a table for people, figures for programs.
 
 Knows how figures are rounded and called. Does not know how anything was measured, nor targets.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.figures import Summary
 from benchmarks.scale.growth import Growth
 from benchmarks.scale.judge import Verdict
 from benchmarks.scale.leaders import Leaders
 from benchmarks.scale.many import Many
 from benchmarks.scale.waiting import Waiting
-
-__all__ = ["Report"]
 
 _SHOWN = 15
 
@@ -29,7 +27,7 @@ class Report:
     kills: Leaders | None = None
     pauses: Leaders | None = None
 
-    def summary(self) -> dict[str, float | None]:
+    def summary(self) -> Summary:
         """Return the last line's object."""
         few, many, waiting, growth = self.few, self.many, self.waiting, self.growth
         idle = many.idle if many else None
@@ -51,10 +49,6 @@ class Report:
             "leader_kills_ok": kills.good if kills else None,
             "leader_pauses_ok": pauses.good if pauses else None,
         }
-
-    def last_line(self) -> str:
-        """Return the summary as one line of JSON."""
-        return json.dumps(self.summary())
 
     def lines(self) -> Iterator[str]:
         """Yield the table."""

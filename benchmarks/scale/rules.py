@@ -35,8 +35,6 @@ from nodeagent.runtime.workqueue import Requeue
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
 from tests.support.deletion import force_delete
 
-__all__ = ["Rules", "Seen", "Shape", "volume_name"]
-
 _TOTAL_BYTES: Final = 1000
 _BACKUPS: Final = frozenset({"DataUpload", "PodVolumeBackup"})
 

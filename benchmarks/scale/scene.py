@@ -19,13 +19,11 @@ from benchmarks.scale.doors import Doors
 from benchmarks.scale.history import History
 from benchmarks.scale.judge import Verdict, judge
 from benchmarks.scale.manifests import CONFIG_MAP, node_name
-from benchmarks.scale.ports import free_ports
 from benchmarks.scale.stage import Stage, open_client
 from core.kube.resources import LEASES
 from core.models.names import DISPATCHER_LEASE, MOVER_SERVICE_ACCOUNT
 from nodeagent.runtime.tasks import work_in_parallel
-
-__all__ = ["Scene", "Serving", "open_scene", "warm_up"]
+from tests.support.sockets import free_port
 
 _POLL_SECONDS: Final = 0.1
 _READY_SECONDS: Final = 120.0
@@ -82,7 +80,7 @@ class Scene:
 
     async def serve(self, node: str) -> Serving:
         """Start a real agent for `node`; it may not be ready yet."""
-        port = free_ports(1)[0]
+        port = free_port()
         arguments = ["serve", *self._cluster_flags(self.stage.agents)]
         arguments += ["--node-name", node, "--node-agent-configmap", CONFIG_MAP]
         arguments += ["--mover-service-account", MOVER_SERVICE_ACCOUNT]

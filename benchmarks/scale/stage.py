@@ -52,8 +52,6 @@ from nodeagent.runtime.tasks import work_in_parallel
 from nodeagent.runtime.transport import load_transport
 from tests.testbed.api import Resource as BedResource
 
-__all__ = ["TRANSFER_RESOURCES", "Stage", "open_client", "set_status"]
-
 TRANSFER_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
 _NAMESPACES: Final = BedResource("/api/v1", "namespaces", namespaced=False)
 _AT_A_TIME: Final = 24

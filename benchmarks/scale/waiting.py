@@ -16,8 +16,6 @@ from benchmarks.scale.manifests import KINDS, Volume, app_namespace, build_claim
 from benchmarks.scale.scene import Scene, Serving, open_scene
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 
-__all__ = ["Waiting", "measure_waiting"]
-
 
 @dataclass(frozen=True)
 class Waiting:

@@ -15,8 +15,6 @@ from typing import Final
 from benchmarks.scale.history import LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
 from tests.testbed.api import Api, Json, Resource
 
-__all__ = ["READY", "main"]
-
 READY: Final = "ready"
 """What is printed once nothing is missed from then on."""
 

@@ -27,8 +27,6 @@ from core.models.names import OWNER_UID_LABEL
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import WorkQueue
 
-__all__ = ["World", "main"]
-
 _WORKERS = 48
 
 

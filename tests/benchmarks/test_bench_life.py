@@ -1,6 +1,5 @@
 """The measurement of life cycles: the stages are found in what a watch has seen, and summed up as medians."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +69,7 @@ def test_the_last_line_compares_medians_with_kopia(watched: tuple[_Watched, _Wat
     life = _measure(100.0, *watched)
     figures = _Figures({"DataUpload, small, first": [life] * 3, "DataUpload, block": [life]})
     figures.kopia["DataUpload, small, first"] = [5.0, 6.0, 100.0]
-    found = json.loads(figures.last_line())
+    found = figures.summary()
     assert found["dataupload_small_first_ratio"] == pytest.approx(7 / 6, abs=0.001)
     assert "dataupload_block_ratio" not in found
     lines = list(figures.lines())

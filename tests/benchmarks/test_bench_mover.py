@@ -1,19 +1,17 @@
-"""The benchmark itself: it measures everything it is to measure. No test checks the figures."""
+"""Benchmarks of data movers: they measure everything they are to measure. No test checks the figures."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.disks import Disks
-from benchmarks.figures import Figures, Row
+from benchmarks.figures import Runs, alternate
 from benchmarks.groups import memory_group
 from benchmarks.processes import Command, Measured
-from benchmarks.runs import LEAST_PAIRS, pairs_fit
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
 from core.clock import SystemClock
@@ -21,6 +19,33 @@ from core.clock import SystemClock
 pytestmark = pytest.mark.processes
 
 _ROOT = Path(__file__).parents[2]
+_WAYS = ("upload", "restore")
+_FIGURES = {
+    "mover": {
+        "upload_ratio",
+        *(f"restore_{what}{settings}_ratio" for what in ("small", "large") for settings in ("", "_same_settings")),
+        "second_backup_s",
+        *(f"{what}_excess_mib" for what in ("upload", "second_backup", "restore_small", "restore_large")),
+        "upload_cost_of_memory_setting",
+        "mover_alone_mib",
+        "limited_256mib_ok",
+        "limited_256mib_200k_files_ok",
+    },
+    "confinement": {f"confined_{what}_{ratio}" for what in _WAYS for ratio in ("ratio", "cpu_ratio")}
+    | {"mover_alone_mib"},
+    "bandwidth": {f"unlimited_{what}_{ratio}" for what in _WAYS for ratio in ("ratio", "cpu_ratio")},
+    "latency": {"far_upload_ratio", "far_restore_ratio"},
+    "many": {"many_files", "many_files_512mib_ok", "many_files_most_mib"},
+    "resume": {"upload_resent_share", "restore_rewritten_share", "total_time_ratio"},
+}
+_RUNS = {
+    "mover": "upload within 256 MiB, mover",
+    "confinement": "restore, unconfined",
+    "bandwidth": "upload, proxy without limits",
+    "latency": "restore, bare kopia",
+    "many": "restore of 1,000 files, within 512 MiB",
+    "resume": "restore",
+}
 
 
 class HandClock(SystemClock):
@@ -34,85 +59,23 @@ class HandClock(SystemClock):
         self._seconds += seconds
 
 
-_NUMBERS = (
-    "upload_ratio",
-    *(f"restore_{what}_ratio" for what in ("small", "small_same_settings", "small_no_barriers")),
-    *(f"restore_{what}_ratio" for what in ("large", "large_same_settings")),
-    "restore_ratio",
-    "second_backup_s",
-    "peak_memory_ratio",
-    *(f"{what}_excess_mib" for what in ("upload", "second_backup", "restore_small", "restore_large")),
-    "upload_cost_of_memory_setting",
-    "mover_alone_mib",
-)
-_RATIOS = {f"confined_{what}_ratio" for what in ("upload", "restore", "upload_cpu", "restore_cpu")}
-
-
-def run_quickly(folder: Path, *arguments: str) -> tuple[str, dict[str, Any]]:
-    """Run the benchmark, with less priority than tests that run at the same time; return its output and last line."""
-    done = subprocess.run(
-        ["nice", "-n", "10", sys.executable, "-m", "benchmarks.bench_mover", "--quick", "--folder", folder, *arguments],
-        cwd=_ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.cluster
+@pytest.mark.lane(name="waiting")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", _FIGURES)
+def test_the_last_line_has_every_figure(what: str, tmp_path: Path) -> None:
+    """Needs root, for its namespaces and its control groups; it runs with less priority than tests beside it."""
+    words = {"mover": ["bench_mover"], "resume": ["bench_resume"]}.get(what, ["bench_mover", f"--{what}"])
+    argv = ["nice", "-n", "10", sys.executable, "-m", f"benchmarks.{words[0]}", *words[1:], "--quick"]
+    done = subprocess.run([*argv, "--folder", tmp_path], cwd=_ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(done.stdout.splitlines()[-1])
-
-
-@pytest.mark.cluster
-@pytest.mark.lane(name="waiting")
-@pytest.mark.timeout(600)
-def test_the_last_line_has_every_figure(tmp_path: Path) -> None:
-    """Needs root, for its namespaces and its control group."""
-    output, figures = run_quickly(tmp_path)
-    assert figures.keys() == {*_NUMBERS, "limited_256mib_ok", "limited_256mib_200k_files_ok"}
-    assert all(isinstance(figures[name], float) for name in _NUMBERS)
-    assert figures["limited_256mib_ok"] is True
-    assert figures["limited_256mib_200k_files_ok"] is True
-    assert ", file systems created and deleted " in output
-    assert "Targets and caches: ext4 in a file of its own" in output
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures.keys() == _FIGURES[what]
+    assert all(figure is True for name, figure in figures.items() if name.endswith("_ok"))
+    assert all(figures[name] > 0 for name in figures if name.endswith("_ratio"))
+    assert f"| {_RUNS[what]} | " in done.stdout
+    assert ", file systems created and deleted " in done.stdout
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.cluster
-@pytest.mark.lane(name="waiting")
-@pytest.mark.timeout(600)
-def test_movers_are_compared_with_kopia_confined_and_without(tmp_path: Path) -> None:
-    """Needs root as well."""
-    output, figures = run_quickly(tmp_path, "--confinement")
-    assert figures.keys() == {*_RATIOS, "mover_alone_mib"}
-    assert all(figures[name] > 0 for name in _RATIOS)
-    assert "| restore, unconfined | " in output
-
-
-@pytest.mark.cluster
-@pytest.mark.lane(name="waiting")
-@pytest.mark.timeout(600)
-def test_many_files_are_moved_within_a_memory_limit(tmp_path: Path) -> None:
-    """Needs root as well."""
-    output, figures = run_quickly(tmp_path, "--many")
-    assert figures["many_files"] == 1000
-    assert figures["many_contents"] > 1000
-    assert figures["many_files_512mib_ok"] is True
-    assert 50 < figures["many_files_most_mib"] < 512
-    for run in ("upload", "restore"):
-        assert f"| {run} of 1,000 files, within 512 MiB | " in output
-
-
-@pytest.mark.cluster
-@pytest.mark.lane(name="waiting")
-@pytest.mark.timeout(600)
-def test_numbers_of_files_in_parallel_are_compared(tmp_path: Path) -> None:
-    """Needs root as well."""
-    output, figures = run_quickly(tmp_path, "--parallel")
-    cpus = len(os.sched_getaffinity(0))
-    assert len(figures) == 6
-    for number in range(cpus, cpus + 3):
-        assert figures[f"parallel_{number}_upload_ratio"] > 0
-        assert f"parallel_{number}_upload_excess_mib" in figures
-        assert f"| upload, mover, {number} in parallel | " in output
 
 
 @pytest.mark.cluster
@@ -152,28 +115,21 @@ def test_each_moment_counts_for_one_stage() -> None:
     assert stages.seconds == 429
 
 
-@pytest.mark.parametrize(
-    ("done", "took", "left", "fits"),
-    [
-        pytest.param(0, 0.0, 0.0, True, id="the first one, late"),
-        pytest.param(LEAST_PAIRS - 1, 90.0, 0.0, True, id="too few without it"),
-        pytest.param(LEAST_PAIRS, 90.0, 100.0, False, id="no time to leave"),
-        pytest.param(LEAST_PAIRS, 90.0, 110.0, True, id="time enough"),
-    ],
-)
-def test_pairs_are_run_while_there_is_time(*, done: int, took: float, left: float, fits: bool) -> None:
-    assert pairs_fit(done, took, left) is fits
+def test_runs_are_compared_by_their_medians_and_in_pairs() -> None:
+    runs = Runs()
+    for seconds, other_seconds in ((1, 4), (3, 4), (8, 32)):
+        runs.add("mover", Measured(0, seconds * 10**9, 40, 200, 230, 0.5, 220))
+        runs.add("kopia", Measured(0, other_seconds * 10**9, 300, 0, 300, 0.0, 190))
+    runs.add("no group", Measured(0, 10**9, 300, 0, 300))
+    assert (runs.ratio("mover", "kopia"), runs.excess_mib("mover", "kopia")) == (0.75, 30)
+    assert runs.paired_ratio("mover", "kopia", lambda run: run.seconds) == 0.25
+    assert runs.excess_mib("mover", "no group") is None
+    assert len(runs.of()) == 7
+    assert "| mover | 3.00 | 1.00 | 8.00 | 0.50 | 230 | 230 | 220 | 220 |" in list(runs.lines())
 
 
-def test_the_mover_is_compared_with_bare_kopia() -> None:
-    mover, bare = Measured(0, 10**9, 40, 200, 230, 0.5, 220), Measured(0, 2 * 10**9, 300, 0, 300, 0.0, 190)
-    figures = Figures()
-    for row in Row:
-        figures.add(row, mover if row.endswith("mover") else bare)
-    summary = figures.summary()
-    assert (figures.pairs, summary["peak_memory_ratio"], summary["restore_small_ratio"]) == (1, 0.767, 0.5)
-    assert (summary["upload_excess_mib"], summary["restore_ratio"]) == (30, 0.5)
-    assert "| upload, mover | 1.00 | 1.00 | 1.00 | 0.50 | 230 | 230 | 220 | 220 |" in list(figures.lines())
+def test_who_is_first_alternates() -> None:
+    assert [list(alternate("ab", number)) for number in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
 
 
 def test_a_tree_is_made_as_asked_and_differences_are_found(tmp_path: Path) -> None:

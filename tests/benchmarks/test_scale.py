@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scale.budget import Budget
 from benchmarks.scale.counts import Counts
 from benchmarks.scale.history import History, LimitChange, Sight, sight_of_limits, sight_of_transfer, to_line
 from benchmarks.scale.judge import count_disorder, judge
 from benchmarks.scale.manifests import KINDS, Volume, build_config, build_transfer
-from benchmarks.scale.occupancy import measure_occupancy
-from benchmarks.scale.report import Report
-from benchmarks.scale.validation import Comparison, Validation
 
 pytestmark = pytest.mark.processes
 
@@ -148,31 +144,12 @@ def test_limits_are_read_from_the_agents_config_map() -> None:
 
 
 def test_the_servers_own_share_is_no_agents() -> None:
-    idle = Counts(10.0, Counter({("GET", "leases", "200"): 5}), Counter(leases=100), Counter(leases=1))
+    idle = Counts(10.0, Counter({("GET", "leases", "200"): 5}), Counter(leases=100))
     before = Counts(0.0, Counter({("GET", "pods", "200"): 1}), Counter(pods=50))
     counted = {("GET", "pods", "200"): 4, ("GET", "leases", "200"): 12, ("PATCH", "pods", "409"): 2}
-    now = Counts(20.0, Counter(counted), Counter(pods=150, leases=300), Counter(pods=1, leases=3))
+    now = Counts(20.0, Counter(counted), Counter(pods=150, leases=300))
     since = now.since(before, idle=idle)
     assert (since.total, since.writes, since.conflicts, since.watch_bytes) == (7, 2, 2, 200)
-    assert since.delivered == {"pods": 1, "leases": 1}
-
-
-def test_the_last_line_has_every_key() -> None:
-    assert json.loads(Report().last_line()).keys() == _KEYS
-
-
-def test_what_was_not_measured_is_null() -> None:
-    assert set(Report().summary().values()) == {None}
-
-
-def test_a_scenario_may_take_what_later_ones_do_not_need() -> None:
-    now = [0.0]
-    budget = Budget(10, clock=lambda: now[0])
-    assert budget.share([200.0, 100.0]) == 570 - 150
-    now[0] = 300.0
-    assert budget.share([]) == 270
-    now[0] = 700.0
-    assert budget.share([100.0]) == 0
 
 
 def test_the_last_line_is_printed_when_nothing_can_be_started(tmp_path: Path) -> None:
@@ -190,29 +167,3 @@ def test_every_option_is_explained() -> None:
     argv = [sys.executable, "-m", "benchmarks.bench_scale", "--help"]
     done = subprocess.run(argv, cwd=_ROOT, check=True, capture_output=True, text=True)
     assert "--scenario" in done.stdout
-
-
-def test_stays_are_cut_at_the_time_that_is_measured() -> None:
-    phases = {2: "New", 4: "Accepted", 6: "Prepared", 14: "InProgress", 18: "Completed"}
-    course = [replace(sight(at, "x", phase), kind="PodVolumeBackup") for at, phase in phases.items()]
-    gone = [sight(2, "y", "New"), replace(sight(7, "y", "New"), deleted=True)]
-    seen = measure_occupancy([*reversed(course), *gone], 5.0, 15.0)
-    assert (seen.seconds, seen.known, seen.pending) == (10.0, 1.2, 0.2)
-    assert (seen.held, seen.checked, seen.running) == (0.9, 0.8, 0.1)
-
-
-def test_a_large_run_that_was_not_done_has_a_last_line() -> None:
-    assert set(Validation().summary().values()) == {None}
-    assert json.loads(Validation().last_line()).keys() >= {"limit_violations", "takeover_s", "worst_error"}
-    assert list(Validation().lines()) == []
-
-
-@pytest.mark.parametrize(("predicted", "measured", "error"), [(12.0, 10.0, 0.2), (9.0, 10.0, -0.1), (1.0, 0.0, 0.0)])
-def test_an_error_is_a_fraction_of_the_measurement(predicted: float, measured: float, error: float) -> None:
-    assert Comparison("key", "what", predicted, measured).error == pytest.approx(error)
-
-
-def test_the_large_run_is_a_run_of_its_own() -> None:
-    argv = [sys.executable, "-m", "benchmarks.bench_scale", "--scenario=large", "--scenario=few"]
-    done = subprocess.run(argv, cwd=_ROOT, check=False, capture_output=True, text=True)
-    assert (done.returncode, "run of its own" in done.stderr) == (2, True)

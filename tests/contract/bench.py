@@ -18,8 +18,6 @@ from core.kube.transport import Request, Transport
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.base import JsonDict
 
-__all__ = ["HOLD", "TIMEOUT_SECONDS", "Bench", "Watching", "build_upload"]
-
 TIMEOUT_SECONDS = 10.0
 HOLD = "test.nodeagent.io/hold"
 

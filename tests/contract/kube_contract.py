@@ -35,8 +35,6 @@ from core.kube.watch import ChangeKind
 from core.models.base import JsonDict
 from tests.contract.bench import HOLD, Bench
 
-__all__ = ["KubeContract"]
-
 
 def _meta(obj: JsonDict) -> JsonDict:
     meta: JsonDict = obj["metadata"]

@@ -15,8 +15,6 @@ from tests.contract.bench import HOLD, build_upload
 from tests.support.clock import NOON
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 
 @pytest.fixture
 def kube() -> FakeKube:

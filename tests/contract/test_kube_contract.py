@@ -6,8 +6,6 @@ from tests.contract.bench import Bench
 from tests.contract.kube_contract import KubeContract
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 
 class TestFakeKube(KubeContract):
     @pytest.fixture

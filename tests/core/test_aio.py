@@ -10,8 +10,6 @@ from core.aio import run_apart, run_shielded, wait_for_event
 from core.clock import Deadline
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

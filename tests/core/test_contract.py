@@ -26,8 +26,6 @@ from core.contract import (
 from core.errors import ContractError, ResultError
 from core.snapshot_contract import SnapshotReport, SnapshotTotal
 
-__all__: list[str] = []
-
 _EVENTS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2" / "events-on-custom-resources.json"
 
 

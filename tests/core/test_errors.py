@@ -23,8 +23,6 @@ from core.kube.errors import (
     raise_for_status,
 )
 
-__all__: list[str] = []
-
 
 def _status(reason: str, message: str = "because", **more: object) -> bytes:
     return json.dumps({"kind": "Status", "reason": reason, "message": message} | more).encode()

@@ -8,8 +8,6 @@ import pytest
 
 from core.redact import Redactor, redact, redact_lines, redact_values
 
-__all__: list[str] = []
-
 # No two of them share a part that a pattern could find by accident. None was ever valid.
 S = "uUbV8q0nC2/xYt7LhR4wZ+e1sJd5oKfA9mQ3gPi6B0c="
 HEX = "9f3b1c7e5a2d4f608b7c6d5e4f3a2b1c0d9e8f7a6b5c4d3e2f1a0b9c8d7e6f50"

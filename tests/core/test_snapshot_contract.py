@@ -4,8 +4,6 @@ import pytest
 
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotVerdict
 
-__all__: list[str] = []
-
 
 def test_a_reported_snapshot_is_one_line_without_control_characters() -> None:
     snapshot = ReportedSnapshot(

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tests.support.apiserver import ApiServer
 
-__all__ = ["apiserver"]
-
 
 @pytest.fixture
 def apiserver() -> Iterator[ApiServer]:

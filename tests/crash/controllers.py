@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from core.kube.resources import Resource
     from core.models.base import JsonDict
 
-__all__ = ["RealCluster", "set_status"]
-
 _TICK_SECONDS = 0.2
 _MOVE_SECONDS = 0.3
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from core.kube.client import KubeClient
     from core.models.base import JsonDict
 
-__all__ = ["Listing", "list_everything"]
-
 _PASSING = {"events", "leases"}
 """Kinds whose objects come and go in every run."""
 

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from core.kube.client import KubeClient
     from core.models.base import JsonDict
 
-__all__ = ["FastClock", "MaintenanceWorld", "end_job"]
-
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
 _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")
 _SPEED = 10.0

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from tests.nodeagent.support.harness import Fuse
     from tests.support.apiserver import ApiServer
 
-__all__ = ["CHANGES", "LEDGER", "Matrix", "compare", "open_cluster", "open_matrix", "settle", "summarize"]
-
 LEDGER = "configmaps node-agent-admissions"
 _SNAPSHOT = ["volumesnapshotcontents content-of-*", "volumesnapshots velero-data-lwkc4"]
 CHANGES = {

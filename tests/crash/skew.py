@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from benchmarks.scale.agents import wait_until_ready
 from benchmarks.scale.children import Child, start_child
-from benchmarks.scale.ports import free_ports
 from core.clock import SystemClock
 from core.kube.client import Selection
 from core.kube.resources import LEASES, NODES, PODS
@@ -31,6 +30,7 @@ from tests.crash.worlds import CONFIG_MAP, World, open_client
 from tests.nodeagent.support.dispatching import agent_pod, cluster_node
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES
 from tests.nodeagent.support.transfers import NODE, TRANSFERS
+from tests.support.sockets import free_port
 from tests.support.tools import previous_sources
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from tests.crash.controllers import RealCluster
     from tests.crash.listing import Listing
     from tests.support.apiserver import ApiServer
-
-__all__ = ["Agent", "Bench", "Site", "Version", "open_bench", "wait_for"]
 
 _LEADER_NODE = "node-of-leader"
 """It has no agent pod, so no transfer is assigned to it."""
@@ -251,7 +249,7 @@ class Site:
         self.worlds.append(world)
 
     async def _start(self, version: Version, node: str, stop: str, environment: dict[str, str]) -> Agent:
-        (port,) = free_ports(1)
+        port = free_port()
         arguments = [
             "serve",
             f"--kubeconfig={self.bench.apiserver.kubeconfig}",

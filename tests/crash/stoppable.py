@@ -18,8 +18,6 @@ from typing import Any
 
 import aiohttp
 
-__all__ = ["FOLLOWER", "STOPS", "main"]
-
 _Body = dict[str, Any]
 _Stop = Callable[[str, _Body], bool]
 

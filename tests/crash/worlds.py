@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from nodeagent.startup import AgentSpec
     from tests.support.apiserver import ApiServer
 
-__all__ = ["CONFIG_MAP", "World", "is_write", "open_client", "running"]
-
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)

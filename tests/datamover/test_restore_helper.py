@@ -20,8 +20,6 @@ from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__: list[str] = []
-
 _UID = "5c1d6f0e-0b8e-4a38-9d0b-6a1f0c6f3b77"
 _LIMIT_KIB = 15 * 1024
 _OPTIONS = "-ISuOO"

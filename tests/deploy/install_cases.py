@@ -13,8 +13,6 @@ from client.install.options import (
     ProxyOptions,
 )
 
-__all__ = ["CASES", "COMBINED", "EVERYTHING"]
-
 _RESOURCES: Final = ContainerResources(cpu_request="1", memory_request="0", cpu_limit="2", memory_limit="1Gi")
 
 _AGENT: Final = AgentOptions(

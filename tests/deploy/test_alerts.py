@@ -15,8 +15,6 @@ from tests.deploy.alerts.healthy_day import build_healthy_day
 from tests.support.monitoring import read_rules
 from tests.support.tools import tool
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.processes
 
 _ROOT = Path(__file__).parents[2]

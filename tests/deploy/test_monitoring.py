@@ -30,8 +30,6 @@ from tools.monitoring import generate_monitoring
 if TYPE_CHECKING:
     from tests.testbed.api import Json
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.processes
 
 _OTHERS = {"up", "process_resident_memory_bytes"}

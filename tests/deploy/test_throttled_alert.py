@@ -24,8 +24,6 @@ from tests.support.tools import tool
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__: list[str] = []
-
 pytestmark = [pytest.mark.processes, pytest.mark.looptime]
 
 _ALERT = "NodeAgentAPIThrottled"

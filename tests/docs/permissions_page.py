@@ -28,8 +28,6 @@ from client.schedules.permissions import (
 )
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
 
-__all__ = ["build_permissions_page"]
-
 _HEAD = """\
 # Permissions
 

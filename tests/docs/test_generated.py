@@ -11,8 +11,6 @@ from nodeagent.metrics.table import METRICS, Counter, Metric
 from tests.docs.permissions_page import build_permissions_page
 from tools.modules import list_modules, read_responsibility
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[2]
 
 _METRICS_HEAD = """\

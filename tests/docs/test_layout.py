@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Final
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[2]
 _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
 

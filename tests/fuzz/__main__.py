@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.fuzz.run import fuzz
 
-__all__: list[str] = []
-
 _CHUNK = 1000
 """Examples of one run of hypothesis, which remembers all of them."""
 

@@ -31,8 +31,6 @@ from tests.fuzz.distorter import ObjectKey, replace_at
 from tests.fuzz.values import TEXTS_BY_FIELD, Raw, from_schema, hostile, hostile_answers, hostile_texts
 from tests.fuzz.world import initial_objects
 
-__all__ = ["CASES_PER_ROUND", "RESOURCES", "Case", "Round", "any_text", "rounds", "schemas_of"]
-
 Path_ = tuple[str | int, ...]
 
 CASES_PER_ROUND: Final = 12

@@ -11,8 +11,6 @@ from core.models.base import JsonDict
 from tests.fuzz.values import encode
 from tests.support.fakekube import FakeKube
 
-__all__ = ["Distorter", "Distortion", "ObjectKey", "replace_at"]
-
 ObjectKey = tuple[str, str, str]
 """Kind, namespace and name of a stored object."""
 

@@ -10,8 +10,6 @@ from hypothesis import HealthCheck, given, seed, settings
 from tests.fuzz.cases import CASES_PER_ROUND, Round, rounds
 from tests.fuzz.world import open_world
 
-__all__ = ["Count", "fuzz", "new_loop"]
-
 _ROUNDS_PER_WORLD = 4
 
 

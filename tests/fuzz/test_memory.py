@@ -13,8 +13,6 @@ from tests.fuzz.run import new_loop
 from tests.fuzz.values import Raw
 from tests.fuzz.world import World, open_world
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[2]
 _MOST_BYTES = 64 * 1024
 _ROUND = Round(

@@ -4,8 +4,6 @@ import pytest
 
 from tests.fuzz.run import fuzz
 
-__all__: list[str] = []
-
 _EXAMPLES = 250
 
 

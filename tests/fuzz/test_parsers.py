@@ -26,8 +26,6 @@ from tests.fuzz.cases import RESOURCES, any_text, schemas_of
 from tests.fuzz.values import encode, from_schema, hostile, hostile_answers
 from tests.support.scripted import stored
 
-__all__: list[str] = []
-
 _MODELS: list[type[CustomResource]] = [
     DataUpload,
     DataDownload,

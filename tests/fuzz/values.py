@@ -12,8 +12,6 @@ from hypothesis.strategies import SearchStrategy
 
 from core.models.base import JsonDict
 
-__all__ = ["TEXTS_BY_FIELD", "Raw", "encode", "from_schema", "hostile", "hostile_answers", "hostile_texts"]
-
 
 @dataclass(frozen=True)
 class Raw:

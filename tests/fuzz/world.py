@@ -51,8 +51,6 @@ from tests.support.fakekube import FakeKube
 if TYPE_CHECKING:
     from tests.fuzz.cases import Round
 
-__all__ = ["CONFIG_MAP", "World", "initial_objects", "open_world"]
-
 CONFIG_MAP = "agent-config"
 _SECONDS = 7.0
 """Virtual time of a case: more than the pause between two checks of a pending transfer."""

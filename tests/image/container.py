@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Container", "unpacked"]
-
 _RUN = """
 mount --bind "$1" "$1"
 mount --options remount,bind,ro "$1"

@@ -29,8 +29,6 @@ from tests.testbed.layout import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__: list[str] = []
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 _VERSION: Final = "of-a-test"

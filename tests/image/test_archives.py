@@ -16,8 +16,6 @@ import pytest
 
 from tests.testbed.layout import ROOT
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.processes
 
 _ARCHES = ("amd64", "arm64")

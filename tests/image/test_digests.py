@@ -21,8 +21,6 @@ from tests.testbed.layout import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__: list[str] = []
-
 _INDEX = "application/vnd.oci.image.index.v1+json"
 _TOKEN = "made-up-token"
 _OLD = f"sha256:{'0' * 64}"

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.image.container import Container
 
-__all__: list[str] = []
-
 pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="waiting"), pytest.mark.timeout(600)]
 
 MOVER_RSS_LIMIT_KIB = 45 * 1024

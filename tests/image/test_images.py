@@ -13,8 +13,6 @@ from tests.testbed.layout import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.processes
 
 _DOCKER = """\

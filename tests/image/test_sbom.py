@@ -17,8 +17,6 @@ from cyclonedx.validation.json import JsonStrictValidator
 from tests.support.tools import tool
 from tests.testbed.layout import ROOT
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.processes
 
 _SITE = "opt/venv/lib/python3.11/site-packages"

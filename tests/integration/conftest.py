@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from tests.support.apiserver import ApiServer
 
-__all__ = ["apiserver", "namespace"]
-
 
 @pytest.fixture(scope="session")
 def apiserver() -> Iterator[ApiServer]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
 
-__all__ = ["ALL_FLAGS", "ALONE", "Done", "Installer"]
-
 ALONE = ("--no-default-backup-location", "--no-secret")
 
 ALL_FLAGS = (

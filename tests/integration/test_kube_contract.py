@@ -14,8 +14,6 @@ from tests.contract.kube_contract import KubeContract
 from tests.support.apiserver import ApiServer
 from tests.support.deletion import force_delete
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.integration
 
 

@@ -15,8 +15,6 @@ from core.kube.transport import MERGE_PATCH, Request
 from datamover.pod.api_transport import PodTransport, pod_transport
 from tests.support.apiserver import ApiServer
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.integration
 
 

@@ -16,8 +16,6 @@ from nodeagent.runtime.transport import load_transport
 from tests.datamover.support.mounts import need_root
 from tests.support.apiserver import ApiServer
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.integration
 
 _ROOT = Path(__file__).parents[2]

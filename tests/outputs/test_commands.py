@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from core.kube.transport import Request
     from core.models.base import JsonDict
 
-__all__: list[str] = []
-
 _LINES = """
 version
 version -o yaml

@@ -15,8 +15,6 @@ from tests.support.golden import assert_golden_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-__all__: list[str] = []
-
 _COMMAND = re.compile(r"(?m)^ {2,4}([a-z][a-z-]*)(?=  |$)")
 _WITHOUT_EXAMPLES = {("node-agent",), ("run-schedule",)}
 """No person types them."""

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from core.models.base import JsonDict
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 _AGENT_POD = socket.gethostname().lower()

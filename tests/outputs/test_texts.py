@@ -12,8 +12,6 @@ from tests.support.golden import assert_golden_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[2]
 _OTHERS = ("tests", "benchmarks", "tools")
 _PROSE = re.compile(r"[a-z}][,:;]? [a-z({\"]")

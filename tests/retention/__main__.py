@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass
 
 from tests.retention.run import STEPS_EACH, run_machine
 
-__all__: list[str] = []
-
 _MACHINES = 20
 """Of one run of hypothesis."""
 

@@ -12,8 +12,6 @@ from core.kube.transport import Request, Response
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["Command", "Fault", "WorldClock", "run_time"]
-
 Fault = str | int | None
 """`lost`: the request does not arrive; `lost-applied`: its answer does not; a number: the HTTP status of the answer.
 

@@ -8,8 +8,6 @@ from core.models.base import JsonDict
 from tests.client.support.deletion_scene import JobKube
 from tests.nodeagent.support.hand_clock import HandClock
 
-__all__ = ["Fact", "WorldKube"]
-
 
 @dataclass
 class Fact:

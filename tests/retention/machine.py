@@ -14,8 +14,6 @@ from tests.retention.commands import Command, Fault
 from tests.retention.facts import Fact
 from tests.retention.world import World
 
-__all__ = ["RetentionMachine"]
-
 _T = TypeVar("_T")
 
 _MOST_COMMANDS: Final = 3

@@ -5,8 +5,6 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.retention.machine import RetentionMachine
 
-__all__ = ["STEPS_EACH", "run_machine"]
-
 STEPS_EACH = 50
 """Steps of one machine, at most: each begins with a new cluster."""
 

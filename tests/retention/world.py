@@ -41,8 +41,6 @@ from tests.nodeagent.support.hand_clock import NOON
 from tests.retention.commands import Command, Fault, WorldClock, run_time
 from tests.retention.facts import Fact, WorldKube
 
-__all__ = ["BUCKET", "World"]
-
 BUCKET: Final = "b"
 
 _DAY_SECONDS: Final = 86400.0

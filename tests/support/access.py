@@ -8,8 +8,6 @@ from typing import Any
 from core.kube.transport import Request
 from nodeagent.runtime.permissions import Permission, Scope
 
-__all__ = ["Access", "access_of", "access_of_event", "not_permitted"]
-
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/v[^/]+"
     r"(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"

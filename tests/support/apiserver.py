@@ -26,8 +26,6 @@ from tests.testbed.processes import BedError, Supervisor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ApiServer", "apply_crds", "run_apiserver"]
-
 _ROOT = Path(__file__).parents[2]
 _AGENT_CRDS = _ROOT / "deploy" / "crds"
 _SNAPSHOT_CRDS = _ROOT / "tests" / "testbed" / "crds"

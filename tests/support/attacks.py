@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["IN_CREATE", "IN_OPEN", "Swap", "attacker_command", "describe", "swapping"]
-
 IN_OPEN: Final = 0x20
 IN_CREATE: Final = 0x100
 _ISDIR: Final = 0x40000000

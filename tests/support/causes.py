@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-__all__ = ["produced_causes"]
-
 _TESTS = Path(__file__).parents[1]
 _MARK = "cause"
 

@@ -4,8 +4,6 @@ import asyncio
 import math
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["NOON", "LoopClock"]
-
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 

@@ -14,8 +14,6 @@ from core.kube.retry import Retry
 from core.kube.transport import Request
 from core.models.base import JsonDict
 
-__all__ = ["force_delete"]
-
 
 async def force_delete(client: KubeClient, resource: Resource, namespace: str, name: str, *, uid: str = "") -> None:
     """Delete the object with a grace period of 0 seconds, if it exists and, where given, has that `uid`."""

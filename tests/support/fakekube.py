@@ -33,8 +33,6 @@ from tests.support.fakeobjects import Filter, Rejection, build_filter, merge_pat
 from tests.support.fakestore import Store
 from tests.support.fakewatch import Watches
 
-__all__ = ["FakeKube"]
-
 _RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
 _BY_PATH: Final = {(each.group, each.version, each.plural): each for each in _RESOURCES}
 _WITH_SPEC: Final = frozenset(

@@ -13,8 +13,6 @@ import yaml
 
 from core.models.base import JsonDict
 
-__all__ = ["Rejection", "build_filter", "merge_patch", "prune", "read_field"]
-
 Filter = Callable[[JsonDict], bool]
 
 _CRDS: Final = Path(__file__).parents[2] / "deploy" / "crds"

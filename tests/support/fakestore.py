@@ -14,8 +14,6 @@ from core.clock import Clock
 from core.kube.resources import PODS, Resource
 from core.models.base import JsonDict, format_time
 
-__all__ = ["Happening", "Store"]
-
 Key = tuple[str, str]
 
 

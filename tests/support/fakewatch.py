@@ -17,8 +17,6 @@ from core.models.base import JsonDict
 from tests.support.fakeobjects import Filter
 from tests.support.fakestore import Happening, Store
 
-__all__ = ["Watches"]
-
 
 @dataclass
 class _Stream:

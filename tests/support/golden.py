@@ -11,8 +11,6 @@ from pathlib import Path
 
 from core.models.base import JsonDict
 
-__all__ = ["RECORDINGS", "assert_golden", "assert_golden_text", "recorded"]
-
 _TESTS = Path(__file__).parent.parent
 _GOLDEN = _TESTS / "golden"
 RECORDINGS = _TESTS / "recordings" / "velero-1.18.2"

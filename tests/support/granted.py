@@ -35,8 +35,6 @@ from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, a
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
 
-__all__ = ["only_granted_requests"]
-
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "client"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from client.install.options import InstallOptions
     from tests.testbed.api import Json
 
-__all__ = ["CHART", "Helm", "values_of"]
-
 CHART = Path(__file__).parents[2] / "deploy" / "chart"
 
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["run_interruptible"]
-
 _ROOT = Path(__file__).parents[2]
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import aiohttp
 
-__all__ = ["child_processes", "children_left", "end_connections", "open_sessions", "tasks_left", "watch_sessions"]
-
 _CHILD_GRACE_SECONDS = 2.0
 _LOOP_PASSES = 20
 

@@ -12,8 +12,6 @@ import yaml
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["MONITORING", "dashboard_queries", "divide_durations", "metrics_in", "read_rules", "rule_queries"]
-
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

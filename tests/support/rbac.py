@@ -9,8 +9,6 @@ from core.models.base import JsonDict
 from nodeagent.runtime.permissions import Permission, Scope
 from tests.testbed.api import Api
 
-__all__ = ["allows", "grant"]
-
 _REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)
 _KINDS = ((Scope.OWN_NAMESPACE, ROLES, ROLE_BINDINGS), (Scope.CLUSTER, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS))
 _SECONDS = 30

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from core.models.base import JsonDict
 
-__all__ = ["MINORS", "find_faults", "validate"]
-
 _ROOT = Path(__file__).parents[2]
 _SCHEMAS = _ROOT / "tests" / "data" / "schemas"
 _DEFINITIONS = (_ROOT / "deploy" / "crds", _SCHEMAS)

@@ -13,8 +13,6 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 
-__all__ = ["ScriptedTransport", "answer", "rejection", "scripted_client", "stored"]
-
 
 class ScriptedTransport:
     """Responds to every request with the result of `script`, which may raise."""

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-__all__ = ["CHROOT", "LANDLOCK", "MOUNTS", "deny"]
-
 _X86: Final = platform.machine() == "x86_64"
 LANDLOCK: Final = (444, 445, 446)
 MOUNTS: Final = (272, 165) if _X86 else (97, 40)

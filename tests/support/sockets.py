@@ -4,8 +4,6 @@ import os
 import socket
 from pathlib import Path
 
-__all__ = ["connections_to", "free_port"]
-
 
 def free_port() -> int:
     """Return a port of the loopback interface that is reserved until this process ends.

@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Terminal", "open_terminal", "plain", "screen_of"]
-
 _ROOT = Path(__file__).parents[2]
 _SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PIECES = re.compile(r"\x1b\[(?P<count>[0-9;?]*)(?P<command>[A-Za-z])|(?P<control>[\r\n])|(?P<text>[^\x1b\r\n]+)")

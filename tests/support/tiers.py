@@ -16,8 +16,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-__all__ = ["COUNTS", "EXPECTED", "FileTimes", "Session", "main", "register", "summarize", "tier_of"]
-
 COUNTS = pytest.StashKey[Counter[str]]()
 """How many tests of each tier were collected, before any were deselected."""
 

@@ -9,8 +9,6 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-__all__ = ["azurite_folder", "go_command", "image_archive", "previous_image", "previous_sources", "tool"]
-
 _SCRIPTS = Path(__file__).parents[2] / "tools"
 
 

@@ -5,8 +5,6 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-__all__ = ["running_ui"]
-
 _START_SECONDS = 60.0
 
 

@@ -13,8 +13,6 @@ from tests.support.golden import recorded
 if TYPE_CHECKING:
     from core.models.base import JsonDict
 
-__all__ = ["KINDS", "VERSIONS", "definitions_of", "golden", "prune"]
-
 VERSIONS = ("1.17.2", "1.18.2", "release-1.18", "main")
 """The oldest first; the last two are without descriptions, at 25a2a449c and d2241adba.
 

@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     from tests.cluster.conftest import Bed
     from tests.testbed.api import Json
 
-__all__ = [
-    "Release",
-    "current",
-    "find_left_behind",
-    "import_previous_image",
-    "previous",
-    "undo_update",
-]
-
 _PREVIOUS_IMAGE = "node-agent:previous"
 
 _DAEMON_SET = "daemonset/node-agent"

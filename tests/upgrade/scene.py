@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from tests.cluster_full.quartet import Seed
     from tests.testbed.api import Json, Resource
 
-__all__ = ["SLOTS", "Scene", "play"]
-
 SLOTS = 4
 """Of each node: as many as transfers that move, so that the others wait."""
 

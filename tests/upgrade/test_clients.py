@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.cluster.conftest import Bed
 
-__all__: list[str] = []
-
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 _FILL = "open('/data/file', 'w').write('what was there')"

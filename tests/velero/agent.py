@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from tests.support.apiserver import ApiServer
 
-__all__ = ["running_agent"]
-
 
 @contextmanager
 def running_agent(version: str, server: ApiServer, folder: Path, *, namespace: str, node: str) -> Iterator[Component]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from tests.support.apiserver import ApiServer
 
-__all__ = ["VeleroServer", "apply_definitions", "running_server"]
-
 _OFF = {
     "1.17.2": (
         "backup,backup-operations,backup-deletion,backup-finalizer,backup-sync,download-request,gc,restore,"

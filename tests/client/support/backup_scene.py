@@ -14,8 +14,6 @@ from core.models.base import JsonDict
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["BackupScene", "SteppingClock"]
-
 
 @dataclass
 class SteppingClock(HandClock):

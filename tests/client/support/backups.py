@@ -6,8 +6,6 @@ from client.backups.methods import Method
 from client.collections.models import Backup, BackupOrigin, BackupPhase, BackupVolume
 from core.models.phases import Phase
 
-__all__ = ["DATA_VOLUME", "build_backup"]
-
 DATA_VOLUME: Final = BackupVolume(
     namespace="app",
     claim="data",

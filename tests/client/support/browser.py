@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Page, async_playwright
 
-__all__ = ["Visit", "visit"]
-
 
 @dataclass
 class Visit:

@@ -6,8 +6,6 @@ from core.models.base import JsonDict
 from core.models.names import VELERO_BACKUP_LABEL, VERIFICATION_ANNOTATION
 from tests.client.support.status_scene import StatusScene, transfer
 
-__all__ = ["busy_scene"]
-
 _GIB = 2**30
 
 

@@ -12,8 +12,6 @@ from nodeagent.__main__ import main
 from nodeagent.runtime import connection
 from tests.nodeagent.support.hand_clock import HandClock
 
-__all__ = ["Done", "Shell", "mask", "open_shell"]
-
 
 @dataclass(frozen=True)
 class Done:

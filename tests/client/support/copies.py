@@ -7,8 +7,6 @@ from client.backups.copies import Copy
 from core.models.phases import Phase
 from tests.nodeagent.support.hand_clock import NOON
 
-__all__ = ["DATA", "DAY", "make_copy"]
-
 DAY: Final = timedelta(days=1)
 DATA: Final = ("app", "data")
 

@@ -3,8 +3,6 @@
 from core.models.base import JsonDict
 from tests.client.support.status_scene import StatusScene, transfer
 
-__all__ = ["CROWDED_PATHS", "crowded_scene"]
-
 _NODES = 500
 _TRANSFERS = 10_000
 _KINDS = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")

@@ -37,8 +37,6 @@ from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["CLUSTER", "DeletionScene", "JobKube"]
-
 CLUSTER = "uid-of-this-cluster"
 
 

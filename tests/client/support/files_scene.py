@@ -13,8 +13,6 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict
 from tests.support.fakekube import FakeKube
 
-__all__ = ["DIRECTORY", "SUCCESS", "FilesKube", "pack"]
-
 SUCCESS = b'\x03{"metadata":{},"status":"Success"}'
 FAILURE = b'\x03{"status":"Failure","reason":"NonZeroExitCode","message":"exit code 1"}'
 

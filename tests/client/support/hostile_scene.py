@@ -13,8 +13,6 @@ from core.models.names import (
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.maintenance_scene import repository_object
 
-__all__ = ["HOSTILE", "HOSTILE_PATHS", "hostile_scene"]
-
 HOSTILE = "\"'><img src=x onerror='window.hacked=1'><script>window.hacked=2</script>{{ 7*7 }}</title>"
 """Ends an attribute and a title, runs scripts where it is no text, and is a template."""
 

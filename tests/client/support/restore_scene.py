@@ -17,8 +17,6 @@ from tests.client.support.user_scene import UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["DATA", "FILES", "RestoreScene", "saved", "stored"]
-
 DATA = SavedClaim(
     namespace="app",
     name="data",

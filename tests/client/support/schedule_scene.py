@@ -13,8 +13,6 @@ from core.snapshot_contract import TransferToDelete
 from tests.client.support.backup_scene import BackupScene, SteppingClock
 from tests.client.support.deletion_scene import DeletionScene
 
-__all__ = ["DATA", "ScheduleScene"]
-
 DATA = ClaimName("app", "data")
 
 

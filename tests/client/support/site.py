@@ -15,8 +15,6 @@ from core.clock import Clock, SystemClock
 from tests.client.support.status_scene import StatusScene
 from tests.nodeagent.support.hand_clock import NOON
 
-__all__ = ["Site", "open_site", "running_site"]
-
 
 class _QuickClock(SystemClock):
     """Time flies, and pauses are short."""

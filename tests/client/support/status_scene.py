@@ -22,8 +22,6 @@ from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.nodeagent.support.transfers import TRANSFERS
 from tests.support.fakekube import FakeKube
 
-__all__ = ["CONFIG", "DIGEST", "LEADER_POD", "StatusScene", "transfer"]
-
 CONFIG = '{"loadConcurrency": {"globalConfig": 2, "prepareQueueLength": 5}}'
 DIGEST = parse_config(CONFIG).digest
 LEADER_POD = "agent-a"

@@ -14,8 +14,6 @@ from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.support.fakekube import FakeKube
 
-__all__ = ["LEADER_POD", "NAME", "RECORD", "UserScene"]
-
 NAME = "app-default-kopia"
 LEADER_POD = "node-agent-x"
 

@@ -22,8 +22,6 @@ from core.models.verification import (
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.clock import LoopClock
 
-__all__ = ["VerificationScene", "failed", "passed"]
-
 
 def passed(snapshot_id: str) -> VerifiedSnapshot:
     """Return the result of a snapshot that passed."""

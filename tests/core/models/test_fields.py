@@ -9,8 +9,6 @@ import pytest
 from core.models import base, storage, transfers
 from core.models.base import CustomResource, WireModel
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[3]
 _PACKAGES = ("core", "exposer", "nodeagent", "client", "datamover")
 

@@ -4,8 +4,6 @@ import pytest
 
 from core.models.phases import FINAL_PHASES, HOLDING_PHASES, TRANSITIONS, Phase
 
-__all__: list[str] = []
-
 
 def test_every_phase_has_a_row() -> None:
     assert TRANSITIONS.keys() == set(Phase)

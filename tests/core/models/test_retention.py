@@ -8,8 +8,6 @@ from core.models.base import JsonDict
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND
 from core.models.retention import REPORT_KEY, HeldBackup, RetentionReport, deletes_by_old_rules, read_report
 
-__all__: list[str] = []
-
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 

@@ -12,8 +12,6 @@ from core.models.phases import Phase
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 
-__all__: list[str] = []
-
 _FOLDER = Path(__file__).parents[2] / "recordings" / "velero-1.18.2"
 _NOT_READ: dict[str, set[tuple[str, ...]]] = {
     "DataUpload": {("csiSnapshot", "driver"), ("csiSnapshot", "snapshotClass")},

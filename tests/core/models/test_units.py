@@ -13,8 +13,6 @@ from core.models.base import format_time, parse_time
 from core.models.names import label_value
 from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
 
-__all__: list[str] = []
-
 
 @pytest.mark.parametrize(
     ("text", "seconds"),

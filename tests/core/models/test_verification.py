@@ -7,8 +7,6 @@ import pytest
 from core.models.names import VERIFICATION_ANNOTATION
 from core.models.verification import Verification, VerificationOutcome, read_verification
 
-__all__: list[str] = []
-
 AT = datetime(2026, 11, 22, tzinfo=UTC)
 
 

@@ -18,8 +18,6 @@ from datamover.kopia.backup_files import BackupFiles, find_names, unpack
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.runtime.work_dir import WorkDir, open_work_dir
 
-__all__: list[str] = []
-
 _ID: Final = "74b385d6f9a63c4ff9a796d7a49bf992"
 _UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
 _WANTED: Final = frozenset({_ID, _UID})

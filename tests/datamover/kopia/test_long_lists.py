@@ -11,8 +11,6 @@ from core.models.base import WireModel
 from datamover.kopia.long_lists import read_directories, read_elements
 from datamover.kopia.process import KopiaAnswer
 
-__all__: list[str] = []
-
 
 class Blob(WireModel):
     id: str

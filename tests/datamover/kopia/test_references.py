@@ -11,8 +11,6 @@ from core.snapshot_contract import SnapshotVerdict
 from datamover.kopia.references import CompletedTransfer, Judgment, ListedSnapshot, References, judge, needs_bucket
 from tests.support.golden import RECORDINGS
 
-__all__: list[str] = []
-
 _NOW: Final = datetime(2026, 11, 30, 12, tzinfo=UTC)
 _UID: Final = "6bc33b7d-f98e-42f3-b79d-e2c5b7f42847"
 _RECORDED: Final[list[JsonDict]] = json.loads((RECORDINGS / "kopia-snapshots.json").read_text())

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-__all__ = ["UNCONFINED", "record_rate"]
-
 UNCONFINED: Final = "none"
 """The means of a control."""
 

@@ -4,8 +4,6 @@ import gzip
 import json
 from pathlib import Path
 
-__all__ = ["put_backup"]
-
 
 def put_backup(
     prefix: Path, name: str, uid: str, *, moved: tuple[str, ...] = (), volumes: tuple[str, ...] = ()

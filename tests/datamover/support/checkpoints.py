@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 
-__all__ = ["kopia_frozen_after_a_checkpoint"]
-
 
 def _manifests(repository: Path) -> int:
     return sum(1 for _ in repository.glob("q*/**/*.f"))

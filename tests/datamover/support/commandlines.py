@@ -8,8 +8,6 @@ import pytest
 
 from tests.datamover.support.unconfined import leave_unconfined
 
-__all__ = ["record_kopia"]
-
 _RECORDING = """#!/bin/sh
 tr '\\0' ' ' </proc/$$/cmdline >>{record}
 echo >>{record}

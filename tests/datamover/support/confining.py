@@ -8,8 +8,6 @@ from core.landlock import landlock_abi
 from datamover.runtime.confinement import Means, find_means
 from tests.datamover.support.mounts import need_root
 
-__all__ = ["MEANS", "use_means"]
-
 
 def _landlock() -> Means:
     try:

@@ -7,8 +7,6 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.stalls import Reachability, Report, StallLimits, Watchdog
 
-__all__ = ["backup_data_path", "build_data_path", "restore_data_path"]
-
 
 def build_data_path(
     direction: Direction, warn: Report, clock: Clock | None = None, *, limits: StallLimits | None = None

@@ -19,8 +19,6 @@ from tests.support.sockets import free_port
 from tests.support.tools import azurite_folder, tool
 from tests.testbed.pki import KeyPair
 
-__all__ = ["Azurite", "FakeGcs", "bearer_token", "run_azurite", "run_fake_gcs"]
-
 _VERSION = "2024-11-04"
 
 

@@ -28,19 +28,6 @@ from tests.datamover.support.s3proxy import Answer as Refusal
 from tests.datamover.support.s3server import S3Server
 from tests.testbed.pki import Authority
 
-__all__ = [
-    "ACCOUNT_PATH",
-    "CLIENT",
-    "CLIENT_SECRET",
-    "TENANT",
-    "AwsIdentities",
-    "AzureIdentities",
-    "GoogleFederation",
-    "GoogleIdentities",
-    "RoleOfPod",
-    "serve_role",
-]
-
 TENANT: Final = "11111111-2222-3333-4444-555555555555"
 CLIENT: Final = "66666666-7777-8888-9999-000000000000"
 CLIENT_SECRET: Final = "secret-of-the-client"

@@ -19,8 +19,6 @@ import pytest
 
 from tests.testbed.pki import Authority, KeyPair
 
-__all__ = ["Answer", "Internet", "Request", "Service", "serve_internet", "serve_plain"]
-
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -13,8 +13,6 @@ from typing import Final
 
 from datamover.data_path.file_names import mangle
 
-__all__ = ["Outcome", "Tree", "differences", "inspect", "restorable"]
-
 _TIMES_NS: Final = range(-(2**63), 2**63)
 _PLACEHOLDER: Final = b".kopia-entry"
 _NAME_BYTES, _PATH_BYTES = 255, 4057

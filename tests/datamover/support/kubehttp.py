@@ -8,8 +8,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from core.kube.transport import Request
 from tests.support.fakekube import FakeKube
 
-__all__ = ["KubeServer", "serve_kube"]
-
 
 class KubeServer:
     """Its port, and whether it answers: otherwise it accepts connections and requests, as behind a lost network."""

@@ -11,8 +11,6 @@ from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-__all__ = ["LocationBed"]
-
 
 @dataclass
 class LocationBed:

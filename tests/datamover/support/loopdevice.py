@@ -8,8 +8,6 @@ from pathlib import Path
 
 from tests.datamover.support.mounts import need_root
 
-__all__ = ["FIND_DEVICE", "attached", "fill", "make_ext4", "mounted_image"]
-
 FIND_DEVICE = ("flock", "/dev/loop-control", "losetup", "--find", "--show")
 """Attaches the file that follows, and prints the device.
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["mounted", "need_root"]
-
 
 def need_root(what: str) -> None:
     """Skip the test without root; under CI that is a failure."""

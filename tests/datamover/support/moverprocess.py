@@ -28,8 +28,6 @@ from tests.datamover.support.confining import use_means
 from tests.datamover.support.pods import TRANSFER
 from tests.datamover.support.unconfined import leave_unconfined
 
-__all__ = ["MoverRun", "run_mover_process"]
-
 _ROOT = Path(__file__).parents[3]
 
 

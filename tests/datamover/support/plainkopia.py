@@ -6,8 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-__all__ = ["IDENTITY", "PASSWORD", "PORTABLE", "PlainKopia"]
-
 PASSWORD: Final = "a secret password"
 IDENTITY: Final = ("--override-hostname=default", "--override-username=default")
 PORTABLE: Final = "--format-block-key-derivation-algorithm=pbkdf2-sha256-600000"

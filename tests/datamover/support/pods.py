@@ -36,8 +36,6 @@ from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
 
-__all__ = ["JOB", "REPOSITORY", "TRANSFER", "MoverPod", "repository_manifest"]
-
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"
 JOB: Final = f"{REPOSITORY}-maintain-job-1"

@@ -5,8 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Running", "children_of", "running_kopia"]
-
 
 @dataclass(frozen=True)
 class Running:

@@ -11,8 +11,6 @@ from typing import Final
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-__all__ = ["Folder", "create", "folders"]
-
 _ROOT: Final = os.geteuid() == 0
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 

@@ -17,8 +17,6 @@ from datamover.storage.s3 import S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
 
-__all__ = ["configurations", "opened", "s3_storage"]
-
 
 @contextmanager
 def opened(storage: Storage, password: str = PASSWORD, *, waits: Waits | None = None) -> Iterator[Repository]:

@@ -17,17 +17,6 @@ from tests.datamover.support.data_paths import restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.trees import make_tree
 
-__all__ = [
-    "OLD_NS",
-    "Seed",
-    "has_listed",
-    "kill_restore",
-    "list_of",
-    "make_seed",
-    "make_volume",
-    "restore_all",
-]
-
 _UID = "6b4c1a1e-uid"
 OLD_NS = 1_600_000_000_123_456_789
 _FILES = 1000

@@ -17,13 +17,9 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
-from core.clock import Clock
 from tests.datamover.support.s3server import S3Server
 from tests.support.sockets import free_port
-
-__all__ = ["Answer", "Fault", "S3Proxy", "run_s3_proxy"]
 
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding"})
 
@@ -55,8 +51,7 @@ class S3Proxy:
     whose key contains `slow`. `armed` is a fault that begins after the first request that contains its
     text. `requests` are the lines of all requests; those that contain `denied` are answered with 403. `stored_bytes` is
     the size of all objects that were written. At `hold_bytes` writes begin to wait (`holding`) until that is 0 again.
-    `skew` is how far the storage's clock is ahead. `check` returns what refuses a request with such headers. `clock` is
-    the storage's clock, if it is not the machine's: objects get its time when they are written.
+    `skew` is how far the storage's clock is ahead. `check` returns what refuses a request with such headers.
     """
 
     server: S3Server
@@ -68,7 +63,6 @@ class S3Proxy:
     latency_seconds: float = 0.0
     seconds_per_request: float = 0.0
     skew: timedelta = timedelta()
-    clock: Clock | None = None
     check: Callable[[Message], Answer | None] | None = None
     requests: list[str] = field(default_factory=list)
     stored_bytes: int = 0
@@ -88,12 +82,6 @@ class S3Proxy:
         self.fault = fault
         if fault is Fault.REFUSE:
             self._stop_listening()
-
-    def stamp(self, path: str) -> None:
-        """Give an object that was written the time of the storage's clock."""
-        if self.clock is not None:
-            written = self.clock.now().timestamp()
-            os.utime(self.server.folder / unquote(urlsplit(path).path).strip("/"), (written, written))
 
     def count(self, size_bytes: int) -> None:
         """Note the size of an object that was written."""
@@ -210,7 +198,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.upstream.request(self.command, self.path, body, sent)
         answer = self.upstream.getresponse()
         if self.command == "PUT" and answer.status == HTTPStatus.OK:
-            proxy.stamp(self.path)
             proxy.count(len(body))
         proxy.take(self.requestline)
         kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in _HOP_HEADERS]

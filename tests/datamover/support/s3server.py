@@ -12,8 +12,6 @@ from tests.support.sockets import free_port
 from tests.support.tools import tool
 from tests.testbed.pki import KeyPair
 
-__all__ = ["S3Server", "run_s3_server"]
-
 
 @dataclass(frozen=True)
 class S3Server:

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["ServerError", "run_server"]
-
 _START_SECONDS = 30.0
 """Node.js loads Azurite in two seconds, on a machine with nothing else to do."""
 

@@ -7,8 +7,6 @@ from core.models.base import JsonDict
 from datamover.kopia.process import KopiaAnswer
 from datamover.runtime.work_dir import WorkDir
 
-__all__ = ["StoredDirectories"]
-
 
 class StoredDirectories:
     """A kopia with the directories of one snapshot, whose object `Ik1` is too large for one content."""

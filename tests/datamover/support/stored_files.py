@@ -11,8 +11,6 @@ from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
 
-__all__ = ["SnapshotBed", "make_volume"]
-
 
 @dataclass
 class SnapshotBed:

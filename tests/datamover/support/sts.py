@@ -16,8 +16,6 @@ import pytest
 
 from tests.testbed.pki import Authority
 
-__all__ = ["TokenService", "serve_tokens"]
-
 _GRANTED = """\
 <AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
 <AssumeRoleWithWebIdentityResult><Credentials>

@@ -3,8 +3,6 @@
 import os
 from typing import Final
 
-__all__ = ["DRAINS", "EXAMPLES", "KILLS", "TIMEOUT_SECONDS"]
-
 _FULL: Final = os.environ.get("MOVER_TESTS") == "full"
 
 DRAINS: Final = (10, 50, 90) if _FULL else (50,)

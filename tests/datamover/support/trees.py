@@ -4,8 +4,6 @@ import os
 import random
 from pathlib import Path
 
-__all__ = ["describe_tree", "make_large_file", "make_tree"]
-
 _MTIME_NS = 1_600_000_000_123_456_789
 _LINK_MTIME_NS = 1_600_000_000_123_456_000
 

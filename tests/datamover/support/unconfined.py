@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["leave_unconfined"]
-
 
 def leave_unconfined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let kopia, or a script that is called so, open any file, as by an ordinary user without Landlock."""

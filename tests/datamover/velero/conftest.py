@@ -6,8 +6,6 @@ import pytest
 
 from tests.support.tools import tool
 
-__all__: list[str] = []
-
 
 @pytest.fixture(scope="session")
 def kopia_program() -> Path:

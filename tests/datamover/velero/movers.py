@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.datamover.support.pods import MoverPod
     from tests.support.apiserver import ApiServer
 
-__all__ = ["VeleroMover"]
-
 _COMMANDS = {
     "DataUpload": ("data-mover", "backup", "--data-upload"),
     "DataDownload": ("data-mover", "restore", "--data-download"),

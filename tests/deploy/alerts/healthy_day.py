@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["build_healthy_day"]
-
 _MINUTES = 30 * 60
 """The day, and the hours after which the longest rule could still fire."""
 

@@ -27,8 +27,6 @@ from tests.nodeagent.support.repository_scene import RECORDED
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

@@ -22,8 +22,6 @@ from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 from tests.support.scripted import ScriptedTransport, answer, rejection
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 _ALWAYS = 100_000

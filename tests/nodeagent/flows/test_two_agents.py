@@ -12,8 +12,6 @@ from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 RUNNING = {"InProgress", "Canceling"}

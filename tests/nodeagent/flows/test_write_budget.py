@@ -16,8 +16,6 @@ from tests.nodeagent.support.harness import Fuse, accepted, open_world
 from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Mover
 from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

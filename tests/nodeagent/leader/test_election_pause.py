@@ -16,8 +16,6 @@ from nodeagent.leader.election import LeaderElection
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, most_held, open_scene
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 LEASE_SECONDS = 3.0

@@ -20,8 +20,6 @@ from tests.nodeagent.support.parts import fake_parts
 from tests.nodeagent.support.transfers import NAMESPACE, data_download, data_upload, pod_volume_backup
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 TRANSFERS = 200
 MAX_BYTES_PER_TRANSFER = 2048
 NOT_READY = Admission(

@@ -16,8 +16,6 @@ from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, data_upload
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 KEY = ("DataUpload", NAMESPACE, "du-1")

@@ -18,8 +18,6 @@ from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 _SITE = Site(NODE, NAMESPACE)

@@ -8,8 +8,6 @@ from nodeagent.node.mover_events import MoverPending, Reported
 from tests.nodeagent.node.test_progress import event
 from tests.nodeagent.support.transfers import data_upload
 
-__all__: list[str] = []
-
 
 @pytest.mark.parametrize(
     ("shown", "events", "written"),

@@ -10,8 +10,6 @@ from nodeagent.node.mover_loss import LostPod, MoverLoss, count_loss, read_loss
 from tests.nodeagent.support.hand_clock import NOON
 from tests.nodeagent.support.transfers import data_upload
 
-__all__: list[str] = []
-
 
 def read(text: str) -> MoverLoss | None:
     return read_loss(DataUpload.parse(data_upload(annotations={MOVER_LOST_ANNOTATION: text})))

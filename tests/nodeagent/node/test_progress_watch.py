@@ -29,8 +29,6 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_u
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

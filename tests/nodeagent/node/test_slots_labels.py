@@ -18,8 +18,6 @@ from nodeagent.node.slots import OwnSlots
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 DOCUMENT = """{"loadConcurrency": {"globalConfig": 5, "perNodeConfig": [
     {"nodeSelector": {"matchLabels": {"size": "big"}}, "number": 8},
     {"nodeSelector": {"matchLabels": {"zone": "a"}}, "number": 3},

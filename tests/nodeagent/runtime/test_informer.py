@@ -15,8 +15,6 @@ from nodeagent.runtime.informer import Informer
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

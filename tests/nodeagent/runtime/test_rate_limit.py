@@ -14,8 +14,6 @@ from nodeagent.runtime.rate_limit import LimitedTransport, RateLimit
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

@@ -18,8 +18,6 @@ from core.models.base import JsonDict
 from nodeagent.runtime.transport import load_transport
 from tests.support.sockets import connections_to
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[3]
 _LINE = b"x" * 3_000_000
 

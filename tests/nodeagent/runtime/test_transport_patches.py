@@ -15,8 +15,6 @@ from nodeagent.runtime.transport import _patch_connection_limit, _patch_session,
 
 pytestmark = pytest.mark.processes
 
-__all__: list[str] = []
-
 _ROOT = Path(__file__).parents[3]
 _COUNT = "sum('kubernetes_asyncio.client' in name for name in sys.modules)"
 

@@ -12,8 +12,6 @@ from core.kube.errors import ServerError
 from nodeagent.runtime.workqueue import Requeue, WorkQueue
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 
 from core.kube.errors import ServerError
 
-__all__ = ["FakeBoard"]
-
 
 @dataclass
 class FakeBoard:

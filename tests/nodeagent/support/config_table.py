@@ -9,8 +9,6 @@ from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
 
-__all__ = ["build_page", "split_path"]
-
 _IMMEDIATELY = "immediately; running transfers continue"
 _NEXT = "for the next transfer that is exposed"
 _IN_EFFECT = {

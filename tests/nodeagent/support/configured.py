@@ -8,8 +8,6 @@ from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
 
-__all__ = ["build_settings"]
-
 
 def build_settings(document: JsonDict, template: AgentTemplate, *, cache_limit_mib: int = 5000) -> ExposeSettings:
     """Return the settings for `document` in a cluster that has the configured priority class."""

@@ -53,19 +53,6 @@ from tests.nodeagent.support.transfers import (
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = [
-    "RESOURCES",
-    "Gate",
-    "Scene",
-    "ScriptedKind",
-    "agent_pod",
-    "cluster_node",
-    "interrupted",
-    "most_held",
-    "open_scene",
-]
-
-
 RESOURCES: Mapping[type[Transfer], Resource] = {
     DataUpload: DATA_UPLOADS,
     DataDownload: DATA_DOWNLOADS,

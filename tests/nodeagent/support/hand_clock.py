@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["NOON", "FreeClock", "HandClock"]
-
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 

@@ -50,8 +50,6 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["Fault", "Fuse", "World", "accepted", "build_agent", "open_world", "volumes_of"]
-
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"
 _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -25,8 +25,6 @@ from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["NAME", "LocationScene"]
-
 NAME = "default"
 _SHARED = RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})
 

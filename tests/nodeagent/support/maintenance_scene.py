@@ -25,16 +25,6 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = [
-    "MINUTE",
-    "MaintenanceScene",
-    "MaintenanceSetting",
-    "build_controller",
-    "build_sources",
-    "repository_object",
-    "result",
-]
-
 MINUTE = 60.0
 _NAME = "app-default-kopia"
 

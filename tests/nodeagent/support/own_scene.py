@@ -16,8 +16,6 @@ from tests.nodeagent.support.board import FakeBoard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["OwnScene", "running"]
-
 
 @dataclass
 class OwnScene:

@@ -16,8 +16,6 @@ from tests.nodeagent.support.transfers import NAMESPACE, NODE
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["fake_parts"]
-
 
 def fake_parts(kube: FakeKube, text: str = "{}") -> AgentParts:
     """Return the parts of the agent on node `NODE` with the configuration document `text`."""

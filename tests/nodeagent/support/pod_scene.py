@@ -7,8 +7,6 @@ from core.kube.resources import PODS
 from core.models.base import JsonDict
 from tests.support.fakekube import FakeKube
 
-__all__ = ["PodScene"]
-
 
 class PodScene:
     """The pod, and what its kubelet does; a scene has `kube` and the name of the pod's container."""

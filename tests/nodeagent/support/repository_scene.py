@@ -27,8 +27,6 @@ from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__ = ["GOOD", "RECORDED", "SERVER", "Scene", "build_controller", "open_scene", "put_secret"]
-
 RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "backuprepository.json"
 SERVER = {
     "apiVersion": "apps/v1",

@@ -37,16 +37,6 @@ from exposer.host_pods import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 
-__all__ = [
-    "BACKUP_DONE",
-    "EVICTED",
-    "RESTORE_DONE",
-    "TRANSFER_RESOURCES",
-    "Cluster",
-    "Controllers",
-    "Mover",
-]
-
 BACKUP_DONE = json.dumps(
     {
         "snapshotID": "kopia-1",

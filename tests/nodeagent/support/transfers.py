@@ -13,19 +13,6 @@ from core.models.names import (
     POD_VOLUME_RESTORE_LABEL,
 )
 
-__all__ = [
-    "MOVER_LABELS",
-    "NAMESPACE",
-    "NODE",
-    "TRANSFERS",
-    "data_download",
-    "data_upload",
-    "mover_pod",
-    "pod_volume_backup",
-    "pod_volume_restore",
-    "workload_pod",
-]
-
 MOVER_LABELS = {
     "DataUpload": DATA_UPLOAD_LABEL,
     "DataDownload": DATA_DOWNLOAD_LABEL,

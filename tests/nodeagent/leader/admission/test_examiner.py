@@ -24,8 +24,6 @@ from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, 
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 NOT_READY = Admission(AdmissionState.PENDING, "SnapshotNotReady", "the snapshot is not ready yet", indefinite=True)

@@ -13,8 +13,6 @@ from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.support.transfers import workload_pod
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

@@ -35,8 +35,6 @@ from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.support.clock import LoopClock
 
-__all__: list[str] = []
-
 SOURCE = SnapshotSource.from_wire(
     {
         "snapshotUid": "uid-source",

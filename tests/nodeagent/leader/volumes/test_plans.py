@@ -20,8 +20,6 @@ from nodeagent.leader.volumes.states import Plan
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

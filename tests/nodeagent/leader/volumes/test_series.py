@@ -8,8 +8,6 @@ from nodeagent.leader.volumes.view import show_retention, show_volumes
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import MAX_VOLUMES
 
-__all__: list[str] = []
-
 LABELS = '{claim="data",node="a",volume_namespace="app"}'
 
 

@@ -10,8 +10,6 @@ from nodeagent.leader.volume_copy import VolumeCopy
 from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
 from tests.nodeagent.leader.admission.test_queue import entry
 
-__all__: list[str] = []
-
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)

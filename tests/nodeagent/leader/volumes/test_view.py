@@ -23,8 +23,6 @@ from tests.nodeagent.support.dispatching import open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
-__all__: list[str] = []
-
 pytestmark = pytest.mark.looptime
 
 

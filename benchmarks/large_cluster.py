@@ -1,13 +1,17 @@
-"""A large cluster as `nodeagent status` finds it: agents, a leader with its status page, transfers in all phases.
+"""A large cluster as `nodeagent status` and `nodeagent ui` find it: agents, a leader with its page, transfers.
 
-Nothing carries a transfer out: each is created in the phase that it keeps.
+A real kube-apiserver with etcd holds it. Nothing carries a transfer out: each is created in the phase that it keeps.
 """
 
+import argparse
+import asyncio
 import json
 import socket
+import sys
+import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,9 +20,10 @@ from typing import Any, Final
 
 import yaml
 
+from benchmarks.figures import Summary, print_report
 from benchmarks.processes import BenchmarkError
 from benchmarks.scale.manifests import KINDS, app_namespace, build_location, build_node, node_name
-from benchmarks.scale.stage import TRANSFER_RESOURCES, set_status
+from benchmarks.scale.stage import TRANSFER_RESOURCES, open_client, set_status
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_REPOSITORIES,
@@ -31,14 +36,16 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.base import JsonDict
-from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION
+from core.models.names import AGENT_LABELS, CONFIG_ANNOTATION, NODE_LABEL, PENDING_REASON_ANNOTATION, SERVICE_ACCOUNT
 from nodeagent.config.parse import parse_config
+from nodeagent.runtime.permissions import Permission
 from nodeagent.runtime.tasks import work_in_parallel
 from tests.nodeagent.support.transfers import TRANSFERS
+from tests.support.apiserver import ApiServer, run_apiserver
+from tests.support.rbac import grant
 
-__all__ = ["Size", "fill", "own_address", "serve_page"]
-
-_DAEMONSET: Final = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"
+_PERSON: Final = "person"
+_DAEMONSET: Final = Path(__file__).parents[1] / "deploy" / "agent" / "daemonset.yaml"
 _AT_A_TIME: Final = 16
 _REPOSITORIES: Final = 50
 _LISTED: Final = 1000
@@ -74,7 +81,61 @@ class Size:
     transfers: int
 
 
-async def fill(client: KubeClient, namespace: str, size: Size, port: int, address: str) -> None:
+class Person:
+    """An account of the API server with the permissions of some commands; `flags` lead a command to the cluster."""
+
+    def __init__(self, server: ApiServer, namespace: str, folder: Path, permissions: tuple[Permission, ...]) -> None:
+        """Create the account in the namespace; its kubeconfig is in `folder`."""
+        self._server, self._user = server, f"system:serviceaccount:{namespace}:{_PERSON}"
+        server.create_account(namespace, _PERSON)
+        kubeconfig = server.account_kubeconfig(namespace, _PERSON, folder)
+        grant(server.api, namespace, _PERSON, permissions)
+        self.folder = folder
+        self.flags = ("--namespace", namespace, "--kubeconfig", str(kubeconfig))
+
+    def count_requests(self) -> int:
+        """Return how many requests there were so far, as the audit log of the API server has them."""
+        return len({one["auditID"] for one in self._server.audit_events() if one["user"]["username"] == self._user})
+
+
+def run_in_large_cluster(
+    parser: argparse.ArgumentParser,
+    permissions: tuple[Permission, ...],
+    measure: Callable[[argparse.Namespace, Person], Awaitable[tuple[Iterable[str], Summary]]],
+) -> int:
+    """Parse the command line, measure as a person with these permissions, and print the report; return the exit code.
+
+    `measure` returns the table and the figures.
+    """
+    parser.add_argument("--nodes", type=int, default=500, help="nodes with an agent (default: 500)")
+    parser.add_argument("--transfers", type=int, default=10_000, help="transfers in all phases (default: 10000)")
+    parser.add_argument("--runs", type=int, default=7, help="how often everything is run (default: 7)")
+    arguments = parser.parse_args()
+    size = Size(arguments.nodes, arguments.transfers)
+
+    async def run(folder: Path) -> tuple[Iterable[str], Summary]:
+        address = _own_address()
+        with run_apiserver() as server, _serve_page(address, size) as port:
+            namespace = server.create_namespace()
+            server.create_account(namespace, SERVICE_ACCOUNT)
+            client = await open_client(server.kubeconfig)
+            try:
+                await _fill(client, namespace, size, port, address)
+            finally:
+                await client.transport.close()
+            return await measure(arguments, Person(server, namespace, folder, permissions))
+
+    try:
+        with tempfile.TemporaryDirectory(prefix=f"{parser.prog.replace('_', '-')}-") as folder:
+            lines, summary = asyncio.run(run(Path(folder)))
+    except BenchmarkError as e:
+        sys.stderr.write(f"error: {e}\n")
+        return 1
+    print_report(f"{size.transfers} transfers on {size.nodes} nodes; {arguments.runs} runs", lines, summary)
+    return 0
+
+
+async def _fill(client: KubeClient, namespace: str, size: Size, port: int, address: str) -> None:
     """Create everything in the namespace, which exists; the leader serves its page on `address` and `port`."""
     await _install(client, namespace, port)
     numbers = range(size.nodes)
@@ -181,7 +242,7 @@ def _page(size: Size) -> JsonDict:
     }
 
 
-def own_address() -> str:
+def _own_address() -> str:
     """Return an address of this machine that an API server forwards to: it refuses loopback.
 
     Raises:
@@ -197,7 +258,7 @@ def own_address() -> str:
 
 
 @contextmanager
-def serve_page(address: str, size: Size) -> Iterator[int]:
+def _serve_page(address: str, size: Size) -> Iterator[int]:
     """Serve the leader's page as an agent does; yield the port."""
     body = json.dumps(_page(size), indent=2).encode()
 

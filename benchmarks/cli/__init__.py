@@ -1,1 +1,0 @@
-"""The measurement of `nodeagent status` (`benchmarks.bench_cli`)."""

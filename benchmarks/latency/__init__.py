@@ -1,1 +1,0 @@
-"""How uploads and restores do with a storage that is far away."""

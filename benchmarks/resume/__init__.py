@@ -1,1 +1,0 @@
-"""Parts of the benchmark of interrupted transfers: one module for each direction, and what both need."""
