@@ -1,49 +1,30 @@
 """A shell for `nodeagent backup` in the scene of backups; it is twelve o'clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 
 from client.cli import backup_create, collection_commands
-from nodeagent.__main__ import main
-from nodeagent.runtime import connection
 from tests.client.support.backup_scene import BackupScene
-from tests.support.fakekube import FakeKube
+from tests.client.support.commands import Done, Shell, reach
 
-__all__ = ["BackupShell", "Done", "backup_shell"]
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command returned and printed."""
-
-    code: int
-    out: str
-    err: str
+__all__ = ["BackupShell", "backup_shell"]
 
 
 @dataclass
-class BackupShell:
+class BackupShell(Shell):
     """Runs commands against the scene."""
 
-    scene: BackupScene
-    capsys: pytest.CaptureFixture[str]
+    scene: BackupScene = field(default_factory=BackupScene)
 
     def run(self, *words: str) -> Done:
-        code = main(["backup", *words])
-        captured = self.capsys.readouterr()
-        return Done(code, captured.out, captured.err)
+        return super().run("backup", *words)
 
 
 @pytest.fixture
 def backup_shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> BackupShell:
-    shell = BackupShell(BackupScene(), capsys)
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return shell.scene.kube, "somewhere"
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    shell = BackupShell(capsys)
+    reach(lambda: shell.scene.kube, monkeypatch)
     for module in (backup_create, collection_commands):
         monkeypatch.setattr(module, "SystemClock", lambda: shell.scene.clock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell

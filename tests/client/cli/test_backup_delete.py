@@ -14,8 +14,8 @@ from client.cli import job_tools
 from client.cli.user_commands import _root
 from core.kube.resources import JOBS
 from nodeagent.__main__ import main
-from nodeagent.runtime import connection
-from tests.client.support.deletion_scene import DeletionScene, JobKube
+from tests.client.support.commands import reach
+from tests.client.support.deletion_scene import DeletionScene
 from tests.support.golden import assert_golden, assert_golden_text
 
 
@@ -44,13 +44,8 @@ def _answer(answer: str | None) -> str:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     shell = Shell(DeletionScene(), capsys, monkeypatch)
-
-    async def load(*_: object) -> tuple[JobKube, str]:
-        return shell.scene.kube, "somewhere"
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: shell.scene.kube, monkeypatch)
     monkeypatch.setattr(job_tools, "SystemClock", lambda: shell.scene.clock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     shell.scene.put_backup("night", 9, "data", "gone")
     shell.scene.put_backup("day", 1)
     return shell

@@ -18,29 +18,23 @@ from client.verifications.report import VerificationReport, VerifiedVolume, desc
 from client.verifications.verify import VerificationRequest, VerificationTools
 from core.kube.resources import DATA_UPLOADS
 from core.models.verification import VerifiedSnapshot
-from nodeagent.__main__ import main
-from nodeagent.runtime import connection
-from tests.client.cli.backup_shell import Done
+from tests.client.support.commands import Done, Shell, reach
 from tests.client.support.restore_scene import RestoreScene
 from tests.client.support.verification_scene import failed, passed
 from tests.nodeagent.support.hand_clock import NOON, HandClock
-from tests.support.fakekube import FakeKube
 from tests.support.golden import assert_golden, assert_golden_text
 
 
 @dataclass
-class _Shell:
+class _Shell(Shell):
     """Runs commands against the scene; `results` by the IDs of snapshots, else they pass."""
 
-    capsys: pytest.CaptureFixture[str]
     scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
     results: dict[str, VerifiedSnapshot] = field(default_factory=dict)
     asked: list[tuple[list[str], VerificationRequest]] = field(default_factory=list)
 
     def run(self, *words: str) -> Done:
-        code = main(["backup", "verify", *words])
-        captured = self.capsys.readouterr()
-        return Done(code, captured.out, captured.err)
+        return super().run("backup", "verify", *words)
 
     async def verify(
         self, tools: VerificationTools, volumes: Sequence[BackupVolume], request: VerificationRequest
@@ -57,14 +51,9 @@ class _Shell:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return shell.scene.kube, ""
-
-    monkeypatch.setattr(connection, "load_transport", load)
+    reach(lambda: shell.scene.kube, monkeypatch)
     monkeypatch.setattr(backup_verify, "verify_volumes", shell.verify)
     monkeypatch.setattr(job_tools, "SystemClock", HandClock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell
 
 

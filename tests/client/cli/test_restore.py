@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,34 +15,20 @@ from client.restores.stored import StoredList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DAEMON_SETS, POD_VOLUME_RESTORES
 from core.models.base import JsonDict
-from nodeagent.__main__ import main
-from nodeagent.runtime import connection
+from tests.client.support.commands import Shell, reach
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene
 from tests.client.support.restore_scene import stored as snapshot
 from tests.nodeagent.support.hand_clock import HandClock
-from tests.support.fakekube import FakeKube
 from tests.support.golden import assert_golden, assert_golden_text
 
 
-class _Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
 @dataclass
-class _Shell:
+class _Shell(Shell):
     """Runs commands against the scene; it is always twelve o'clock."""
 
-    capsys: pytest.CaptureFixture[str]
     scene: RestoreScene = field(default_factory=lambda: RestoreScene(HandClock()))
     listed: StoredList = field(default_factory=lambda: StoredList(location="default"))
     asked: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-
-    def run(self, *words: str) -> _Done:
-        code = main(list(words))
-        captured = self.capsys.readouterr()
-        return _Done(code, captured.out, captured.err)
 
     def document(self, *words: str) -> JsonDict:
         done = self.run(*words, "-o", "json")
@@ -54,20 +40,16 @@ class _Shell:
 @pytest.fixture
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
-
-    async def load(*_: object) -> tuple[FakeKube, str]:
-        return shell.scene.kube, ""
+    reach(lambda: shell.scene.kube, monkeypatch)
 
     async def read(_: object, location: str, *, volume_namespaces: Sequence[str], timeout: object) -> StoredList:
         assert timeout
         shell.asked.append((location, tuple(volume_namespaces)))
         return shell.listed
 
-    monkeypatch.setattr(connection, "load_transport", load)
     monkeypatch.setattr(stored, "list_stored", read)
     for module in (collection_commands, restore, restore_create, stored):
         monkeypatch.setattr(module, "SystemClock", HandClock)
-    monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
     return shell
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +23,7 @@ class Done:
     err: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shell:
     """Runs commands."""
 
@@ -55,11 +56,16 @@ class _HastyClock(HandClock):
 
 def open_shell(kube: Transport, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     """Return a shell whose commands reach the server, whatever kubeconfig they name."""
+    reach(lambda: kube, monkeypatch)
+    monkeypatch.setattr(connection, "SystemClock", _HastyClock)
+    return Shell(capsys)
+
+
+def reach(find_kube: Callable[[], Transport], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands reach the server, whatever kubeconfig they name."""
 
     async def load(*_: object) -> tuple[Transport, str]:
-        return kube, ""
+        return find_kube(), ""
 
     monkeypatch.setattr(connection, "load_transport", load)
-    monkeypatch.setattr(connection, "SystemClock", _HastyClock)
     monkeypatch.delenv("VELERO_NAMESPACE", raising=False)
-    return Shell(capsys)
