@@ -17,6 +17,7 @@ from benchmarks.disks import Disks
 from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
 from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from core.mover_specs import InitRepository
 from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
 from tests.datamover.support.plainkopia import PASSWORD
@@ -96,8 +97,7 @@ class Mover:
     async def init(self) -> Measured:
         """Make the repository in the empty bucket."""
         with self._disks.cache() as scratch:
-            args = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", REPOSITORY, "")
-            measured, _ = await self._run(args, scratch)
+            measured, _ = await self._run(InitRepository(backup_repository=REPOSITORY), scratch)
         return measured
 
     async def back_up(self, volume: Path, limit_mib: int | None = None) -> tuple[Measured, BackupResult]:
@@ -117,13 +117,17 @@ class Mover:
         parse_result(RestoreResult, message)
         return measured
 
-    async def _run(self, args: MoverArgs, scratch: Path, limit_mib: int | None = None) -> tuple[Measured, str]:
+    async def _run(
+        self, args: MoverArgs | InitRepository, scratch: Path, limit_mib: int | None = None
+    ) -> tuple[Measured, str]:
         with memory_group(limit_mib) as group:
             run = self.prepare(args, scratch)
             measured = await measure(replace(run.command, group=group))
         return replace(measured, ended_ns=run.message_file.stat().st_mtime_ns), run.read_message()
 
-    def prepare(self, args: MoverArgs, scratch: Path, *, settings: Mapping[str, str] | None = None) -> MoverRun:
+    def prepare(
+        self, args: MoverArgs | InitRepository, scratch: Path, *, settings: Mapping[str, str] | None = None
+    ) -> MoverRun:
         """Return a run with these arguments, temporary files in `scratch`, and more variables in `settings`."""
         here = self._folder / f"mover-{next(self._numbers)}"
         here.mkdir()

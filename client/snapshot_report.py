@@ -7,8 +7,9 @@ from client.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_lo
 from client.repositories import read_repository
 from core.contract import parse_result
 from core.models.base import WireModel
+from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
-from exposer.maintenance_job import build_report_job
+from exposer.maintenance_job import build_command_job
 
 __all__ = ["SnapshotList", "report_snapshots"]
 
@@ -36,7 +37,8 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
     repository = await read_repository(tools.client, tools.namespace, name)
     location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)
     subject = JobSubject.of(repository, "report")
-    answer = await run_job(tools, build_report_job(*await plan_job(tools, subject, location)), "report", timeout)
+    manifest = build_command_job(*await plan_job(tools, subject, location), ReportSnapshots())
+    answer = await run_job(tools, manifest, "report", timeout)
     return _read(name, answer)
 
 

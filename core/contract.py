@@ -6,10 +6,10 @@ Source: Velero v1.18, pkg/datapath and pkg/cmd/cli/datamover, as recorded in
 tests/recordings/velero-1.18.2.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Self, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -146,16 +146,16 @@ class MaintenanceCause(StrEnum):
 
 @dataclass(frozen=True)
 class MoverArgs:
-    """The command line of a mover pod: `python -m datamover` and then `argv`.
+    """The command line of a transfer's mover pod: `python -m datamover` and then `argv`.
 
-    `kind_flag` is the flag that names the custom resource: `data-upload`, `data-download`,
-    `pod-volume-backup`, `pod-volume-restore`, `backup-repository` or `backup-storage-location`. Paths are absolute and
-    inside the pod; an empty path is omitted. `cache_limit_mib` is what the cache volume has room
-    for; 0: there is none. `attempt` is the number of the transfer's attempt. `cluster` identifies the cluster in the
-    snapshot of a backup; empty: it is not known. `compression` is the algorithm of a backup whose custom resource names
-    none; empty: none. With `ignore_files`, files named `.kopiaignore` have an effect on a backup. `read_all_files`: it
-    also reads files whose size and time are unchanged since the last one. With `require_attributes`, a restore fails if
-    the target does not take owners, modes and times. `options` are flags of one verb only.
+    Other pods have one of `core.mover_specs`. `kind_flag` is the flag that names the custom resource: `data-upload`,
+    `data-download`, `pod-volume-backup` or `pod-volume-restore`. Paths are absolute and inside the pod; an empty path
+    is omitted. `cache_limit_mib` is what the cache volume has room for; 0: there is none. `attempt` is the number of
+    the transfer's attempt. `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
+    `compression` is the algorithm of a backup whose custom resource names none; empty: none. With `ignore_files`, files
+    named `.kopiaignore` have an effect on a backup. `read_all_files`: it also reads files whose size and time are
+    unchanged since the last one. With `require_attributes`, a restore fails if the target does not take owners, modes
+    and times.
     """
 
     verb: MoverVerb
@@ -174,7 +174,6 @@ class MoverArgs:
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
-    options: tuple[str, ...] = ()
 
     @property
     def argv(self) -> list[str]:
@@ -201,8 +200,11 @@ class MoverArgs:
             str(self.verb),
             *(f"--{flag}={value}" for flag, value in flags.items() if value),
             *(f"--{switch}" for switch, on in switches.items() if on),
-            *self.options,
         ]
+
+    def mount(self, volume_path: str, mode: VolumeMode, cache_path: str) -> Self:
+        """Return it with the volumes of its pod."""
+        return replace(self, volume_path=volume_path, volume_mode=mode, cache_volume_path=cache_path)
 
 
 class ProgressMessage(WireModel, omit_defaults=True):

@@ -7,7 +7,6 @@ of it, to the first process of its own pod that connects to its socket; `SEND_CO
 import re
 from enum import StrEnum
 from typing import Final
-from urllib.parse import quote, unquote
 
 from msgspec.structs import force_setattr
 
@@ -22,8 +21,6 @@ __all__ = [
     "FileType",
     "SentFiles",
     "check_mode",
-    "decode_path",
-    "encode_path",
 ]
 
 SEND_COMMAND: Final = ("python", "-m", "datamover.pod.file_relay")
@@ -87,13 +84,3 @@ class SentFiles(WireModel, omit_defaults=True):
 def check_mode(mode: str) -> str:
     """Return the permissions of an entry if they are an octal number of at most seven digits, else nothing."""
     return mode if _MODE.fullmatch(mode) else ""
-
-
-def encode_path(path: str) -> str:
-    """Return a path for a mover's command line, in which Kubernetes replaces `$(NAME)` by a variable."""
-    return quote(path)
-
-
-def decode_path(text: str) -> str:
-    """Return the path that `encode_path` encoded."""
-    return unquote(text)

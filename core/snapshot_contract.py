@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import field
 
+from core.errors import ConfigError
 from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.output_line import OutputLine
 from core.models.saved_claim import SavedClaim
@@ -177,11 +178,11 @@ class TransferToDelete:
         """Return the transfer in a value of the flag.
 
         Raises:
-            ValueError: it is none.
+            ConfigError: it is none.
         """
         parts = text.split("/")
         if len(parts) != _TRANSFER_PARTS or not all(parts):
-            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
+            raise ConfigError(f'not NAMESPACE/BACKUP/UID: "{text}"')
         return cls(*parts)
 
 
@@ -201,11 +202,11 @@ class CopyToCheck:
         """Return the copy in a value of the flag.
 
         Raises:
-            ValueError: it is none.
+            ConfigError: it is none.
         """
         namespace, slash, snapshot_id = text.partition("/")
         if not (namespace and slash and snapshot_id) or "/" in snapshot_id:
-            raise ValueError(f'not NAMESPACE/SNAPSHOT: "{text}"')
+            raise ConfigError(f'not NAMESPACE/SNAPSHOT: "{text}"')
         return cls(namespace, snapshot_id)
 
 

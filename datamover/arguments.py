@@ -13,33 +13,20 @@ from pathlib import Path
 
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
-from core.file_contract import decode_path
 from core.models.compression import Compression
-from core.models.verification import WHOLE_PERCENT
-from core.snapshot_contract import CopyToCheck, TransferToDelete
-from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, build_parser
+from core.mover_specs import MoverSpec, parse_spec
+from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
 from datamover.kinds import TRANSFER_KINDS
 
 __all__ = [
-    "DeletionOptions",
-    "FileOptions",
-    "FileSource",
-    "InitOptions",
-    "ListOptions",
     "LocalBackup",
     "LocalList",
     "LocalOptions",
     "LocalRestore",
     "LogOptions",
-    "MaintenanceOptions",
-    "PodCommand",
     "PodOptions",
-    "ReportOptions",
     "RepositoryOptions",
-    "SendOptions",
     "StorageCommand",
-    "ValidationOptions",
-    "VerifyOptions",
     "parse_arguments",
 ]
 
@@ -78,149 +65,12 @@ class PodOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitOptions:
-    """Initialization of the repository of a BackupRepository, in a pod."""
+class StorageCommand:
+    """What a pod does for a repository or a location, rather than for a transfer."""
 
-    name: str
+    spec: MoverSpec
     termination_file: Path
     log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class ValidationOptions:
-    """Validation of a BackupStorageLocation.
-
-    With `keys_only` a storage is left alone to which a pod gives access by its identity or a volume: this
-    process may not be such a pod.
-    """
-
-    name: str
-    keys_only: bool
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class MaintenanceOptions:
-    """Maintenance of the repository of a BackupRepository, in a pod of a Job.
-
-    A full run checks that no blob is missing if there are fewer than `verify_blobs`. `full_interval` is to be
-    kopia's; 0: it stays as it is. With `report_snapshots`, the report of its snapshots follows.
-    """
-
-    name: str
-    job: str
-    ignore_foreign: bool = False
-    verify_blobs: int = 100_000
-    full_interval: timedelta = timedelta()
-    report_snapshots: bool = False
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportOptions:
-    """The report of the snapshots of a BackupRepository's repository, in a pod."""
-
-    name: str
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListOptions:
-    """The list of the snapshots in a BackupStorageLocation, in a pod; without namespaces, of all repositories."""
-
-    name: str
-    volume_namespaces: tuple[str, ...] = ()
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyOptions:
-    """Verification of snapshots of a BackupRepository's repository, in a pod.
-
-    `percent` of the files are read. With `volume`, a directory or device into which the only snapshot was restored, all
-    are compared instead.
-    """
-
-    name: str
-    snapshots: tuple[str, ...]
-    percent: float = WHOLE_PERCENT
-    volume: Path | None = None
-    mode: VolumeMode = VolumeMode.FILESYSTEM
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeletionOptions:
-    """The deletion of the snapshots of transfers in a BackupStorageLocation, in a pod, or only the check before it.
-
-    `cluster` is what identifies the cluster in the tags of its snapshots. Only a dry run has `checks`.
-    """
-
-    name: str
-    cluster: str
-    transfers: tuple[TransferToDelete, ...]
-    dry_run: bool = False
-    checks: tuple[CopyToCheck, ...] = ()
-    termination_file: Path
-    log: LogOptions
-
-    @property
-    def volume_namespaces(self) -> list[str]:
-        """The namespaces whose repositories it opens."""
-        transfers = {one.volume_namespace for one in self.transfers}
-        return sorted(transfers | {one.volume_namespace for one in self.checks})
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileSource:
-    """A file or directory of a snapshot in the repository of a namespace; of a block `device`, there is no path."""
-
-    location: str
-    volume_namespace: str
-    snapshot_id: str
-    path: str = ""
-    device: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileOptions:
-    """The list of a directory in a snapshot, in a pod: at most `limit` entries, of names after `after`."""
-
-    source: FileSource
-    limit: int
-    after: str = ""
-    termination_file: Path
-    log: LogOptions
-
-
-@dataclass(frozen=True, kw_only=True)
-class SendOptions:
-    """A file or directory of a snapshot that is sent from a pod."""
-
-    source: FileSource
-    termination_file: Path
-    log: LogOptions
-
-
-StorageCommand = (
-    InitOptions
-    | ValidationOptions
-    | MaintenanceOptions
-    | ReportOptions
-    | ListOptions
-    | VerifyOptions
-    | DeletionOptions
-    | FileOptions
-    | SendOptions
-)
-"""Something about a repository or a location, rather than a transfer."""
-
-PodCommand = PodOptions | StorageCommand
 
 
 @dataclass(frozen=True)
@@ -271,96 +121,17 @@ class LocalOptions:
     log: LogOptions
 
 
-def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodCommand | LocalOptions:
+def parse_arguments(argv: Sequence[str], environment: Mapping[str, str]) -> PodOptions | StorageCommand | LocalOptions:
     """Return the options of the command line's mode; `environment` may contain the repository password.
 
     Raises:
         ConfigError: the command line is invalid.
     """
+    if (spec := parse_spec(argv)) is not None:
+        file = Path(spec.termination_message_path or TERMINATION_FILE)
+        return StorageCommand(spec=spec, termination_file=file, log=LogOptions(spec.log_level, spec.log_format))
     parsed = build_parser().parse_args(argv)
-    log = LogOptions(parsed.log_level or "info", parsed.log_format)
-    if parsed.command == MoverVerb.INIT_REPOSITORY:
-        return InitOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
-    if parsed.command == MoverVerb.REPORT_SNAPSHOTS:
-        return ReportOptions(name=parsed.backup_repository, termination_file=parsed.termination_message_path, log=log)
-    if parsed.command == MoverVerb.LIST_SNAPSHOTS:
-        return ListOptions(
-            name=parsed.backup_storage_location,
-            volume_namespaces=tuple(parsed.volume_namespace),
-            termination_file=parsed.termination_message_path,
-            log=log,
-        )
-    if parsed.command == MoverVerb.VERIFY_SNAPSHOTS:
-        return _parse_verify(parsed, log)
-    if parsed.command == MoverVerb.DELETE_SNAPSHOTS:
-        return _parse_deletion(parsed, log)
-    if parsed.command == MoverVerb.LIST_FILES:
-        return FileOptions(
-            source=_parse_source(parsed),
-            limit=parsed.limit,
-            after=decode_path(parsed.after),
-            termination_file=parsed.termination_message_path,
-            log=log,
-        )
-    if parsed.command == MoverVerb.SEND_FILES:
-        return SendOptions(source=_parse_source(parsed), termination_file=parsed.termination_message_path, log=log)
-    if parsed.command == MoverVerb.VALIDATE_LOCATION:
-        return ValidationOptions(
-            name=parsed.backup_storage_location,
-            keys_only=parsed.keys_only,
-            termination_file=parsed.termination_message_path,
-            log=log,
-        )
-    if parsed.command == MoverVerb.MAINTAIN_REPOSITORY:
-        return MaintenanceOptions(
-            name=parsed.backup_repository,
-            job=parsed.job,
-            ignore_foreign=parsed.ignore_foreign,
-            verify_blobs=parsed.verify_blobs,
-            full_interval=timedelta(seconds=parsed.full_interval),
-            report_snapshots=parsed.report_snapshots,
-            termination_file=parsed.termination_message_path,
-            log=log,
-        )
     return _parse_local(parsed, environment) if parsed.repository else _parse_pod(parsed)
-
-
-def _parse_verify(parsed: argparse.Namespace, log: LogOptions) -> VerifyOptions:
-    if parsed.volume_path and len(parsed.snapshot) > 1:
-        raise ConfigError("--volume-path is for one --snapshot: that which was restored into the volume")
-    return VerifyOptions(
-        name=parsed.backup_repository,
-        snapshots=tuple(parsed.snapshot),
-        percent=parsed.percent,
-        volume=Path(parsed.volume_path) if parsed.volume_path else None,
-        mode=parsed.volume_mode,
-        termination_file=parsed.termination_message_path,
-        log=log,
-    )
-
-
-def _parse_deletion(parsed: argparse.Namespace, log: LogOptions) -> DeletionOptions:
-    if parsed.check and not parsed.dry_run:
-        raise ConfigError("--check is for --dry-run: what it finds is to be known before the deletion")
-    return DeletionOptions(
-        name=parsed.backup_storage_location,
-        cluster=parsed.cluster,
-        transfers=tuple(parsed.transfer),
-        dry_run=parsed.dry_run,
-        checks=tuple(parsed.check),
-        termination_file=parsed.termination_message_path,
-        log=log,
-    )
-
-
-def _parse_source(parsed: argparse.Namespace) -> FileSource:
-    return FileSource(
-        location=parsed.backup_storage_location,
-        volume_namespace=parsed.volume_namespace,
-        snapshot_id=parsed.snapshot,
-        path=decode_path(parsed.path),
-        device=parsed.device,
-    )
 
 
 def _parse_pod(parsed: argparse.Namespace) -> PodOptions:

@@ -15,12 +15,10 @@ from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.compression import Compression, parse_compression
 from core.models.units import parse_duration
-from core.models.verification import WHOLE_PERCENT
-from core.snapshot_contract import CopyToCheck, TransferToDelete
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
 
-__all__ = ["DEFAULT_RESOURCE_TIMEOUT", "LIST", "build_parser"]
+__all__ = ["DEFAULT_RESOURCE_TIMEOUT", "LIST", "TERMINATION_FILE", "build_parser"]
 
 _T = TypeVar("_T")
 
@@ -28,6 +26,7 @@ LIST: Final = "list"
 """The command of local mode that is no verb of the node agent."""
 
 DEFAULT_RESOURCE_TIMEOUT: Final = timedelta(minutes=10)
+TERMINATION_FILE: Final = Path("/dev/termination-log")
 
 _LOCAL_MODE: Final = "local mode"
 _POD_MODE: Final = "pod mode (used by the node agent)"
@@ -132,147 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = _add_command(commands, LIST, "list the snapshots of a repository")
     _add_repository(listing.add_argument_group(_LOCAL_MODE), required=True)
 
-    _add_leader_commands(commands)
     return parser
-
-
-def _add_leader_commands(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
-    init = _add_command(commands, MoverVerb.INIT_REPOSITORY, "initialize the repository of a BackupRepository")
-    in_pod = init.add_argument_group(_POD_MODE)
-    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
-    _add_pod(in_pod)
-
-    maintain = _add_command(
-        commands, MoverVerb.MAINTAIN_REPOSITORY, "run the maintenance of a BackupRepository's repository that is due"
-    )
-    in_pod = maintain.add_argument_group(_POD_MODE)
-    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
-    in_pod.add_argument("--job", metavar="NAME", required=True, help="name of this pod's Job")
-    in_pod.add_argument(
-        "--ignore-foreign", action="store_true", help="run although another cluster maintains the repository"
-    )
-    in_pod.add_argument(
-        "--verify-blobs",
-        metavar="NUMBER",
-        type=int,
-        default=100_000,
-        help="full maintenance checks that no blob is missing if there are fewer than this (default: %(default)s)",
-    )
-    in_pod.add_argument(
-        "--full-interval", metavar="SECONDS", type=int, default=0, help="set how often full maintenance is due"
-    )
-    in_pod.add_argument("--report-snapshots", action="store_true", help="list the snapshots that nothing refers to")
-    _add_pod(in_pod)
-
-    report = _add_command(
-        commands,
-        MoverVerb.REPORT_SNAPSHOTS,
-        "list the snapshots of a BackupRepository's repository that nothing refers to",
-    )
-    in_pod = report.add_argument_group(_POD_MODE)
-    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
-    _add_pod(in_pod)
-
-    _add_verify(commands)
-
-    validate = _add_command(commands, MoverVerb.VALIDATE_LOCATION, "validate a BackupStorageLocation")
-    in_pod = validate.add_argument_group(_POD_MODE)
-    in_pod.add_argument(
-        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
-    )
-    in_pod.add_argument(
-        "--keys-only", action="store_true", help="leave a storage alone that needs a pod's identity or volume"
-    )
-    _add_pod(in_pod)
-
-    listing = _add_command(commands, MoverVerb.LIST_SNAPSHOTS, "list the snapshots in a BackupStorageLocation")
-    in_pod = listing.add_argument_group(_POD_MODE)
-    in_pod.add_argument(
-        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
-    )
-    in_pod.add_argument(
-        "--volume-namespace",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="list the repository of the volumes of this namespace only; may be repeated (default: all in the bucket)",
-    )
-    _add_pod(in_pod)
-
-    deletion = _add_command(commands, MoverVerb.DELETE_SNAPSHOTS, "delete the snapshots of deleted transfers")
-    in_pod = deletion.add_argument_group(_POD_MODE)
-    in_pod.add_argument(
-        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
-    )
-    in_pod.add_argument("--cluster", metavar="UID", required=True, help="what identifies the cluster in their tags")
-    in_pod.add_argument(
-        "--transfer",
-        metavar="NAMESPACE/BACKUP/UID",
-        action="append",
-        type=_explained(TransferToDelete.parse),
-        required=True,
-        help="namespace of the volume, backup and UID of a transfer, as in their tags; may be repeated",
-    )
-    in_pod.add_argument("--dry-run", action="store_true", help="only check that they may be deleted, and list them")
-    in_pod.add_argument(
-        "--check",
-        metavar="NAMESPACE/SNAPSHOT",
-        action="append",
-        type=_explained(CopyToCheck.parse),
-        default=[],
-        help="namespace of the volume and ID of a snapshot whose root directory is to be read, with --dry-run; may be "
-        "repeated",
-    )
-    _add_pod(in_pod)
-    _add_file_commands(commands)
-
-
-def _add_file_commands(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
-    listing = _add_command(commands, MoverVerb.LIST_FILES, "list a directory of a snapshot")
-    in_pod = _add_file_source(listing)
-    in_pod.add_argument(
-        "--limit", metavar="NUMBER", type=_positive, default=5000, help="most entries to list (default: %(default)s)"
-    )
-    in_pod.add_argument(
-        "--after", metavar="NAME", default="", help="list names after this one, percent-encoded (default: all)"
-    )
-    _add_file_source(_add_command(commands, MoverVerb.SEND_FILES, "send a file or directory of a snapshot as a tar"))
-
-
-def _add_file_source(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    group = parser.add_argument_group(_POD_MODE)
-    group.add_argument(
-        "--backup-storage-location", metavar="NAME", required=True, help="name of the BackupStorageLocation"
-    )
-    group.add_argument(
-        "--volume-namespace", metavar="NAME", required=True, help="namespace of the volumes in the repository"
-    )
-    group.add_argument("--snapshot", metavar="ID", required=True, help="ID of the snapshot")
-    group.add_argument(
-        "--path", metavar="PATH", default="", help="path below the volume, percent-encoded (default: the volume)"
-    )
-    group.add_argument("--device", action="store_true", help="the snapshot is one of a block device")
-    _add_pod(group)
-    return group
-
-
-def _add_verify(commands: "argparse._SubParsersAction[_RaisingParser]") -> None:
-    verify = _add_command(
-        commands, MoverVerb.VERIFY_SNAPSHOTS, "read snapshots of a BackupRepository's repository back from the storage"
-    )
-    in_pod = verify.add_argument_group(_POD_MODE)
-    in_pod.add_argument("--backup-repository", metavar="NAME", required=True, help="name of the BackupRepository")
-    in_pod.add_argument(
-        "--snapshot", metavar="ID", action="append", required=True, help="ID of a snapshot; may be repeated"
-    )
-    in_pod.add_argument(
-        "--percent", metavar="NUMBER", type=_percent, default=100.0, help="share of the files (default: %(default)s)"
-    )
-    in_pod.add_argument(
-        "--volume-path", metavar="PATH", default="", help="volume into which it was restored, to compare all of it with"
-    )
-    _add_volume_mode(in_pod)
-    _add_pod(in_pod)
 
 
 def _add_command(
@@ -399,16 +258,6 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _percent(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= WHOLE_PERCENT:
-        raise argparse.ArgumentTypeError(f'must be more than 0, and at most 100: "{text}"')
-    return share
-
-
 def _add_pod(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resource-timeout",
@@ -421,6 +270,6 @@ def _add_pod(group: argparse._ArgumentGroup) -> None:
         "--termination-message-path",
         metavar="PATH",
         type=Path,
-        default=Path("/dev/termination-log"),
+        default=TERMINATION_FILE,
         help="file to write the result to (default: %(default)s)",
     )

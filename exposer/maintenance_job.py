@@ -5,14 +5,12 @@ Source: Velero v1.18, buildJob in pkg/repository/maintenance/maintenance.go, as 
 tests/recordings/velero-1.18.2/maintenance; tests/exposer/test_maintenance_job.py lists every difference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Final
 
-from core.contract import MoverArgs, MoverVerb
-from core.file_contract import encode_path
-from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
+from core.contract import MoverVerb
 from core.models.base import JsonDict
 from core.models.names import (
     MAINTENANCE_CONTAINER,
@@ -25,30 +23,30 @@ from core.models.names import (
     label_value,
 )
 from core.models.storage import DEFAULT_CACHE_LIMIT_MIB
+from core.mover_specs import MaintainRepository, MoverSpec, SendFiles, VerifySnapshots
 from exposer.model import Owner
 from exposer.placement import Alternatives, Placement
 from exposer.pod_files import MoverVolume
-from exposer.pod_manifest import MoverPod, build_mover_pod
+from exposer.pod_manifest import MoverPod, build_mover_pod, complete_spec
 from exposer.settings import CacheVolume, ExposeSettings, StorageAccess
 
 __all__ = [
-    "FileRequest",
     "JobSettings",
     "MaintenanceRun",
-    "build_deletion_job",
-    "build_file_job",
-    "build_list_job",
+    "build_command_job",
     "build_maintenance_job",
-    "build_report_job",
-    "build_verification_job",
     "is_reserved_label",
 ]
 
-_FLAGS: Final = {
-    BACKUP_REPOSITORIES.kind: "backup-repository",
-    BACKUP_STORAGE_LOCATIONS.kind: "backup-storage-location",
+_LABELS: Final = {
+    MoverVerb.REPORT_SNAPSHOTS: SNAPSHOT_REPORT_LABEL,
+    MoverVerb.LIST_SNAPSHOTS: SNAPSHOT_LIST_LABEL,
+    MoverVerb.VERIFY_SNAPSHOTS: SNAPSHOT_VERIFICATION_LABEL,
+    MoverVerb.DELETE_SNAPSHOTS: SNAPSHOT_DELETION_LABEL,
+    MoverVerb.LIST_FILES: SNAPSHOT_FILES_LABEL,
+    MoverVerb.SEND_FILES: SNAPSHOT_FILES_LABEL,
 }
-"""The mover's flag that names the owner of a Job."""
+"""The label of a command's Job, by what it does."""
 
 _POD_NAME: Final = "velero-repo-maintenance-pod"
 
@@ -101,70 +99,21 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class MaintenanceRun:
-    """One run: the Job `name` maintains the repository of `owner`, a BackupRepository, or lists a whole location.
+    """One run: the Job `name` works on `owner`, a BackupRepository or BackupStorageLocation.
 
-    With `ignore_foreign` it also runs where another cluster maintains the repository. `verify_blobs` is up to how many
-    blobs kopia checks its index against the bucket; None: the mover's default. `full_interval` is set in the
-    repository before; None: it stays. `report_snapshots`: the report of its snapshots follows. `cache_limit_mib` is the
-    limit of kopia's cache. `volume` is what a Job mounts that compares a restored volume with its snapshot.
+    `cache_limit_mib` is the limit of kopia's cache. `volume` is what a Job mounts that compares a restored volume with
+    its snapshot.
     """
 
     owner: Owner
     name: str
     settings: JobSettings
     storage: StorageAccess
-    ignore_foreign: bool = False
-    verify_blobs: int | None = None
-    full_interval: timedelta | None = None
-    report_snapshots: bool = False
     cache_limit_mib: int = DEFAULT_CACHE_LIMIT_MIB
     volume: MoverVolume | None = None
 
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The flags of a maintenance."""
-        flags = [f"--job={self.name}"]
-        if self.ignore_foreign:
-            flags.append("--ignore-foreign")
-        if self.verify_blobs is not None:
-            flags.append(f"--verify-blobs={self.verify_blobs}")
-        if self.full_interval is not None:
-            flags.append(f"--full-interval={int(self.full_interval.total_seconds())}")
-        if self.report_snapshots:
-            flags.append("--report-snapshots")
-        return tuple(flags)
 
-
-@dataclass(frozen=True)
-class FileRequest:
-    """A file or directory of a snapshot in the repository of a namespace; of a block `device`, there is no path.
-
-    It is listed up to `limit` entries, of names after `after`; 0: it is sent.
-    """
-
-    volume_namespace: str
-    snapshot_id: str
-    path: str = ""
-    device: bool = False
-    limit: int = 0
-    after: str = ""
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """The flags of the mover."""
-        flags = [f"--volume-namespace={self.volume_namespace}", f"--snapshot={self.snapshot_id}"]
-        if self.path:
-            flags.append(f"--path={encode_path(self.path)}")
-        if self.device:
-            flags.append("--device")
-        if self.limit:
-            flags.append(f"--limit={self.limit}")
-        if self.after:
-            flags.append(f"--after={encode_path(self.after)}")
-        return tuple(flags)
-
-
-def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
+def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: MaintainRepository) -> JsonDict:
     """Return the manifest of the Job, a batch/v1 Job as JSON dict.
 
     It has no owner reference: Kubernetes would delete it with the BackupRepository, and a Velero server would wait for
@@ -172,75 +121,28 @@ def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDi
     leader adds that once the pod runs.
     """
     seconds = int(run.settings.active_deadline.total_seconds())
-    template = _build_template(run, expose, MoverVerb.MAINTAIN_REPOSITORY, seconds, run.options)
+    template = _build_template(run, expose, spec, seconds)
     # A pod that is deleted counts as failed only when it has ended: on a lost node it may still write.
     more = {"podReplacementPolicy": "Failed", "activeDeadlineSeconds": seconds + int(_JOB_EXTRA.total_seconds())}
     return _build_job(run, run.owner.labels, more, template)
 
 
-def build_report_job(run: MaintenanceRun, expose: ExposeSettings) -> JsonDict:
-    """Return the manifest of a Job that reports the snapshots of the repository and changes nothing.
+def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec) -> JsonDict:
+    """Return the manifest of a Job that a command runs, a batch/v1 Job as JSON dict.
 
-    It is a batch/v1 Job as JSON dict. Of `run`, what concerns maintenance alone has no effect. Its labels say that it
-    is neither maintenance nor the object of a transfer; Kubernetes deletes it an hour after its end. The snapshots are
-    in its pod's log (`core.snapshot_contract.REPORTED_LINE`), the SnapshotReport in the termination message.
+    Its labels say that it is neither maintenance nor the object of a transfer. Kubernetes deletes it an hour after its
+    end. A verification may take as long as the settings of `run` say.
     """
-    return _build_command_job(run, expose, SNAPSHOT_REPORT_LABEL, MoverVerb.REPORT_SNAPSHOTS)
-
-
-def build_list_job(run: MaintenanceRun, expose: ExposeSettings, volume_namespaces: Sequence[str] = ()) -> JsonDict:
-    """Return the manifest of a Job that lists the snapshots in `run.owner`, a BackupStorageLocation.
-
-    `volume_namespaces` are those whose repositories are listed; none: all. It is like that of a report. The snapshots
-    are in its pod's log (`core.snapshot_contract.STORED_LINE`), the SnapshotListing in the termination message.
-    """
-    options = tuple(f"--volume-namespace={name}" for name in volume_namespaces)
-    return _build_command_job(run, expose, SNAPSHOT_LIST_LABEL, MoverVerb.LIST_SNAPSHOTS, options)
-
-
-def build_verification_job(
-    run: MaintenanceRun, expose: ExposeSettings, snapshots: Sequence[str], percent: float
-) -> JsonDict:
-    """Return the manifest of a Job that reads these kopia snapshots back; with `run.volume`, it is compared with one.
-
-    It is like that of a report, and may take as long as the settings of `run` say. The results are in its pod's log
-    (`core.models.verification.VERIFIED_LINE`), the SnapshotVerification in the termination message.
-    """
-    options = (*(f"--snapshot={one}" for one in snapshots), f"--percent={percent:g}")
-    seconds = int(run.settings.active_deadline.total_seconds())
-    template = _build_template(run, expose, MoverVerb.VERIFY_SNAPSHOTS, seconds, options)
-    labels = {SNAPSHOT_VERIFICATION_LABEL: label_value(run.owner.name)}
+    match spec:
+        case VerifySnapshots():
+            seconds = int(run.settings.active_deadline.total_seconds())
+        case SendFiles():
+            seconds = _SEND_DEADLINE_SECONDS
+        case _:
+            seconds = _REPORT_DEADLINE_SECONDS
+    labels = {_LABELS[spec.verb]: label_value(run.owner.name)}
     more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
-    return _build_job(run, labels, more, template)
-
-
-def build_deletion_job(run: MaintenanceRun, expose: ExposeSettings, options: Sequence[str]) -> JsonDict:
-    """Return the manifest of a Job that deletes snapshots in `run.owner`, a BackupStorageLocation.
-
-    `options` are the flags of the verb. It is like that of a list; the snapshots are in its pod's log
-    (`core.snapshot_contract.DELETED_LINE`), the SnapshotDeletion in the termination message.
-    """
-    return _build_command_job(run, expose, SNAPSHOT_DELETION_LABEL, MoverVerb.DELETE_SNAPSHOTS, tuple(options))
-
-
-def build_file_job(run: MaintenanceRun, expose: ExposeSettings, request: FileRequest) -> JsonDict:
-    """Return the manifest of a Job that lists or sends files of a snapshot in `run.owner`, a BackupStorageLocation.
-
-    It is like that of a report. With a `limit`, the entries are in its pod's log (`core.file_contract.ENTRY_LINE`),
-    the FileListing in the termination message. Without, the pod sends them to `core.file_contract.SEND_COMMAND`.
-    """
-    verb = MoverVerb.LIST_FILES if request.limit else MoverVerb.SEND_FILES
-    return _build_command_job(run, expose, SNAPSHOT_FILES_LABEL, verb, request.options)
-
-
-def _build_command_job(
-    run: MaintenanceRun, expose: ExposeSettings, label: str, verb: MoverVerb, options: tuple[str, ...] = ()
-) -> JsonDict:
-    seconds = _SEND_DEADLINE_SECONDS if verb is MoverVerb.SEND_FILES else _REPORT_DEADLINE_SECONDS
-    labels = {label: label_value(run.owner.name)}
-    template = _build_template(run, expose, verb, seconds, options)
-    more = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": _REPORT_KEPT_SECONDS}
-    return _build_job(run, labels, more, template)
+    return _build_job(run, labels, more, _build_template(run, expose, spec, seconds))
 
 
 def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: JsonDict, template: JsonDict) -> JsonDict:
@@ -253,9 +155,7 @@ def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: JsonDict, t
     }
 
 
-def _build_template(
-    run: MaintenanceRun, expose: ExposeSettings, verb: MoverVerb, deadline_seconds: int, options: tuple[str, ...] = ()
-) -> JsonDict:
+def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec, deadline_seconds: int) -> JsonDict:
     configured = run.settings
     pod_settings = replace(
         expose.pod,
@@ -264,15 +164,7 @@ def _build_template(
         labels={key: value for key, value in configured.labels.items() if not is_reserved_label(key)},
         annotations=dict(configured.annotations),
     )
-    args = MoverArgs(
-        verb=verb,
-        kind_flag=_FLAGS[run.owner.kind],
-        resource_name=run.owner.name,
-        resource_timeout=expose.mover.resource_timeout,
-        log_level=expose.mover.log_level,
-        log_format=expose.mover.log_format,
-        options=options,
-    )
+    args = complete_spec(spec, run.owner, expose.mover)
     placement = Placement(alternatives=configured.alternatives)
     plan = MoverPod(
         run.owner,
@@ -284,8 +176,8 @@ def _build_template(
         tolerations=(*_TOLERATIONS, *configured.tolerations),
     )
     pod = build_mover_pod(plan, replace(expose, pod=pod_settings))
-    meta, spec = pod["metadata"], pod["spec"]
-    (container,) = spec["containers"]
+    meta, pod_spec = pod["metadata"], pod["spec"]
+    (container,) = pod_spec["containers"]
     return {
         "metadata": {
             "name": _POD_NAME,
@@ -293,11 +185,11 @@ def _build_template(
             "labels": {key: value for key, value in meta["labels"].items() if key != OWNER_UID_LABEL},
             "annotations": meta.get("annotations") or {},
         },
-        "spec": spec
+        "spec": pod_spec
         | {
             "activeDeadlineSeconds": deadline_seconds,
             "containers": [container | {"name": MAINTENANCE_CONTAINER}],
-            "volumes": [_limit(volume, run.cache_limit_mib) for volume in spec["volumes"]],
+            "volumes": [_limit(volume, run.cache_limit_mib) for volume in pod_spec["volumes"]],
         },
     }
 

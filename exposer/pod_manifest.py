@@ -10,16 +10,21 @@ every difference from them.
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from msgspec import structs
+
 from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
+from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
+from core.models.units import format_duration
+from core.mover_specs import MoverSpec
 from exposer.model import Owner
 from exposer.placement import LINUX, Placement, build_node_affinity
 from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
-from exposer.settings import ExposeSettings, PodSettings, StorageAccess
+from exposer.settings import ExposeSettings, MoverOptions, PodSettings, StorageAccess
 from exposer.template import AgentTemplate
 
-__all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod"]
+__all__ = ["MOVER_CAPABILITIES", "MoverPod", "build_mover_pod", "complete_spec"]
 
 _NO_RELABELING: Final = "spc_t"
 """The SELinux type of a container that is not subject to a volume's labels."""
@@ -43,6 +48,13 @@ The agent cannot know whether the node's kernel confines kopia without the last 
 """
 
 
+_SUBJECTS: Final = {
+    BACKUP_REPOSITORIES.kind: "backup_repository",
+    BACKUP_STORAGE_LOCATIONS.kind: "backup_storage_location",
+}
+"""The field of a specification that names the owner of the pod."""
+
+
 @dataclass(frozen=True)
 class MoverPod:
     """What one mover pod differs in from all others.
@@ -57,7 +69,7 @@ class MoverPod:
 
     owner: Owner
     name: str
-    args: MoverArgs
+    args: MoverArgs | MoverSpec
     storage: StorageAccess
     volume: MoverVolume | None = None
     cache_claim: str = ""
@@ -69,6 +81,17 @@ class MoverPod:
     privileged: bool | None = None
     no_relabeling: bool = False
     label_at_mount: bool = False
+
+
+def complete_spec(spec: MoverSpec, owner: Owner, options: MoverOptions) -> MoverSpec:
+    """Return the specification about `owner`, a BackupRepository or BackupStorageLocation, with these options."""
+    return structs.replace(
+        spec,
+        resource_timeout=format_duration(options.resource_timeout),
+        log_level=options.log_level,
+        log_format=options.log_format,
+        **{_SUBJECTS[owner.kind]: owner.name},
+    )
 
 
 def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
@@ -160,12 +183,8 @@ def _build_pod_security(plan: MoverPod) -> JsonDict:
 
 
 def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, settings: PodSettings) -> JsonDict:
-    args = replace(
-        plan.args,
-        volume_path=files.volume_path,
-        volume_mode=plan.volume.mode if plan.volume is not None else VolumeMode.FILESYSTEM,
-        cache_volume_path=files.cache_path,
-    )
+    mode = plan.volume.mode if plan.volume is not None else VolumeMode.FILESYSTEM
+    args = plan.args.mount(files.volume_path, mode, files.cache_path)
     container: JsonDict = {
         **template.container_fields,
         "name": plan.owner.uid,

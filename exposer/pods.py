@@ -16,11 +16,12 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
+from core.mover_specs import InitRepository, ValidateLocation
 from exposer.claims import cache_claim_name, claim_for_one_pod, claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import Placement
 from exposer.pod_files import MoverVolume
-from exposer.pod_manifest import MoverPod, build_mover_pod
+from exposer.pod_manifest import MoverPod, build_mover_pod, complete_spec
 from exposer.settings import CacheVolume, ExposeSettings, MoverOptions, StorageAccess
 
 __all__ = [
@@ -139,8 +140,8 @@ def init_pod_name(owner: Owner) -> str:
 
 def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
-    args = _build_args(owner, MoverVerb.INIT_REPOSITORY, "backup-repository", settings.mover)
-    return build_mover_pod(MoverPod(owner, init_pod_name(owner), args, storage), settings)
+    spec = complete_spec(InitRepository(), owner, settings.mover)
+    return build_mover_pod(MoverPod(owner, init_pod_name(owner), spec, storage), settings)
 
 
 def validation_pod_name(owner: Owner) -> str:
@@ -150,8 +151,8 @@ def validation_pod_name(owner: Owner) -> str:
 
 def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
     """Return the pod that validates `owner`, a BackupStorageLocation; it can only read the storage."""
-    args = _build_args(owner, MoverVerb.VALIDATE_LOCATION, "backup-storage-location", settings.mover)
-    return build_mover_pod(MoverPod(owner, validation_pod_name(owner), args, storage), settings)
+    spec = complete_spec(ValidateLocation(), owner, settings.mover)
+    return build_mover_pod(MoverPod(owner, validation_pod_name(owner), spec, storage), settings)
 
 
 def _compression(settings: ExposeSettings, storage_class: str) -> str:

@@ -23,8 +23,9 @@ from core.kube.resources import (
 from core.models.base import JsonDict
 from core.models.storage import BackupStorageLocation, RepositoryKey
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
+from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import CHECKED_LINE, DELETED_LINE, CopyToCheck, DeletedSnapshot, SnapshotDeletion
-from exposer.maintenance_job import build_deletion_job
+from exposer.maintenance_job import build_command_job
 from exposer.model import Owner
 
 __all__ = ["LocationJobs", "read_copies", "read_locations", "read_restoring"]
@@ -66,14 +67,16 @@ class LocationJobs:
         location = await read_location(jobs.client, jobs.namespace, self.location)
         subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location))
         here = sorted(one for where, one in transfers if where == self.location)
-        more = [f"--cluster={self.cluster}", *(["--dry-run"] if checks is not None else [])]
         for first in range(0, len(here), _AT_ONCE):
             some = here[first : first + _AT_ONCE]
-            options = [f"--transfer={one}" for one in some]
             needed = {checks[one.uid] for one in some if one.uid in checks} if checks is not None else set()
-            options += [f"--check={one}" for one in sorted(needed)]
-            run, expose = await plan_job(jobs, subject, location)
-            manifest = build_deletion_job(run, expose, [*options, *more])
+            spec = DeleteSnapshots(
+                transfer=tuple(map(str, some)),
+                check=tuple(map(str, sorted(needed))),
+                cluster=self.cluster,
+                dry_run=checks is not None,
+            )
+            manifest = build_command_job(*await plan_job(jobs, subject, location), spec)
             self._read(await run_job(jobs, manifest, "deletion", _TIMEOUT))
 
     def _read(self, answer: JobAnswer) -> None:

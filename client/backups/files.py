@@ -38,8 +38,9 @@ from core.models.base import JsonDict, WireModel
 from core.models.names import MAINTENANCE_CONTAINER
 from core.models.phases import Phase
 from core.models.storage import RepositoryKey
+from core.mover_specs import ListFiles, SendFiles
 from core.spelling import guess
-from exposer.maintenance_job import FileRequest, build_file_job
+from exposer.maintenance_job import build_command_job
 from exposer.model import Owner
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.pod_exec import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
@@ -157,10 +158,15 @@ async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after
     volume = place.volume
     location = await read_location(tools.client, tools.namespace, volume.location)
     subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location))
-    request = FileRequest(
-        volume.namespace, volume.snapshot_id, place.path, device=place.device, limit=limit, after=after
-    )
-    return build_file_job(*await plan_job(tools, subject, location), request)
+    namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
+    spec: ListFiles | SendFiles
+    if limit:
+        spec = ListFiles(
+            volume_namespace=namespace, snapshot=snapshot, path=path, device=device, limit=limit, after=after
+        )
+    else:
+        spec = SendFiles(volume_namespace=namespace, snapshot=snapshot, path=path, device=device)
+    return build_command_job(*await plan_job(tools, subject, location), spec)
 
 
 async def list_files(

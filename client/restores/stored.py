@@ -11,8 +11,9 @@ from client.mover_jobs import JobAnswer, JobSubject, JobTools, plan_job, read_lo
 from core.contract import parse_result
 from core.models.base import WireModel
 from core.models.storage import RepositoryKey
+from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot
-from exposer.maintenance_job import build_list_job
+from exposer.maintenance_job import build_command_job
 from exposer.model import Owner
 
 __all__ = ["StoredList", "list_stored"]
@@ -47,8 +48,9 @@ async def list_stored(
     """
     location = await read_location(tools.client, tools.namespace, location_name)
     subject = JobSubject(Owner.of(location), "list", RepositoryKey("", location_name))
-    run, expose = await plan_job(tools, subject, location)
-    answer = await run_job(tools, build_list_job(run, expose, volume_namespaces), "list", timeout)
+    spec = ListSnapshots(volume_namespaces=tuple(volume_namespaces))
+    manifest = build_command_job(*await plan_job(tools, subject, location), spec)
+    answer = await run_job(tools, manifest, "list", timeout)
     return _read(location_name, answer)
 
 

@@ -13,7 +13,8 @@ from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.base import JsonDict
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
-from exposer.maintenance_job import build_verification_job
+from core.mover_specs import VerifySnapshots
+from exposer.maintenance_job import build_command_job
 from exposer.pod_files import MoverVolume
 
 __all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
@@ -65,7 +66,7 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict
     run, expose = await plan_job(tools, JobSubject.of(work.repository, "verify"), location)
     settings = dataclasses.replace(run.settings, active_deadline=work.timeout + _JOB_EXTRA)
     run = dataclasses.replace(run, settings=settings, volume=work.volume)
-    return build_verification_job(run, expose, work.snapshots, work.percent)
+    return build_command_job(run, expose, VerifySnapshots(snapshots=work.snapshots, percent=work.percent))
 
 
 async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) -> None:

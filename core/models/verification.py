@@ -18,6 +18,7 @@ from core.models.output_line import OutputLine
 __all__ = [
     "VERIFIED_LINE",
     "WHOLE_PERCENT",
+    "Percent",
     "SnapshotVerification",
     "Verification",
     "VerificationOutcome",
@@ -28,7 +29,8 @@ __all__ = [
 WHOLE_PERCENT: Final = 100.0
 """All files."""
 
-_Percent = Annotated[float, Meta(gt=0, le=WHOLE_PERCENT)]
+Percent = Annotated[float, Meta(gt=0, le=WHOLE_PERCENT)]
+"""A share of files."""
 
 
 class VerificationOutcome(StrEnum):
@@ -43,7 +45,7 @@ class Verification(WireModel):
 
     at: Time
     outcome: VerificationOutcome
-    percent: _Percent = WHOLE_PERCENT
+    percent: Percent = WHOLE_PERCENT
 
     @property
     def passed(self) -> bool:
@@ -72,7 +74,7 @@ class VerifiedSnapshot(WireModel, omit_defaults=True):
 
     id: str
     outcome: VerificationOutcome | None = None
-    percent: _Percent = WHOLE_PERCENT
+    percent: Percent = WHOLE_PERCENT
     files: Int64 = 0
     bytes: Int64 = 0
     faults: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.redact import Redactor
-from datamover.arguments import PodCommand, PodOptions
+from datamover.arguments import PodOptions, StorageCommand
 from datamover.pod.api_transport import pod_transport
 from datamover.pod.cluster import FORBIDDEN_SECONDS, PodContext
 from datamover.pod.transfer import PodTransfer
@@ -21,7 +21,7 @@ from datamover.runtime.signals import StopSignal
 __all__ = ["run_in_pod"]
 
 
-async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) -> int:
+async def run_in_pod(options: PodOptions | StorageCommand, stop: StopSignal, redactor: Redactor) -> int:
     """Run the command that the node agent started this pod for, and return the exit code.
 
     What it learns of secrets is added to `redactor`.
@@ -48,6 +48,6 @@ async def run_in_pod(options: PodCommand, stop: StopSignal, redactor: Redactor) 
             return await PodTransfer(options, context).run()
         from datamover.pod.storage_commands import run_storage_command  # noqa: PLC0415 - not needed for a transfer
 
-        return await run_storage_command(options, context)
+        return await run_storage_command(options.spec, context)
     finally:
         await transport.close()

@@ -10,7 +10,7 @@ from typing import IO, Final
 from core.errors import ConfigError
 from core.file_contract import ENTRY_LINE, FileListing, FileType
 from core.models.names import OBJECT_NAME
-from datamover.arguments import FileOptions, FileSource
+from core.mover_specs import FilesSpec, ListFiles
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshot_files import StoredEntry, find_entry, find_only_file, read_directory
@@ -36,7 +36,7 @@ class OpenSnapshot:
     snapshot: Snapshot
     work_dir: WorkDir
 
-    async def find(self, source: FileSource) -> StoredEntry:
+    async def find(self, source: FilesSpec) -> StoredEntry:
         """Return the entry at the path of the source; of a block device, the device.
 
         Raises:
@@ -49,7 +49,7 @@ class OpenSnapshot:
 
 
 @asynccontextmanager
-async def open_snapshot(source: FileSource, context: PodContext) -> AsyncIterator[OpenSnapshot]:
+async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator[OpenSnapshot]:
     """Connect to the repository, and yield the snapshot.
 
     Raises:
@@ -59,28 +59,28 @@ async def open_snapshot(source: FileSource, context: PodContext) -> AsyncIterato
     namespace = source.volume_namespace
     if not OBJECT_NAME.fullmatch(namespace):
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{namespace}"')
-    location = await context.reader.location(source.location)
+    location = await context.reader.location(source.name)
     with open_access(context) as access:
         repository = await access.resolve_namespace(location, namespace)
-        snapshot = await repository.open(partial(read_snapshot, repository, source.snapshot_id), read_only=True)
+        snapshot = await repository.open(partial(read_snapshot, repository, source.snapshot), read_only=True)
         yield OpenSnapshot(repository, snapshot, access.work_dir)
 
 
-async def list_files(options: FileOptions, context: PodContext, output: IO[str] | None = None) -> Termination:
+async def list_files(spec: ListFiles, context: PodContext, output: IO[str] | None = None) -> Termination:
     """Write a line for each entry of a directory of a snapshot, or for one file; return the FileListing.
 
     Raises:
         AgentError: the snapshot cannot be read, or has no such entry.
     """
     output = output or sys.stdout
-    async with open_snapshot(options.source, context) as opened:
-        found = await opened.find(options.source)
+    async with open_snapshot(spec, context) as opened:
+        found = await opened.find(spec)
         entries = [found]
         if found.type is FileType.DIRECTORY:
             read = await read_directory(opened.repository, found, partial(open_output, opened.work_dir))
-            entries = [one for one in read if one.name > options.after]
+            entries = [one for one in read if one.name > spec.after]
         listed = size = 0
-        for one in entries[: options.limit]:
+        for one in entries[: spec.limit]:
             line = f"{ENTRY_LINE.format(one.describe())}\n"
             size += len(line)
             if size > _LISTED_BYTES:

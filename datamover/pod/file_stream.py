@@ -19,7 +19,7 @@ from typing import Any, Final
 from core.errors import AgentError, DataPathError, KopiaError
 from core.file_contract import ENTRY_LINE, FileType, SentFiles
 from core.models.base import parse_time
-from datamover.arguments import FileSource
+from core.mover_specs import SendFiles
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.snapshot_files import StoredEntry
 from datamover.pod.cluster import PodContext
@@ -54,9 +54,9 @@ class SendLimits:
 
 @dataclass
 class FileSender:
-    """Sends what `source` names."""
+    """Sends what the specification names."""
 
-    source: FileSource
+    spec: SendFiles
     context: PodContext
     limits: SendLimits = field(default_factory=SendLimits)
     sent_bytes: int = 0
@@ -67,10 +67,10 @@ class FileSender:
         Raises:
             AgentError: they cannot be read, are not requested, or the process that requested them has stopped reading.
         """
-        async with open_snapshot(self.source, self.context) as opened:
-            entry = await opened.find(self.source)
+        async with open_snapshot(self.spec, self.context) as opened:
+            entry = await opened.find(self.spec)
             if entry.type is FileType.OTHER:
-                raise DataPathError(f"{self.source.path} is neither a file, a directory nor a link")
+                raise DataPathError(f"{self.spec.path} is neither a file, a directory nor a link")
             path = opened.work_dir.path.parent / SOCKET_NAME
             async with self._accept(path) as (reader, writer):
                 try:

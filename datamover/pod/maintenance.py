@@ -32,8 +32,8 @@ from core.models.base import JsonDict, format_time, parse_time
 from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.units import format_duration
+from core.mover_specs import MaintainRepository
 from core.redact import Redactor
-from datamover.arguments import MaintenanceOptions
 from datamover.kopia.causes import WRONG_PASSWORD
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.maintenance import (
@@ -81,27 +81,27 @@ _REPORT_TIMEOUT: Final = timedelta(minutes=30)
 """For the snapshot report: reading the files of thousands of backups takes minutes."""
 
 
-async def maintain(options: MaintenanceOptions, context: PodContext) -> Termination:
+async def maintain(spec: MaintainRepository, context: PodContext) -> Termination:
     """Run the maintenance that is due, once the leader has released it, and return the MaintenanceResult.
 
     Raises:
         AgentError: it may not run, or failed.
     """
-    longest = await _wait_for_release(options.job, context)
+    longest = await _wait_for_release(spec.job, context)
     if await has_velero_server(context.patient_client, context.namespace):
         raise MaintenanceError(f"a Velero server is in namespace {context.namespace}: it does the maintenance")
     reader = context.reader
-    wanted = await reader.repository(options.name)
+    wanted = await reader.repository(spec.name)
     location = await reader.location(wanted.spec.backup_storage_location)
     _check_writable(location)
-    recorder = EventRecorder(context.client, context.clock, component=options.job, host=context.node)
+    recorder = EventRecorder(context.client, context.clock, component=spec.job, host=context.node)
     reporter = Reporter(recorder, ObjectRef.of(wanted), context.clock)
     with open_access(context, reporter) as access:
         repository = await access.resolve(location, wanted)
         watchdog = Watchdog(context.clock, reporter.warn, repository.probe, access.tools.waits.limits)
         maintenance = Maintenance(repository, watchdog)
-        result = await _Run(options, access.context, wanted, repository, maintenance, longest).run()
-        if options.report_snapshots:
+        result = await _Run(spec, access.context, wanted, repository, maintenance, longest).run()
+        if spec.report_snapshots:
             volume_namespace = wanted.spec.volume_namespace
             snapshots = SnapshotReporter(access.context, repository, access.work_dir, volume_namespace)
             result = await _add_report(result, snapshots)
@@ -167,7 +167,7 @@ def _check_writable(location: BackupStorageLocation) -> None:
 class _Run:
     """The maintenance of a repository that the leader has released; its Jobs have the deadline `longest`."""
 
-    options: MaintenanceOptions
+    spec: MaintainRepository
     context: PodContext
     wanted: BackupRepository
     repository: Repository
@@ -225,16 +225,16 @@ class _Run:
     def _interval_differs(self, info: MaintenanceInfo) -> bool:
         """Return whether the full interval is to stay as it is, although the BackupRepository has another one."""
         wanted = parse_full_interval(self.wanted.spec.repository_config)
-        return not self.options.full_interval and wanted not in (None, info.full.duration)
+        return not self.spec.full_interval_seconds and wanted not in (None, info.full.duration)
 
     def _find_new_interval(self, info: MaintenanceInfo) -> timedelta | None:
         """Return the full interval to set; None: none was requested, or it is set already."""
-        wanted = self.options.full_interval
+        wanted = timedelta(seconds=self.spec.full_interval_seconds or 0)
         return wanted if wanted and wanted != info.full.duration else None
 
     def _find_hold(self, info: MaintenanceInfo, foreign_at: datetime | None, now: datetime) -> str:
         """Return why nothing may run now, because of another cluster; empty: it may."""
-        if foreign_at is None or self.options.ignore_foreign:
+        if foreign_at is None or self.spec.ignore_foreign:
             return ""
         until = foreign_at + FOREIGN_INTERVALS * info.full.duration
         if now >= until:
@@ -255,7 +255,7 @@ class _Run:
         client, namespace = self.context.patient_client, self.context.namespace
         for label in ({OWNER_UID_LABEL: self.wanted.uid}, {REPO_NAME_LABEL: repo_name_label(self.wanted.name)}):
             jobs = await client.list(Selection(JOBS, namespace, label_selector=select_labels(label)))
-            spans += [_span_of(job, now) for job in jobs if job["metadata"]["name"] != self.options.job]
+            spans += [_span_of(job, now) for job in jobs if job["metadata"]["name"] != self.spec.job]
         return [Span(start - _MARGIN, end + _MARGIN) for start, end in spans]
 
     async def _execute(self, result: MaintenanceResult, mode: MaintenanceMode, *, epochs: bool) -> MaintenanceResult:
@@ -264,7 +264,7 @@ class _Run:
         before = await maintenance.measure_bucket() if mode is MaintenanceMode.FULL else None
         started = clock.monotonic()
         info = await maintenance.run(
-            mode, epochs=epochs, verify=before is not None and before.blobs < self.options.verify_blobs
+            mode, epochs=epochs, verify=before is not None and before.blobs < self.spec.verify_blobs
         )
         result = structs.replace(
             result,

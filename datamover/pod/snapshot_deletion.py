@@ -17,6 +17,7 @@ from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, St
 from core.models.base import format_time
 from core.models.names import OBJECT_NAME
 from core.models.storage import BackupStorageLocation
+from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
     CHECKED_LINE,
     DELETED_LINE,
@@ -26,7 +27,6 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     UnreadRepository,
 )
-from datamover.arguments import DeletionOptions
 from datamover.kopia.backup_files import BackupFiles
 from datamover.kopia.long_lists import open_output, read_directories, read_elements
 from datamover.kopia.process import KopiaAnswer
@@ -56,7 +56,7 @@ _ROUNDS: Final = 3
 """kopia ends a call at the first snapshot that is gone already, by another command."""
 
 
-async def delete_transfers(options: DeletionOptions, context: PodContext) -> Termination:
+async def delete_transfers(spec: DeleteSnapshots, context: PodContext) -> Termination:
     """Write a line for each snapshot of these transfers, delete it unless it is a dry run; return the SnapshotDeletion.
 
     Each copy to check has a line too, unless its repository could not be read.
@@ -65,19 +65,19 @@ async def delete_transfers(options: DeletionOptions, context: PodContext) -> Ter
         RepositoryError: the location is read-only, or holds Velero's backups, or no repository could be read.
         AgentError: what the cluster refers to cannot be read.
     """
-    location = await context.reader.location(options.name)
+    location = await context.reader.location(spec.name)
     if location.read_only:
         raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
-    if strange := [one for one in options.volume_namespaces if not OBJECT_NAME.fullmatch(one)]:
+    if strange := [one for one in spec.volume_namespaces if not OBJECT_NAME.fullmatch(one)]:
         raise ConfigError(f'not the name of a namespace: "{strange[0]}"')
-    return build_success((await _Deleter(options, context, location).run()).to_json())
+    return build_success((await _Deleter(spec, context, location).run()).to_json())
 
 
 @dataclass
 class _Deleter:
     """Deletes in the repositories of a location; `usable`: it holds no backups of Velero."""
 
-    options: DeletionOptions
+    spec: DeleteSnapshots
     context: PodContext
     location: BackupStorageLocation
     output: IO[str] = field(default_factory=lambda: sys.stdout)
@@ -88,7 +88,7 @@ class _Deleter:
 
     async def run(self) -> SnapshotDeletion:
         await self._check_directory()
-        namespaces = self.options.volume_namespaces
+        namespaces = self.spec.volume_namespaces
         unread: list[UnreadRepository] = []
         for namespace in namespaces:
             try:
@@ -117,13 +117,13 @@ class _Deleter:
     async def _delete_in(self, namespace: str) -> None:
         with open_access(self.context) as access:
             work_dir, repository = access.work_dir, await access.resolve_namespace(self.location, namespace)
-            wanted = {(one.backup, one.uid) for one in self.options.transfers if one.volume_namespace == namespace}
+            wanted = {(one.backup, one.uid) for one in self.spec.transfers if one.volume_namespace == namespace}
             listed = await self._find(repository, wanted, work_dir)
             found = [one for one in listed if self._is_of(one, wanted)]
             await self._check_bucket(BackupFiles(repository.kopia, work_dir, namespace))
             named = await self._read_references()
             deletable = [one for one in found if one.id not in named]
-            if not self.options.dry_run:
+            if not self.spec.dry_run:
                 await self._delete(repository, deletable, wanted, work_dir)
             for one in found:
                 self._write(one, namespace, named.get(one.id, ""))
@@ -135,7 +135,7 @@ class _Deleter:
         self, repository: Repository, wanted: set[tuple[str, str]], work_dir: WorkDir
     ) -> list[ListedSnapshot]:
         """Return the snapshots of the transfers, and the copies to check."""
-        checks = {one.snapshot_id for one in self.options.checks}
+        checks = {one.snapshot_id for one in self.spec.checks}
         with open_output(work_dir) as file:
 
             async def read() -> KopiaAnswer:
@@ -143,7 +143,7 @@ class _Deleter:
                 arguments = ("snapshot", "list", "--all", "--incomplete", "--json")
                 return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
 
-            answer = await repository.open(read, read_only=self.options.dry_run)
+            answer = await repository.open(read, read_only=self.spec.dry_run)
             return [
                 one
                 for one in read_elements(answer, file, ListedSnapshot)
@@ -152,10 +152,10 @@ class _Deleter:
 
     def _is_of(self, one: ListedSnapshot, wanted: set[tuple[str, str]]) -> bool:
         """Return whether it has the tags of the cluster, and of one of the transfers."""
-        return one.cluster == self.options.cluster and (one.backup_name, one.transfer_uid) in wanted
+        return one.cluster == self.spec.cluster and (one.backup_name, one.transfer_uid) in wanted
 
     def _checks_in(self, namespace: str) -> list[CopyToCheck]:
-        return [one for one in self.options.checks if one.volume_namespace == namespace]
+        return [one for one in self.spec.checks if one.volume_namespace == namespace]
 
     async def _find_fault(self, repository: Repository, copy: CopyToCheck, listed: ListedSnapshot | None) -> str:
         """Return why it is not known that the copy can be restored; empty: its root directory was read.
@@ -217,7 +217,7 @@ class _Deleter:
     async def _read_references(self) -> Mapping[str, str]:
         """Return what refers to snapshots: read as late as possible, as a restore may just have been started."""
         # A check runs before the transfers are deleted.
-        without = {one.uid for one in self.options.transfers} if self.options.dry_run else frozenset[str]()
+        without = {one.uid for one in self.spec.transfers} if self.spec.dry_run else frozenset[str]()
         return await read_named_snapshots(self.context.patient_client, self.context.namespace, without)
 
     async def _delete(

@@ -17,6 +17,7 @@ from core.models.base import format_time
 from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
+from core.mover_specs import ListSnapshots
 from core.redact import Redactor
 from core.snapshot_contract import (
     STORED_LINE,
@@ -26,7 +27,6 @@ from core.snapshot_contract import (
     StoredTotal,
     UnreadRepository,
 )
-from datamover.arguments import ListOptions
 from datamover.kopia.client_config import IDENTITY
 from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
@@ -50,15 +50,15 @@ _SOURCES: Final = (
 )
 
 
-async def list_snapshots(options: ListOptions, context: PodContext) -> Termination:
+async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Termination:
     """Write a line for each complete snapshot in the location, and return the SnapshotListing.
 
     Raises:
         AgentError: the location cannot be listed, or no repository in it can be.
     """
-    location = await context.reader.location(options.name)
+    location = await context.reader.location(spec.name)
     lister = _Lister(context, location, sys.stdout)
-    names = options.volume_namespaces or await lister.find_namespaces()
+    names = spec.volume_namespaces or await lister.find_namespaces()
     if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
     return build_success((await lister.run(names)).to_json())

@@ -14,8 +14,8 @@ from typing import IO, Final
 
 from core.errors import DataPathError
 from core.models.base import format_time
+from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
-from datamover.arguments import ReportOptions
 from datamover.kopia.backup_files import BackupFiles
 from datamover.kopia.long_lists import open_output, read_elements
 from datamover.kopia.process import KopiaAnswer
@@ -34,14 +34,14 @@ _logger = logging.getLogger(__name__)
 _REASON_LIMIT: Final = 500
 
 
-async def report_snapshots(options: ReportOptions, context: PodContext) -> Termination:
+async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termination:
     """Report the snapshots of the repository of a BackupRepository, and return the SnapshotReport.
 
     Raises:
         AgentError: its snapshots could not be listed.
     """
     reader = context.reader
-    wanted = await reader.repository(options.name)
+    wanted = await reader.repository(spec.name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)

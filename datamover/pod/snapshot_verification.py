@@ -8,8 +8,10 @@ import logging
 import sys
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import IO, Final
 
+from core.contract import VolumeMode
 from core.errors import AgentError, StorageOutageError
 from core.models.verification import (
     VERIFIED_LINE,
@@ -18,7 +20,7 @@ from core.models.verification import (
     VerificationOutcome,
     VerifiedSnapshot,
 )
-from datamover.arguments import VerifyOptions
+from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
@@ -36,27 +38,27 @@ _logger = logging.getLogger(__name__)
 _CAUSE_CHARACTERS: Final = 1000
 
 
-async def verify_snapshots(options: VerifyOptions, context: PodContext) -> Termination:
+async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termination:
     """Write a line for each of the snapshots, and return the SnapshotVerification.
 
     Raises:
         AgentError: the repository, its location or its credentials could not be read from the cluster.
     """
     reader = context.reader
-    wanted = await reader.repository(options.name)
+    wanted = await reader.repository(spec.name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.tools.waits.limits)
-        await _Verifier(options, access.context, repository, watchdog).run()
-    return build_success(SnapshotVerification(snapshots=len(options.snapshots)).to_json())
+        await _Verifier(spec, access.context, repository, watchdog).run()
+    return build_success(SnapshotVerification(snapshots=len(spec.snapshots)).to_json())
 
 
 @dataclass(frozen=True)
 class _Verifier:
     """Verifies snapshots of a repository one after the other, and writes the results to `output`."""
 
-    options: VerifyOptions
+    spec: VerifySnapshots
     context: PodContext
     repository: Repository
     watchdog: Watchdog
@@ -64,8 +66,8 @@ class _Verifier:
 
     async def run(self) -> None:
         outage: StorageOutageError | None = None
-        for number, snapshot_id in enumerate(self.options.snapshots, start=1):
-            _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(self.options.snapshots))
+        for number, snapshot_id in enumerate(self.spec.snapshots, start=1):
+            _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(self.spec.snapshots))
             try:
                 # Each attempt would wait for the storage as long as the first one.
                 found = self._explain(snapshot_id, outage) if outage else await self._verify(snapshot_id)
@@ -77,13 +79,14 @@ class _Verifier:
             self.output.flush()
 
     async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:
-        options, repository = self.options, self.repository
+        spec, repository = self.spec, self.repository
         snapshot = await repository.open(partial(read_snapshot, repository, snapshot_id), read_only=True)
         if snapshot.fault:
             raise DamagedSnapshotError(f"snapshot {snapshot_id}: {snapshot.fault}")
-        if options.volume is not None:
-            return await compare_volume(repository, self.watchdog, snapshot, options.volume, options.mode)
-        return await verify_snapshot(repository, self.watchdog, snapshot, options.percent)
+        if spec.volume_path is not None:
+            mode = spec.volume_mode or VolumeMode.FILESYSTEM
+            return await compare_volume(repository, self.watchdog, snapshot, Path(spec.volume_path), mode)
+        return await verify_snapshot(repository, self.watchdog, snapshot, spec.percent)
 
     def _explain(self, snapshot_id: str, error: AgentError) -> VerifiedSnapshot:
         """Return the result for a snapshot that could not be read, be it damaged or not."""
@@ -93,7 +96,7 @@ class _Verifier:
         return VerifiedSnapshot(
             id=snapshot_id,
             outcome=VerificationOutcome.FAILED if damaged else None,
-            percent=WHOLE_PERCENT if self.options.volume is not None else self.options.percent,
+            percent=WHOLE_PERCENT if self.spec.volume_path is not None else self.spec.percent,
             faults=[_summarize(text)],
             fault_count=1,
         )

@@ -13,19 +13,19 @@ from core.contract import InitResult, LocationResult
 from core.errors import AgentError, DataPathError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.storage import BackupRepository
-from core.redact import Redactor
-from datamover.arguments import (
-    DeletionOptions,
-    FileOptions,
-    InitOptions,
-    ListOptions,
-    MaintenanceOptions,
-    ReportOptions,
-    SendOptions,
-    StorageCommand,
-    ValidationOptions,
-    VerifyOptions,
+from core.mover_specs import (
+    DeleteSnapshots,
+    InitRepository,
+    ListFiles,
+    ListSnapshots,
+    MaintainRepository,
+    MoverSpec,
+    ReportSnapshots,
+    SendFiles,
+    ValidateLocation,
+    VerifySnapshots,
 )
+from core.redact import Redactor
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
@@ -59,33 +59,33 @@ _VALIDATION_SECONDS: Final = 60.0
 """For the whole validation, also of a storage that answers slowly."""
 
 
-async def run_storage_command(options: StorageCommand, context: PodContext) -> int:
+async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
     """Run the command, and return its exit code.
 
     The termination message is the command's result (`core.contract`, `core.file_contract`, `core.snapshot_contract`,
     `core.models.verification`), or the error.
     """
-    match options:
-        case InitOptions():
-            return await _run(lambda: _initialize(options.name, context), context, "repository initialization")
-        case ValidationOptions():
-            return await _run(lambda: _validate(options, context), context, "validation")
-        case MaintenanceOptions():
+    match spec:
+        case InitRepository():
+            return await _run(lambda: _initialize(spec.name, context), context, "repository initialization")
+        case ValidateLocation():
+            return await _run(lambda: _validate(spec, context), context, "validation")
+        case MaintainRepository():
             return await _run(
-                lambda: maintain(options, context), context, "repository maintenance", fail=build_maintenance_failure
+                lambda: maintain(spec, context), context, "repository maintenance", fail=build_maintenance_failure
             )
-        case ReportOptions():
-            return await _run(lambda: report_snapshots(options, context), context, "snapshot report")
-        case ListOptions():
-            return await _run(lambda: list_snapshots(options, context), context, "list of snapshots")
-        case VerifyOptions():
-            return await _run(lambda: verify_snapshots(options, context), context, "verification")
-        case DeletionOptions():
-            return await _run(lambda: delete_transfers(options, context), context, "deletion of snapshots")
-        case FileOptions():
-            return await _run(lambda: list_files(options, context), context, "list of files")
-        case SendOptions():
-            return await _run(FileSender(options.source, context).run, context, "sending of files")
+        case ReportSnapshots():
+            return await _run(lambda: report_snapshots(spec, context), context, "snapshot report")
+        case ListSnapshots():
+            return await _run(lambda: list_snapshots(spec, context), context, "list of snapshots")
+        case VerifySnapshots():
+            return await _run(lambda: verify_snapshots(spec, context), context, "verification")
+        case DeleteSnapshots():
+            return await _run(lambda: delete_transfers(spec, context), context, "deletion of snapshots")
+        case ListFiles():
+            return await _run(lambda: list_files(spec, context), context, "list of files")
+        case SendFiles():
+            return await _run(FileSender(spec, context).run, context, "sending of files")
 
 
 async def _run(
@@ -147,10 +147,10 @@ async def _connect_read_only(repository: Repository) -> None:
         raise RepositoryError(f"{e}; cannot create it: its BackupStorageLocation is read-only") from e
 
 
-async def _validate(options: ValidationOptions, context: PodContext) -> Termination:
-    location = await context.reader.location(options.name)
+async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
+    location = await context.reader.location(spec.name)
     storage = await resolve_storage(context, location)
-    if options.keys_only and storage.needs_pod:
+    if spec.keys_only and storage.needs_pod:
         return build_success(LocationResult(needs_pod=True).to_json())
     with open_work_dir(context.environment) as work_dir:
         tools = MoverTools(work_dir, Waits(context.clock, _VALIDATION_LIMITS))

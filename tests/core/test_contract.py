@@ -60,11 +60,6 @@ def test_the_algorithm_of_a_backup_is_a_flag() -> None:
     assert "--compression=zstd" in args.argv
 
 
-def test_arguments_without_a_volume_omit_its_flags() -> None:
-    argv = MoverArgs(MoverVerb.INIT_REPOSITORY, "backup-repository", "shop-default-kopia").argv
-    assert not [flag for flag in argv if "volume" in flag]
-
-
 def test_recorded_results_are_parsed() -> None:
     completed = [event for event in json.loads(_EVENTS.read_text()) if event["reason"] == DataPathReason.COMPLETED]
     assert completed

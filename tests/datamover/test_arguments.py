@@ -1,37 +1,26 @@
 """Each mode of the command line is a type of its own."""
 
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
-from core.snapshot_contract import CopyToCheck, TransferToDelete
+from core.mover_specs import ListSnapshots
 from datamover.arguments import (
-    DeletionOptions,
-    FileOptions,
-    FileSource,
-    InitOptions,
-    ListOptions,
     LocalBackup,
     LocalList,
     LocalOptions,
     LocalRestore,
     LogOptions,
-    MaintenanceOptions,
     PodOptions,
-    ReportOptions,
     RepositoryOptions,
-    SendOptions,
-    VerifyOptions,
+    StorageCommand,
     parse_arguments,
 )
 from datamover.kinds import TRANSFER_KINDS
-from exposer.maintenance_job import FileRequest
 from tests.support.golden import recorded
 
 _TERMINATION_FILE = Path("/dev/termination-log")
@@ -125,109 +114,15 @@ def test_what_velero_adds_for_its_block_data_mover_is_ignored(account: list[str]
     assert found == parse_arguments(["backup", *args], {})
 
 
-def test_an_init_pods_command_line_names_its_backup_repository() -> None:
-    argv = MoverArgs(verb=MoverVerb.INIT_REPOSITORY, kind_flag="backup-repository", resource_name="app-kopia").argv
-    options = parse_arguments([*argv, "--termination-message-path=/tmp/message"], {})
-    assert options == InitOptions(name="app-kopia", termination_file=Path("/tmp/message"), log=LogOptions("info"))
-
-
-@pytest.mark.parametrize(
-    ("flags", "options"),
-    [
-        ((), {}),
-        (
-            ("--ignore-foreign", "--verify-blobs=7", "--full-interval=21600", "--report-snapshots"),
-            {
-                "ignore_foreign": True,
-                "verify_blobs": 7,
-                "full_interval": timedelta(hours=6),
-                "report_snapshots": True,
-            },
-        ),
-    ],
-    ids=["defaults", "all"],
-)
-def test_a_maintenance_pods_command_line_names_its_job(flags: tuple[str, ...], options: dict[str, Any]) -> None:
-    argv = MoverArgs(
-        verb=MoverVerb.MAINTAIN_REPOSITORY,
-        kind_flag="backup-repository",
-        resource_name="app-kopia",
-        options=("--job=job-1", *flags),
-    ).argv
-    assert parse_arguments(argv, {}) == MaintenanceOptions(
-        name="app-kopia", job="job-1", termination_file=_TERMINATION_FILE, log=LogOptions("info"), **options
+def test_a_command_about_a_location_has_its_own_log_and_termination_message() -> None:
+    spec = ListSnapshots(
+        backup_storage_location="default", log_level="debug", log_format="json", termination_message_path="/tmp/m"
     )
-
-
-def test_a_reports_command_line_names_the_repository() -> None:
-    argv = MoverArgs(MoverVerb.REPORT_SNAPSHOTS, "backup-repository", "app-kopia").argv
-    assert parse_arguments(argv, {}) == ReportOptions(
-        name="app-kopia", termination_file=_TERMINATION_FILE, log=LogOptions("info")
-    )
-
-
-def test_a_verifications_command_line_names_repository_and_snapshots() -> None:
-    options = ("--snapshot=s1", "--snapshot=s2", "--percent=12.5")
-    argv = MoverArgs(MoverVerb.VERIFY_SNAPSHOTS, "backup-repository", "app-kopia", options=options).argv
-    common: dict[str, Any] = {"name": "app-kopia", "termination_file": _TERMINATION_FILE, "log": LogOptions("info")}
-    assert parse_arguments(argv, {}) == VerifyOptions(snapshots=("s1", "s2"), percent=12.5, **common)
-    mounted = ["verify-snapshots", "--backup-repository=app-kopia", "--volume-path=/v", "--volume-mode=Block"]
-    assert parse_arguments([*mounted, "--snapshot=s1"], {}) == VerifyOptions(
-        snapshots=("s1",), volume=Path("/v"), mode=VolumeMode.BLOCK, **common
-    )
-    with pytest.raises(ConfigError, match="--volume-path is for one --snapshot"):
-        parse_arguments([*mounted, "--snapshot=s1", "--snapshot=s2"], {})
-
-
-@pytest.mark.parametrize("percent", ["0", "101", "-1", "nan", "x"])
-def test_a_share_that_is_none_is_rejected(percent: str) -> None:
-    argv = ["verify-snapshots", "--backup-repository=r", "--snapshot=s1", f"--percent={percent}"]
-    with pytest.raises(ConfigError, match=f'must be more than 0, and at most 100: "{percent}"'):
-        parse_arguments(argv, {})
-
-
-@pytest.mark.parametrize("namespaces", [(), ("app", "db")], ids=["all", "some"])
-def test_a_lists_command_line_names_the_location(namespaces: tuple[str, ...]) -> None:
-    options = tuple(f"--volume-namespace={name}" for name in namespaces)
-    argv = MoverArgs(MoverVerb.LIST_SNAPSHOTS, "backup-storage-location", "default", options=options).argv
-    assert parse_arguments(argv, {}) == ListOptions(
-        name="default", volume_namespaces=namespaces, termination_file=_TERMINATION_FILE, log=LogOptions("info")
-    )
-
-
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_a_deletions_command_line_names_the_transfers(dry_run: bool) -> None:
-    transfers = (TransferToDelete("app", "night", "u1"), TransferToDelete("db", "day.1", "u2"))
-    checks = (CopyToCheck("app", "s1"), CopyToCheck("db", "s2")) if dry_run else ()
-    flags = ["--cluster=uid-1", *(f"--transfer={one}" for one in transfers), *(f"--check={one}" for one in checks)]
-    flags += ["--dry-run"] if dry_run else []
-    argv = MoverArgs(MoverVerb.DELETE_SNAPSHOTS, "backup-storage-location", "default", options=tuple(flags)).argv
-    assert parse_arguments(argv, {}) == DeletionOptions(
-        name="default",
-        cluster="uid-1",
-        transfers=transfers,
-        dry_run=dry_run,
-        checks=checks,
-        termination_file=_TERMINATION_FILE,
-        log=LogOptions("info"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("flag", "error"),
-    [
-        *(
-            (f"--transfer={text}", "--transfer: not NAMESPACE/BACKUP/UID")
-            for text in ("app/night", "app/night/u/1", "app//u1", "")
-        ),
-        ("--check=app", "--check: not NAMESPACE/SNAPSHOT"),
-        ("--check=app/s1", "--check is for --dry-run"),
-    ],
-)
-def test_a_deletions_flag_that_is_none_is_invalid(flag: str, error: str) -> None:
-    argv = ["delete-snapshots", "--backup-storage-location=default", "--cluster=c", "--transfer=app/night/u1", flag]
-    with pytest.raises(ConfigError, match=error):
-        parse_arguments(argv, {})
+    command = parse_arguments(spec.argv, {})
+    assert command == StorageCommand(spec=spec, termination_file=Path("/tmp/m"), log=LogOptions("debug", "json"))
+    command = parse_arguments(["report-snapshots", "--backup-repository=r"], {})
+    assert isinstance(command, StorageCommand)
+    assert (command.termination_file, command.log) == (_TERMINATION_FILE, LogOptions("info"))
 
 
 @pytest.mark.parametrize(
@@ -294,16 +189,3 @@ def test_an_attempt_has_a_positive_number(number: str) -> None:
 
 def test_no_repr_of_the_options_holds_the_password() -> None:
     assert "a secret password" not in repr(parse_arguments(["list", *_LOCAL], _PASSWORD))
-
-
-def test_the_command_lines_of_files_have_paths_of_any_characters() -> None:
-    path = "a/$(HOME) \u00fc%41\n/-x"
-    request = FileRequest("app", "k1", path, limit=7, after="b c")
-    argv = MoverArgs(MoverVerb.LIST_FILES, "backup-storage-location", "default", options=request.options).argv
-    assert not any(character in "".join(argv) for character in "$\n ")
-    source = FileSource(location="default", volume_namespace="app", snapshot_id="k1", path=path)
-    common: dict[str, Any] = {"termination_file": _TERMINATION_FILE, "log": LogOptions("info")}
-    assert parse_arguments(argv, {}) == FileOptions(source=source, limit=7, after="b c", **common)
-    device = FileRequest("app", "k1", device=True)
-    argv = MoverArgs(MoverVerb.SEND_FILES, "backup-storage-location", "default", options=device.options).argv
-    assert parse_arguments(argv, {}) == SendOptions(source=replace(source, path="", device=True), **common)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from msgspec import structs
 
 from core.models.base import JsonDict
 from core.models.names import (
@@ -15,6 +16,7 @@ from core.models.names import (
     REPO_NAME_LABEL,
 )
 from core.models.storage import BackupRepository, RepositoryKey
+from core.mover_specs import MaintainRepository
 from exposer.maintenance_job import (
     JobSettings,
     MaintenanceRun,
@@ -70,6 +72,7 @@ def _repository() -> BackupRepository:
 
 OWNER: Final = Owner.of(_repository())
 _KEY: Final = RepositoryKey("app1", "default")
+SPEC: Final = MaintainRepository(job=NAME, verify_blobs=100_000)
 
 
 def expose(**changes: Any) -> ExposeSettings:
@@ -122,6 +125,7 @@ LISTED: Final[dict[str, tuple[Any, Any]]] = {
             "--log-level=info",
             "--log-format=text",
             f"--job={NAME}",
+            "--verify-blobs=100000",
         ],
     ),
     f"{CONTAINER}.image": ("docker.io/velero/velero:v1.18.2", "velero/velero:v1.18.2"),
@@ -175,7 +179,7 @@ def listed(requirements: int, name: str) -> dict[str, tuple[Any, Any]]:
 
 def test_a_job_without_a_config_map_is_veleros_as_listed() -> None:
     velero = _recorded("job-running")
-    ours = build_maintenance_job(run(), expose())
+    ours = build_maintenance_job(run(), expose(), SPEC)
     assert differences(flat(velero), flat(ours)) == listed(0, velero["metadata"]["name"])
 
 
@@ -183,7 +187,7 @@ def test_a_job_by_the_recorded_config_map_is_veleros_as_listed() -> None:
     config_map = yaml.safe_load((_FOLDER / "configmap.yaml").read_text())
     velero = _recorded("jobs-second-running", -1)
     settings = parse_maintenance(config_map).settings_for(_KEY)
-    ours = build_maintenance_job(run(settings.job), expose())
+    ours = build_maintenance_job(run(settings.job), expose(), SPEC)
     assert differences(flat(velero), flat(ours)) == listed(1, velero["metadata"]["name"])
     assert settings.keep_jobs == 2
 
@@ -252,7 +256,7 @@ def test_a_job_of_each_merge_rule_is_veleros_as_listed(row: str) -> None:
     data, changes, requirements = ROWS[row]
     velero = flat(_recorded("job-running")) | changes
 
-    ours = build_maintenance_job(run(settings_of(**data)), expose())
+    ours = build_maintenance_job(run(settings_of(**data)), expose(), SPEC)
 
     assert differences(velero, flat(ours)) == listed(requirements, velero["metadata.name"])
 
@@ -264,7 +268,7 @@ def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> No
         {"key": "dedicated", "operator": "Exists"},
     ]
     inherited = template(tolerations=tolerations, imagePullSecrets=[{"name": "pull"}], priorityClassName="agents")
-    spec = build_maintenance_job(run(), expose(template=inherited))["spec"]["template"]
+    spec = build_maintenance_job(run(), expose(template=inherited), SPEC)["spec"]["template"]
     assert spec["metadata"] == {
         "name": "velero-repo-maintenance-pod",
         "labels": {"azure.workload.identity/use": "true"},
@@ -280,7 +284,7 @@ def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() ->
     toleration = {"key": "storage", "operator": "Exists", "effect": "NoSchedule"}
     pod = replace(POD_SETTINGS, service_account="movers", tolerations=(toleration,))
     own = {"key": "maintenance", "operator": "Exists"}
-    job = build_maintenance_job(run(settings=JobSettings(tolerations=(own,))), expose(pod=pod))
+    job = build_maintenance_job(run(settings=JobSettings(tolerations=(own,))), expose(pod=pod), SPEC)
     spec = job["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == "movers"
     assert toleration in spec["tolerations"]
@@ -296,21 +300,21 @@ def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() ->
 )
 def test_a_configured_label_never_overwrites_a_reserved_one(key: str) -> None:
     settings = JobSettings(labels={key: "mine", "team": "storage"})
-    labels = build_maintenance_job(run(settings), expose())["spec"]["template"]["metadata"]["labels"]
+    labels = build_maintenance_job(run(settings), expose(), SPEC)["spec"]["template"]["metadata"]["labels"]
     assert labels == {"team": "storage"}
     assert is_reserved_label(key)
 
 
 def test_the_pod_has_no_owner_label_and_the_job_no_owner_reference() -> None:
     """Garbage collection would delete the pod; Kubernetes the Job, unfinished, with the BackupRepository."""
-    job = build_maintenance_job(run(), expose())
+    job = build_maintenance_job(run(), expose(), SPEC)
     assert job["metadata"] == {"name": NAME, "namespace": "velero", "labels": {OWNER_UID_LABEL: OWNER.uid}}
     assert "ownerReferences" not in job["spec"]["template"]["metadata"]
     assert OWNER_UID_LABEL not in job["spec"]["template"]["metadata"]["labels"]
 
 
 def test_deadlines_of_pod_and_job() -> None:
-    job = build_maintenance_job(run(JobSettings(active_deadline=timedelta(minutes=30))), expose())
+    job = build_maintenance_job(run(JobSettings(active_deadline=timedelta(minutes=30))), expose(), SPEC)
     assert job["spec"]["template"]["spec"]["activeDeadlineSeconds"] == 1800
     assert job["spec"]["activeDeadlineSeconds"] == 2700
     assert (job["spec"]["backoffLimit"], job["spec"]["template"]["spec"]["restartPolicy"]) == (0, "Never")
@@ -319,19 +323,15 @@ def test_deadlines_of_pod_and_job() -> None:
 @pytest.mark.parametrize(
     ("changes", "flags"),
     [
-        ({}, []),
-        ({"ignore_foreign": True}, ["--ignore-foreign"]),
+        ({"ignore_foreign": True}, ["--ignore-foreign", "--verify-blobs=100000"]),
         ({"verify_blobs": 0}, ["--verify-blobs=0"]),
-        ({"report_snapshots": True}, ["--report-snapshots"]),
-        (
-            {"verify_blobs": 100_000, "full_interval": timedelta(hours=6)},
-            ["--verify-blobs=100000", "--full-interval=21600"],
-        ),
+        ({"report_snapshots": True}, ["--verify-blobs=100000", "--report-snapshots"]),
+        ({"full_interval_seconds": 21_600}, ["--verify-blobs=100000", "--full-interval=21600"]),
     ],
 )
 def test_the_arguments_of_a_run(changes: dict[str, Any], flags: list[str]) -> None:
     mover = MoverOptions(timedelta(minutes=3), "debug", "json")
-    job = build_maintenance_job(run(**changes), expose(mover=mover))
+    job = build_maintenance_job(run(), expose(mover=mover), structs.replace(SPEC, **changes))
     assert job["spec"]["template"]["spec"]["containers"][0]["args"] == [
         "maintain-repository",
         "--backup-repository=app1-default-kopia",
@@ -346,7 +346,9 @@ def test_the_arguments_of_a_run(changes: dict[str, Any], flags: list[str]) -> No
 def test_the_size_of_scratch_follows_the_limit_of_the_cache() -> None:
     def size(limit_mib: int, **changes: Any) -> Any:
         inherited = replace(template(), **changes)
-        spec = build_maintenance_job(run(cache_limit_mib=limit_mib), expose(template=inherited))["spec"]["template"]
+        spec = build_maintenance_job(run(cache_limit_mib=limit_mib), expose(template=inherited), SPEC)["spec"][
+            "template"
+        ]
         return next(v["emptyDir"] for v in spec["spec"]["volumes"] if "emptyDir" in v)
 
     assert size(5000) == {"sizeLimit": "8Gi"}
@@ -359,7 +361,7 @@ def test_the_size_of_scratch_follows_the_limit_of_the_cache() -> None:
 def test_a_repository_on_a_shared_volume_is_mounted_writable() -> None:
     shared = (RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}}),)
     storage = StorageAccess(directory="/backups/a")
-    job = build_maintenance_job(run(storage=storage), expose(repository_volumes=shared))
+    job = build_maintenance_job(run(storage=storage), expose(repository_volumes=shared), SPEC)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert {"name": "mover-repository", "mountPath": "/backups"} in container["volumeMounts"]
 
@@ -377,15 +379,12 @@ def test_its_container_is_found_beside_that_of_a_webhook() -> None:
 
 
 def test_whole_jobs() -> None:
-    assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template())))
+    assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template()), SPEC))
     configured = settings_of(common=_LABELS % ("a", "b", "c"), own=_IN_B_OR_C)
     resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
-    whole = run(
-        replace(configured, resources=resources),
-        ignore_foreign=True,
-        verify_blobs=100_000,
-        full_interval=timedelta(hours=12),
-        cache_limit_mib=2048,
-    )
+    whole = run(replace(configured, resources=resources), cache_limit_mib=2048)
+    spec = MaintainRepository(job=NAME, ignore_foreign=True, verify_blobs=100_000, full_interval_seconds=43_200)
     pod = PodSettings(service_account="node-agent-mover")
-    assert_golden("maintenance-job-configured", build_maintenance_job(whole, expose(template=template(), pod=pod)))
+    assert_golden(
+        "maintenance-job-configured", build_maintenance_job(whole, expose(template=template(), pod=pod), spec)
+    )

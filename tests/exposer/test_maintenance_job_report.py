@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.contract import VolumeMode
+from core.models.base import JsonDict
 from core.models.names import (
     OWNER_UID_LABEL,
     SNAPSHOT_DELETION_LABEL,
@@ -15,19 +16,16 @@ from core.models.names import (
     SNAPSHOT_VERIFICATION_LABEL,
     label_value,
 )
+from core.mover_specs import DeleteSnapshots, ListFiles, ListSnapshots, ReportSnapshots, SendFiles, VerifySnapshots
 from exposer.maintenance_job import (
-    FileRequest,
     JobSettings,
-    build_deletion_job,
-    build_file_job,
-    build_list_job,
+    MaintenanceRun,
+    build_command_job,
     build_maintenance_job,
-    build_report_job,
-    build_verification_job,
 )
 from exposer.pod_files import MoverVolume
 from tests.exposer.support.inputs import template
-from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, differences, expose, run
+from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, SPEC, differences, expose, run
 from tests.exposer.test_pods_velero import flat
 from tests.support.golden import assert_golden
 
@@ -35,8 +33,8 @@ __all__: list[str] = []
 
 
 def test_a_report_differs_from_maintenance_in_labels_arguments_and_deadlines() -> None:
-    wanted = run(JobSettings(resources={"limits": {"memory": "256Mi"}}), ignore_foreign=True, report_snapshots=True)
-    maintenance, report = build_maintenance_job(wanted, expose()), build_report_job(wanted, expose())
+    wanted = run(JobSettings(resources={"limits": {"memory": "256Mi"}}))
+    maintenance, report = build_maintenance_job(wanted, expose(), SPEC), _report(wanted)
     assert differences(flat(maintenance), flat(report)) == {
         f"metadata.labels.{OWNER_UID_LABEL}": (OWNER.uid, None),
         f"metadata.labels.{SNAPSHOT_REPORT_LABEL}": (None, "app1-default-kopia"),
@@ -44,10 +42,14 @@ def test_a_report_differs_from_maintenance_in_labels_arguments_and_deadlines() -
         "spec.ttlSecondsAfterFinished": (None, 3600),
         f"{POD}.activeDeadlineSeconds": (21_600, 3600),
         f"{CONTAINER}.args": (
-            [*_arguments("maintain-repository"), f"--job={NAME}", "--ignore-foreign", "--report-snapshots"],
+            [*_arguments("maintain-repository"), f"--job={NAME}", "--verify-blobs=100000"],
             _arguments("report-snapshots"),
         ),
     }
+
+
+def _report(wanted: MaintenanceRun) -> JsonDict:
+    return build_command_job(wanted, expose(), ReportSnapshots())
 
 
 def _arguments(verb: str) -> list[str]:
@@ -61,20 +63,20 @@ def _arguments(verb: str) -> list[str]:
 
 
 def test_the_job_of_a_report() -> None:
-    assert_golden("maintenance-job-report", build_report_job(run(), expose(template=template())))
+    assert_golden("maintenance-job-report", build_command_job(run(), expose(template=template()), ReportSnapshots()))
 
 
 def test_the_label_of_a_report_is_valid_for_a_long_name() -> None:
     owner = replace(OWNER, name="n" * 100)
-    labels = build_report_job(run(owner=owner), expose())["metadata"]["labels"]
+    labels = _report(run(owner=owner))["metadata"]["labels"]
     assert labels == {SNAPSHOT_REPORT_LABEL: label_value("n" * 100)}
     assert len(labels[SNAPSHOT_REPORT_LABEL]) == 63
 
 
 def test_the_job_of_a_list_differs_from_a_report_in_what_it_is_about() -> None:
-    report = build_report_job(run(), expose())
+    report = _report(run())
     owner = replace(OWNER, kind="BackupStorageLocation", name="default")
-    listing = build_list_job(run(owner=owner), expose(), ["app"])
+    listing = build_command_job(run(owner=owner), expose(), ListSnapshots(volume_namespaces=("app",)))
     assert differences(flat(report), flat(listing)) == {
         f"metadata.labels.{SNAPSHOT_REPORT_LABEL}": ("app1-default-kopia", None),
         f"metadata.labels.{SNAPSHOT_LIST_LABEL}": (None, "default"),
@@ -91,7 +93,8 @@ def test_the_job_of_a_list_differs_from_a_report_in_what_it_is_about() -> None:
 
 
 def test_the_job_of_a_verification_differs_from_a_report_in_what_it_reads_and_for_how_long() -> None:
-    report, job = build_report_job(run(), expose()), build_verification_job(run(), expose(), ["s1", "s2"], 12.5)
+    spec = VerifySnapshots(snapshots=("s1", "s2"), percent=12.5)
+    report, job = _report(run()), build_command_job(run(), expose(), spec)
     assert differences(flat(report), flat(job)) == {
         f"metadata.labels.{SNAPSHOT_REPORT_LABEL}": ("app1-default-kopia", None),
         f"metadata.labels.{SNAPSHOT_VERIFICATION_LABEL}": (None, "app1-default-kopia"),
@@ -104,17 +107,21 @@ def test_the_job_of_a_verification_differs_from_a_report_in_what_it_reads_and_fo
     }
 
 
+def _verification(volume: MoverVolume) -> JsonDict:
+    return build_command_job(run(volume=volume), expose(), VerifySnapshots(snapshots=("s1",)))
+
+
 def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
     source = {"persistentVolumeClaim": {"claimName": "scratch"}}
     files = MoverVolume(source, read_only=True)
-    spec = build_verification_job(run(volume=files), expose(), ["s1"], 100)["spec"]["template"]["spec"]
+    spec = _verification(files)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     mount = next(one for one in container["volumeMounts"] if one["name"] == OWNER.uid)
     assert mount == {"name": OWNER.uid, "mountPath": "/scratch/volume", "readOnly": True}
     assert {"name": OWNER.uid, **source} in spec["volumes"]
     assert "--volume-path=/scratch/volume" in container["args"]
     device = MoverVolume(source, VolumeMode.BLOCK, read_only=True)
-    spec = build_verification_job(run(volume=device), expose(), ["s1"], 100)["spec"]["template"]["spec"]
+    spec = _verification(device)["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert container["volumeDevices"] == [{"name": OWNER.uid, "devicePath": f"/{OWNER.uid}"}]
     assert "--volume-mode=Block" in container["args"]
@@ -122,32 +129,43 @@ def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
 
 def test_the_job_of_a_deletion_differs_from_a_list_in_label_and_arguments() -> None:
     owner = replace(OWNER, kind="BackupStorageLocation", name="default")
-    listing = build_list_job(run(owner=owner), expose())
-    deletion = build_deletion_job(run(owner=owner), expose(), ["--cluster=c", "--transfer=app/night/u"])
+    listing = build_command_job(run(owner=owner), expose(), ListSnapshots())
+    deletion = build_command_job(run(owner=owner), expose(), DeleteSnapshots(transfer=("app/night/u",), cluster="c"))
     arguments = ["--backup-storage-location=default", *_arguments("")[2:]]
     assert differences(flat(listing), flat(deletion)) == {
         f"metadata.labels.{SNAPSHOT_LIST_LABEL}": ("default", None),
         f"metadata.labels.{SNAPSHOT_DELETION_LABEL}": (None, "default"),
         f"{CONTAINER}.args": (
             ["list-snapshots", *arguments],
-            ["delete-snapshots", *arguments, "--cluster=c", "--transfer=app/night/u"],
+            ["delete-snapshots", *arguments, "--transfer=app/night/u", "--cluster=c"],
         ),
     }
 
 
 def test_the_page_says_when_a_copy_ends() -> None:
-    job = build_file_job(run(owner=replace(OWNER, kind="BackupStorageLocation")), expose(), FileRequest("app", "k1"))
+    job = build_command_job(run(), expose(), SendFiles(volume_namespace="app", snapshot="k1"))
     text = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     assert f"A copy ends after {job['spec']['activeDeadlineSeconds'] // 3600} hours" in text
 
 
-@pytest.mark.parametrize(("limit", "verb", "seconds"), [(5, "list-files", 3600), (0, "send-files", 86_400)])
-def test_the_job_of_files_reads_only_and_ends_by_itself(limit: int, verb: str, seconds: int) -> None:
+@pytest.mark.parametrize(
+    ("spec", "seconds"),
+    [
+        (ListFiles(volume_namespace="app", snapshot="k1", limit=5), 3600),
+        (SendFiles(volume_namespace="app", snapshot="k1"), 86_400),
+    ],
+    ids=["list", "send"],
+)
+def test_the_job_of_files_reads_only_and_ends_by_itself(spec: ListFiles | SendFiles, seconds: int) -> None:
     owner = replace(OWNER, kind="BackupStorageLocation", name="default")
-    job = build_file_job(run(owner=owner), expose(), FileRequest("app", "k1", limit=limit))
+    job = build_command_job(run(owner=owner), expose(), spec)
     assert job["metadata"]["labels"] == {SNAPSHOT_FILES_LABEL: "default"}
     pod = job["spec"]["template"]["spec"]
     assert (job["spec"]["activeDeadlineSeconds"], pod["activeDeadlineSeconds"]) == (seconds, seconds)
-    options = ["--volume-namespace=app", "--snapshot=k1", *([f"--limit={limit}"] if limit else [])]
-    own = [verb, "--backup-storage-location=default", *_arguments(verb)[2:]]
-    assert pod["containers"][0]["args"] == [*own, *options]
+    options = ["--volume-namespace=app", "--snapshot=k1", *(["--limit=5"] if isinstance(spec, ListFiles) else [])]
+    assert pod["containers"][0]["args"] == [
+        str(spec.verb),
+        "--backup-storage-location=default",
+        *_arguments("")[2:],
+        *options,
+    ]

@@ -152,7 +152,7 @@ def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], No
     accepted(claim)
     placement, storage = Placement(alternatives=settings.nodes.choose("fast")), StorageAccess()
     accepted(build_backup_pod(request, claim, placement, storage=storage))
-    accepted(build_init_pod(request.owner, settings, storage=storage))
+    accepted(build_init_pod(replace(request.owner, kind="BackupRepository"), settings, storage=storage))
     for volume in settings.repository_volumes:
         shared = StorageAccess(directory=volume.mount_path)
         accepted(build_backup_pod(request, claim, placement, storage=shared))

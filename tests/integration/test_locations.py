@@ -69,9 +69,10 @@ def _movers(settings: ExposeSettings) -> Iterator[tuple[bool, JsonDict]]:
         request = replace(pod_volume_request(recording), settings=settings)
         located = LocatedVolume("node-a", "/var/lib/kubelet/pods/x")
         yield writes, build_pod_volume_pod(request, located, storage=_STORAGE)
-    yield True, build_init_pod(upload.owner, settings, storage=_STORAGE)
-    yield False, build_init_pod(upload.owner, settings, storage=replace(_STORAGE, read_only=True))
-    yield False, build_validation_pod(upload.owner, settings, storage=_STORAGE)
+    repository, location = (replace(upload.owner, kind=kind) for kind in ("BackupRepository", "BackupStorageLocation"))
+    yield True, build_init_pod(repository, settings, storage=_STORAGE)
+    yield False, build_init_pod(repository, settings, storage=replace(_STORAGE, read_only=True))
+    yield False, build_validation_pod(location, settings, storage=_STORAGE)
 
 
 @pytest.mark.parametrize("kind", _VOLUMES)

@@ -34,6 +34,7 @@ _MOVERS = "node-agent-mover"
 _SETTINGS = ExposeSettings(AgentTemplate.parse(_DAEMONSET), PodSettings(service_account=_MOVERS))
 _INHERITS = StorageAccess(inherits_credentials=True)
 _OWN = StorageAccess()
+_REPOSITORY = replace(snapshot_request().owner, kind="BackupRepository")
 _NAMESPACES = "/api/v1/namespaces"
 
 
@@ -108,7 +109,7 @@ def _create(server: ApiServer, namespace: str, pod: JsonDict) -> None:
         pytest.param(_data_download(VolumeMode.FILESYSTEM), id="DataDownload"),
         pytest.param(_data_download(VolumeMode.FILESYSTEM, CacheVolume("fast", 5000)), id="DataDownload with a cache"),
         pytest.param(_data_download(VolumeMode.BLOCK), id="DataDownload of a device"),
-        pytest.param(build_init_pod(snapshot_request().owner, _SETTINGS, storage=_OWN), id="repository"),
+        pytest.param(build_init_pod(_REPOSITORY, _SETTINGS, storage=_OWN), id="repository"),
     ],
 )
 def test_baseline_admits(apiserver: ApiServer, baseline: str, pod: JsonDict) -> None:

@@ -20,6 +20,7 @@ from core.models.storage import (
     BackupStorageLocation,
 )
 from core.models.units import parse_count
+from core.mover_specs import MaintainRepository
 from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
@@ -82,14 +83,18 @@ def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
         name=request.name,
         settings=job,
         storage=access_of(request.location),
-        ignore_foreign=request.ignore_foreign,
-        report_snapshots=request.report_snapshots,
-        verify_blobs=settings.verify_blob_limit,
-        full_interval=full_interval_of(repository),
         cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
         or DEFAULT_CACHE_LIMIT_MIB,
     )
-    return build_maintenance_job(run, expose)
+    interval = full_interval_of(repository)
+    spec = MaintainRepository(
+        job=request.name,
+        ignore_foreign=request.ignore_foreign,
+        verify_blobs=settings.verify_blob_limit,
+        full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
+        report_snapshots=request.report_snapshots,
+    )
+    return build_maintenance_job(run, expose, spec)
 
 
 async def _try_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:

@@ -16,12 +16,13 @@ from typing import Final
 
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
-from core.contract import LocationResult, MoverArgs, MoverVerb, parse_result
+from core.contract import LocationResult, parse_result
 from core.errors import RepositoryError, ResultError, StorageOutageError
 from core.kube.client import KubeClient
 from core.models.base import JsonDict
 from core.models.names import STORAGE_LOCATION_LABEL, label_value
 from core.models.storage import BackupStorageLocation
+from core.mover_specs import ValidateLocation
 from exposer.model import Owner
 from exposer.ownership import create_pod
 from exposer.pods import build_validation_pod
@@ -71,8 +72,13 @@ class ValidationProcess:
         """
         if not self.usable:
             return None
-        args = MoverArgs(MoverVerb.VALIDATE_LOCATION, "backup-storage-location", name, log_level="error")
-        return _judge(name, *await self._run([*args.argv, "--keys-only", "--termination-message-path=/dev/stdout"]))
+        spec = ValidateLocation(
+            backup_storage_location=name,
+            log_level="error",
+            termination_message_path="/dev/stdout",
+            keys_only=True,
+        )
+        return _judge(name, *await self._run(spec.argv))
 
     async def _run(self, argv: list[str]) -> tuple[int | None, str]:
         """Return the exit code, None if it did not end in time, and the termination message."""

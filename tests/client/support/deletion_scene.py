@@ -24,6 +24,7 @@ from core.kube.transport import Request, Response
 from core.models.base import JsonDict, format_time
 from core.models.saved_claim import SavedClaim
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
+from core.mover_specs import DeleteSnapshots, VerifySnapshots, parse_spec
 from core.snapshot_contract import (
     CHECKED_LINE,
     DELETED_LINE,
@@ -32,7 +33,6 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     TransferToDelete,
 )
-from datamover.arguments import DeletionOptions, VerifyOptions, parse_arguments
 from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
@@ -76,7 +76,7 @@ class JobKube(FakeKube):
         self.dates_ahead = self.pod_ahead = timedelta()
         self.refused = self.failure = ""
         self.verified: VerificationOutcome | None = VerificationOutcome.PASSED
-        self.ran: list[DeletionOptions] = []
+        self.ran: list[DeleteSnapshots] = []
 
     async def request(self, request: Request) -> Response:
         """Respond, and run the Job that was created."""
@@ -93,13 +93,13 @@ class JobKube(FakeKube):
 
     def _run(self, job: JsonDict) -> None:
         meta, (container,) = job["metadata"], job["spec"]["template"]["spec"]["containers"]
-        options = parse_arguments(container["args"], {})
-        if isinstance(options, VerifyOptions):
+        options = parse_spec(container["args"])
+        if isinstance(options, VerifySnapshots):
             results = [VerifiedSnapshot(id=one, outcome=self.verified) for one in options.snapshots]
             message = SnapshotVerification(snapshots=len(results)).to_json()
             self._end(meta["name"], "", message, map(VERIFIED_LINE.format, results))
             return
-        assert isinstance(options, DeletionOptions)
+        assert isinstance(options, DeleteSnapshots)
         assert options.cluster == CLUSTER
         self.ran.append(options)
         error = self.refused or ("" if options.dry_run else self.failure)

@@ -6,7 +6,7 @@ import pytest
 
 from core.contract import parse_result
 from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
-from datamover.arguments import FileOptions, LogOptions
+from core.mover_specs import ListFiles
 from datamover.pod import file_source
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
@@ -30,15 +30,8 @@ class Lister:
 
     async def list(self, path: str = "", *, device: bool = False, limit: int = 100, after: str = "") -> int:
         context = self.bed.pod.context
-        source = self.bed.source(path, device=device)
-        options = FileOptions(
-            source=source,
-            limit=limit,
-            after=after,
-            termination_file=context.termination_file,
-            log=LogOptions("info"),
-        )
-        code = await run_storage_command(options, context)
+        spec = ListFiles(**self.bed.place(path, device=device), limit=limit, after=after)
+        code = await run_storage_command(spec, context)
         lines = [ENTRY_LINE.parse(line) for line in self._capsys.readouterr().out.splitlines()]
         self.printed = {one.name: one for one in lines if one is not None}
         return code

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileType, SentFiles
-from datamover.arguments import LogOptions, SendOptions
+from core.mover_specs import SendFiles
 from datamover.pod.file_relay import SOCKET_NAME, relay
 from datamover.pod.file_stream import FileSender, SendLimits
 from datamover.pod.storage_commands import run_storage_command
@@ -50,7 +50,7 @@ async def _relay() -> Received:
 
 
 def _sender(bed: SnapshotBed, path: str = "", **limits: float) -> FileSender:
-    return FileSender(bed.source(path), bed.pod.context, SendLimits(linger_seconds=0, **limits))
+    return FileSender(SendFiles(**bed.place(path)), bed.pod.context, SendLimits(linger_seconds=0, **limits))
 
 
 async def _receive(bed: SnapshotBed, path: str = "") -> Received:
@@ -178,10 +178,7 @@ async def _relay_after_damage(bed: SnapshotBed) -> Received:
 
 async def test_an_entry_that_is_not_there_ends_the_pod_with_the_cause(bed: SnapshotBed) -> None:
     context = bed.pod.context
-    options = SendOptions(
-        source=bed.source("missing"), termination_file=context.termination_file, log=LogOptions("info")
-    )
-    assert await run_storage_command(options, context) == 10
+    assert await run_storage_command(SendFiles(**bed.place("missing")), context) == 10
     assert "the snapshot has no missing" in bed.pod.message
 
 

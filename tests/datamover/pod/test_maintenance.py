@@ -206,7 +206,7 @@ async def test_a_repository_of_others_is_left_alone(
 ) -> None:
     cause = await prepare(released, other)
     before = _contents(bucket)
-    assert await released.maintain(full_interval=timedelta(hours=6), ignore_foreign=True) == 1
+    assert await released.maintain(full_interval_seconds=21_600, ignore_foreign=True) == 1
     assert released.message.rpartition("\n")[2].startswith(f"{_ERROR}{cause}")
     assert "a wrong password" not in released.message
     assert _contents(bucket) == before
@@ -241,7 +241,7 @@ async def test_the_full_interval_of_a_found_repository_changes_only_on_request(
     assert released.result["intervalDiffers"] is True
     assert _info(other)["full"]["interval"] == 86400 * 10**9
     _finished(released, "job-0")
-    assert await released.maintain(full_interval=timedelta(hours=6)) == 0, released.message
+    assert await released.maintain(full_interval_seconds=21_600) == 0, released.message
     assert "intervalDiffers" not in released.result
     assert released.result["fullIntervalSeconds"] == 21600
     assert _info(other)["full"]["interval"] == 21600 * 10**9

@@ -12,6 +12,7 @@ from core.clock import SystemClock
 from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.models.base import JsonDict
+from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
     CHECKED_LINE,
     DELETED_LINE,
@@ -20,7 +21,6 @@ from core.snapshot_contract import (
     SnapshotDeletion,
     TransferToDelete,
 )
-from datamover.arguments import DeletionOptions, LogOptions
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
@@ -65,16 +65,14 @@ class Bed(LocationBed):
     async def delete(
         self, *transfers: TransferToDelete, dry_run: bool = False, checks: tuple[CopyToCheck, ...] = ()
     ) -> int:
-        options = DeletionOptions(
-            name="default",
+        spec = DeleteSnapshots(
+            backup_storage_location="default",
+            transfer=tuple(map(str, transfers or (_TRANSFER,))),
+            check=tuple(map(str, checks)),
             cluster="uid-1",
-            transfers=transfers or (_TRANSFER,),
             dry_run=dry_run,
-            checks=checks,
-            termination_file=self.pod.context.termination_file,
-            log=LogOptions("info"),
         )
-        return await run_storage_command(options, self.pod.context)
+        return await run_storage_command(spec, self.pod.context)
 
     async def deletion(self, *transfers: TransferToDelete, dry_run: bool = False) -> SnapshotDeletion:
         assert await self.delete(*transfers, dry_run=dry_run) == 0, self.pod.message

@@ -9,8 +9,8 @@ import pytest
 from core.contract import parse_result
 from core.kube.resources import BACKUP_REPOSITORIES
 from core.models.saved_claim import SavedClaim
+from core.mover_specs import ListSnapshots
 from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredSnapshot, StoredTotal
-from datamover.arguments import ListOptions, LogOptions
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.pods import MoverPod
@@ -34,13 +34,8 @@ class Bed(LocationBed):
         return self.add_snapshot(namespace, path, tags)
 
     async def list(self, *namespaces: str) -> int:
-        options = ListOptions(
-            name="default",
-            volume_namespaces=namespaces,
-            termination_file=self.pod.context.termination_file,
-            log=LogOptions("info"),
-        )
-        return await run_storage_command(options, self.pod.context)
+        spec = ListSnapshots(backup_storage_location="default", volume_namespaces=namespaces)
+        return await run_storage_command(spec, self.pod.context)
 
     async def listing(self, *namespaces: str) -> SnapshotListing:
         assert await self.list(*namespaces) == 0, self.pod.message
@@ -161,8 +156,7 @@ async def test_a_storage_whose_folders_kopia_cannot_list_needs_a_namespace(tmp_p
     pod = MoverPod(FakeKube(), tmp_path)
     pod.put_location({}, provider="velero.io/gcp", credential={"name": "c", "key": "k"})
     pod.put_secret("c", "k", '{"type": "service_account"}')
-    options = ListOptions(name="default", termination_file=pod.context.termination_file, log=LogOptions("info"))
-    assert await run_storage_command(options, pod.context) == 12
+    assert await run_storage_command(ListSnapshots(backup_storage_location="default"), pod.context) == 12
     assert pod.message.endswith(
         "its folders cannot be listed in a storage of the provider velero.io/gcp: name a namespace (-n)"
     )

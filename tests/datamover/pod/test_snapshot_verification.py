@@ -13,7 +13,7 @@ import pytest
 from core.contract import VolumeMode, parse_result
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
-from datamover.arguments import LogOptions, VerifyOptions
+from core.mover_specs import VerifySnapshots
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import REPOSITORY, MoverPod
@@ -82,16 +82,14 @@ class Bed:
     async def run(
         self, *snapshots: str, percent: float = 100.0, volume: Path | None = None, block: bool = False
     ) -> list[VerifiedSnapshot]:
-        options = VerifyOptions(
-            name=REPOSITORY,
+        spec = VerifySnapshots(
+            backup_repository=REPOSITORY,
             snapshots=snapshots,
             percent=percent,
-            volume=volume,
-            mode=VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM,
-            termination_file=self.pod.context.termination_file,
-            log=LogOptions("info"),
+            volume_path=str(volume) if volume else None,
+            volume_mode=VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM,
         )
-        assert await run_storage_command(options, self.pod.context) == 0, self.pod.message
+        assert await run_storage_command(spec, self.pod.context) == 0, self.pod.message
         assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(snapshots)
         lines = [VERIFIED_LINE.parse(line) for line in self.capture.readouterr().out.splitlines()]
         return [line for line in lines if line is not None]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from datamover.arguments import LogOptions, ValidationOptions
+from core.mover_specs import ValidateLocation
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import Fault, run_s3_proxy
@@ -23,13 +23,8 @@ _AVAILABLE, _NEEDS_POD = {"needsPod": False}, {"needsPod": True}
 
 
 async def _validate(pod: MoverPod, *, keys_only: bool = False) -> int:
-    options = ValidationOptions(
-        name="default",
-        keys_only=keys_only,
-        termination_file=pod.context.termination_file,
-        log=LogOptions("info"),
-    )
-    return await run_storage_command(options, pod.context)
+    spec = ValidateLocation(backup_storage_location="default", keys_only=keys_only)
+    return await run_storage_command(spec, pod.context)
 
 
 @pytest.fixture

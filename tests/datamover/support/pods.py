@@ -26,7 +26,8 @@ from core.models.names import (
     REPO_CREDENTIALS_SECRET,
     REPO_NAME_LABEL,
 )
-from datamover.arguments import InitOptions, LogOptions, MaintenanceOptions, PodOptions, ReportOptions
+from core.mover_specs import InitRepository, MaintainRepository, ReportSnapshots
+from datamover.arguments import LogOptions, PodOptions
 from datamover.pod.cluster import PodContext
 from datamover.pod.mounts import MOUNTS
 from datamover.pod.storage_commands import run_storage_command
@@ -161,9 +162,7 @@ class MoverPod:
 
     async def init(self) -> int:
         """Run `init-repository` and return its exit code."""
-        file = self.context.termination_file
-        options = InitOptions(name=REPOSITORY, termination_file=file, log=LogOptions("info"))
-        return await run_storage_command(options, self.context)
+        return await run_storage_command(InitRepository(backup_repository=REPOSITORY), self.context)
 
     def put_job(self, name: str = JOB, *, released: bool = True, **status: Any) -> None:
         """Create or replace a maintenance Job of the repository; the leader has released it or not."""
@@ -173,18 +172,12 @@ class MoverPod:
 
     async def maintain(self, **options: Any) -> int:
         """Run `maintain-repository` in the Job `JOB` and return its exit code."""
-        file = self.context.termination_file
-        return await run_storage_command(
-            MaintenanceOptions(name=REPOSITORY, job=JOB, termination_file=file, log=LogOptions("info"), **options),
-            self.context,
-        )
+        spec = MaintainRepository(backup_repository=REPOSITORY, job=JOB, **{"verify_blobs": 100_000} | options)
+        return await run_storage_command(spec, self.context)
 
     async def report(self) -> int:
         """Run `report-snapshots` and return its exit code."""
-        file = self.context.termination_file
-        return await run_storage_command(
-            ReportOptions(name=REPOSITORY, termination_file=file, log=LogOptions("info")), self.context
-        )
+        return await run_storage_command(ReportSnapshots(backup_repository=REPOSITORY), self.context)
 
     @property
     def message(self) -> str:

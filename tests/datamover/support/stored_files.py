@@ -5,8 +5,8 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from datamover.arguments import FileSource
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -37,14 +37,10 @@ class SnapshotBed:
         pod.put_location({"fspath": str(root)}, provider="velero.io/fs", bucket="")
         return SnapshotBed(pod, self.volume, self.snapshot_id)
 
-    def source(self, path: str = "", *, device: bool = False, snapshot_id: str = "") -> FileSource:
-        return FileSource(
-            location="default",
-            volume_namespace="app",
-            snapshot_id=snapshot_id or self.snapshot_id,
-            path=path,
-            device=device,
-        )
+    def place(self, path: str = "", **more: Any) -> dict[str, Any]:
+        """Return the fields of a specification that name a path in the snapshot."""
+        place = {"backup_storage_location": "default", "volume_namespace": "app", "snapshot": self.snapshot_id}
+        return {**place, "path": path, **more}
 
 
 def make_volume(volume: Path) -> Path:

@@ -1,0 +1,149 @@
+"""The command lines of pods that are not of a transfer: a contract with agents and commands of other versions."""
+
+import re
+from typing import Final
+
+import pytest
+
+from core.contract import VolumeMode
+from core.errors import ConfigError
+from core.mover_specs import (
+    DeleteSnapshots,
+    InitRepository,
+    ListFiles,
+    ListSnapshots,
+    MaintainRepository,
+    MoverSpec,
+    ReportSnapshots,
+    SendFiles,
+    ValidateLocation,
+    VerifySnapshots,
+    parse_spec,
+)
+from core.snapshot_contract import CopyToCheck, TransferToDelete
+
+__all__: list[str] = []
+
+_LOG: Final = ["--log-level=info", "--log-format=text"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "argv"),
+    [
+        (InitRepository(backup_repository="r"), ["init-repository", "--backup-repository=r", *_LOG]),
+        (
+            ValidateLocation(backup_storage_location="d", termination_message_path="/dev/stdout", keys_only=True),
+            [
+                *("validate-location", "--backup-storage-location=d", *_LOG),
+                *("--termination-message-path=/dev/stdout", "--keys-only"),
+            ],
+        ),
+        (
+            MaintainRepository(
+                backup_repository="r",
+                job="job-1",
+                ignore_foreign=True,
+                verify_blobs=0,
+                full_interval_seconds=21_600,
+                report_snapshots=True,
+            ),
+            [
+                *("maintain-repository", "--backup-repository=r", *_LOG, "--job=job-1", "--ignore-foreign"),
+                *("--verify-blobs=0", "--full-interval=21600", "--report-snapshots"),
+            ],
+        ),
+        (
+            ReportSnapshots(backup_repository="r", resource_timeout="10m0s"),
+            ["report-snapshots", "--backup-repository=r", "--resource-timeout=10m0s", *_LOG],
+        ),
+        (ListSnapshots(backup_storage_location="d"), ["list-snapshots", "--backup-storage-location=d", *_LOG]),
+        (
+            ListSnapshots(backup_storage_location="d", volume_namespaces=("app", "db")),
+            [
+                *("list-snapshots", "--backup-storage-location=d", *_LOG),
+                *("--volume-namespace=app", "--volume-namespace=db"),
+            ],
+        ),
+        (
+            VerifySnapshots(
+                backup_repository="r", volume_path="/v", volume_mode=VolumeMode.BLOCK, snapshots=("s1",), percent=12.5
+            ),
+            [
+                *("verify-snapshots", "--backup-repository=r", "--volume-path=/v", "--volume-mode=Block", *_LOG),
+                *("--snapshot=s1", "--percent=12.5"),
+            ],
+        ),
+        (
+            DeleteSnapshots(
+                backup_storage_location="d",
+                transfer=("app/night/u1", "db/day.1/u2"),
+                check=("app/s1",),
+                cluster="c",
+                dry_run=True,
+            ),
+            [
+                *("delete-snapshots", "--backup-storage-location=d", *_LOG, "--transfer=app/night/u1"),
+                *("--transfer=db/day.1/u2", "--check=app/s1", "--cluster=c", "--dry-run"),
+            ],
+        ),
+        (
+            ListFiles(volume_namespace="app", snapshot="k1", path="a/$(HOME) \u00fc%41\n/-x", limit=7, after="b c"),
+            [
+                *("list-files", *_LOG, "--volume-namespace=app", "--snapshot=k1"),
+                *("--path=a/%24%28HOME%29%20%C3%BC%2541%0A/-x", "--limit=7", "--after=b%20c"),
+            ],
+        ),
+        (
+            SendFiles(volume_namespace="app", snapshot="k1", device=True),
+            ["send-files", *_LOG, "--volume-namespace=app", "--snapshot=k1", "--device"],
+        ),
+    ],
+    ids=lambda value: str(value.verb) if not isinstance(value, list) else "",
+)
+def test_a_specification_is_read_as_it_was_written(spec: MoverSpec, argv: list[str]) -> None:
+    assert spec.argv == argv
+    assert parse_spec(argv) == spec
+
+
+@pytest.mark.parametrize("argv", [[], ["backup", "--job=x"], ["--help"]], ids=["nothing", "transfer", "help"])
+def test_other_command_lines_have_no_specification(argv: list[str]) -> None:
+    assert parse_spec(argv) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("report-snapshots --unknown=1", "report-snapshots: Object contains unknown field `unknown`"),
+        ("report-snapshots r", "unknown field `r`"),
+        ("delete-snapshots --cluster=c", "missing required field `transfer`"),
+        ("list-files --volume-namespace=app --snapshot=k --limit=0", "limit: Expected `int` >= 1"),
+        ("maintain-repository --job=j --verify-blobs=x", "verify-blobs: Expected `int`"),
+        ("delete-snapshots --cluster=c --transfer=a/b/c --check=app/s1", "--check is for --dry-run"),
+        ("verify-snapshots --volume-path=/v --snapshot=s1 --snapshot=s2", "--volume-path is for one --snapshot"),
+        *(
+            (f"verify-snapshots --snapshot=s1 --percent={percent}", "percent: Expected `float`")
+            for percent in ("0", "101", "-1", "nan", "x")
+        ),
+    ],
+)
+def test_an_invalid_command_line_is_an_error(words: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error)):
+        parse_spec(words.split())
+
+
+def test_a_deletion_names_transfers_copies_and_their_namespaces() -> None:
+    spec = DeleteSnapshots(transfer=("app/night/u1",), check=("db/s2",), cluster="c", dry_run=True)
+    assert spec.transfers == [TransferToDelete("app", "night", "u1")]
+    assert spec.checks == [CopyToCheck("db", "s2")]
+    assert spec.volume_namespaces == ["app", "db"]
+
+
+@pytest.mark.parametrize("text", ["app/night", "app/night/u/1", "app//u1", ""])
+def test_a_text_that_is_no_transfer_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError, match="not NAMESPACE/BACKUP/UID"):
+        _ = DeleteSnapshots(transfer=(text,), cluster="c").transfers
+
+
+def test_a_text_that_is_no_copy_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="not NAMESPACE/SNAPSHOT"):
+        _ = DeleteSnapshots(transfer=(), check=("app",), cluster="c", dry_run=True).checks
