@@ -10,24 +10,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from client.installation import read_settings
 from core.aio import run_shielded
 from core.clock import Clock, Deadline
-from core.errors import AgentError, ExposeError
+from core.errors import AgentError, ExposeError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
-from core.models.base import JsonDict
+from core.models.base import JsonDict, WireModel
+from core.models.job_output import OutputLine, read_output
 from core.models.names import MAINTENANCE_CONTAINER
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from core.models.units import format_duration
+from core.mover_specs import MoverSpec
 from exposer.causes import CauseFinder
-from exposer.maintenance_job import MaintenanceRun
+from exposer.maintenance_job import MaintenanceRun, build_command_job
 from exposer.model import Owner
+from exposer.pod_files import MoverVolume
 from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
-from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.keys import missing
@@ -40,6 +42,7 @@ from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import decide_memory
 
 __all__ = [
+    "IncompleteLogError",
     "JobAnswer",
     "JobError",
     "JobSubject",
@@ -55,6 +58,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=WireModel)
 
 _POLL_SECONDS: Final = 2.0
 _REQUEST_TIMEOUT: Final = timedelta(seconds=90)
@@ -97,27 +101,46 @@ class JobTools:
 class JobSubject:
     """What a Job is about: a BackupRepository or a BackupStorageLocation, and the key of its configuration.
 
-    `what` is a word for its name and for messages. `record` says how much memory earlier Jobs took.
+    `what` is a word for its name, `location` has its data. `record` says how much memory earlier Jobs took.
     """
 
     owner: Owner
     what: str
     key: RepositoryKey
+    location: BackupStorageLocation
     record: MaintenanceRecord = dataclasses.field(default_factory=MaintenanceRecord)
 
     @classmethod
-    def of(cls, repository: BackupRepository, what: str) -> Self:
+    def of(cls, repository: BackupRepository, what: str, location: BackupStorageLocation) -> Self:
         """Return the repository as the subject of a Job."""
         spec = repository.spec
         key = RepositoryKey(spec.volume_namespace, spec.backup_storage_location)
-        return cls(Owner.of(repository), what, key, record_of(repository))
+        return cls(Owner.of(repository), what, key, location, record_of(repository))
 
 
-class JobAnswer(NamedTuple):
-    """The termination message and the log of a pod that ended with 0."""
+class IncompleteLogError(JobError):
+    """The log of the Job lacks results."""
+
+
+@dataclass(frozen=True)
+class JobAnswer:
+    """The termination message and the log of a pod that ended with 0; `source` names the pod, for messages."""
 
     message: str
     log: str
+    source: str
+
+    def find(self, kind: OutputLine[_Model]) -> list[_Model]:
+        """Return the objects of one kind that the pod wrote.
+
+        Raises:
+            IncompleteLogError: the log does not have all that it wrote, of any kind.
+            ContractError: the termination message is invalid, or from agents of an older version.
+        """
+        try:
+            return read_output(kind, self.message, self.log)
+        except ResultError as e:
+            raise IncompleteLogError(f"{self.source}: {e}") from e
 
 
 async def read_location(client: KubeClient, namespace: str, name: str) -> BackupStorageLocation:
@@ -137,9 +160,16 @@ async def read_location(client: KubeClient, namespace: str, name: str) -> Backup
 
 
 async def plan_job(
-    tools: JobTools, subject: JobSubject, location: BackupStorageLocation
-) -> tuple[MaintenanceRun, ExposeSettings]:
-    """Return what the Job is built from, with the settings that the leader's own Jobs have.
+    tools: JobTools,
+    subject: JobSubject,
+    spec: MoverSpec,
+    *,
+    longest: timedelta | None = None,
+    volume: MoverVolume | None = None,
+) -> JsonDict:
+    """Return the manifest of the Job, with the settings that the leader's own Jobs have.
+
+    A verification may take `longest`, and compares `volume` if there is one.
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
@@ -156,7 +186,10 @@ async def plan_job(
         memory = decide_memory(subject.record, may_be_full=True, most_bytes=configured.memory_limit_max_bytes)
         job = dataclasses.replace(job, resources=memory.resources)
     name = f"{subject.owner.name[:_NAME_CHARACTERS].rstrip('.-')}-{subject.what}-{secrets.token_hex(4)}"
-    return MaintenanceRun(owner=subject.owner, name=name, settings=job, storage=access_of(location)), expose
+    if longest is not None:
+        job = dataclasses.replace(job, active_deadline=longest)
+    run = MaintenanceRun(subject.owner, name, job, access_of(subject.location), volume=volume)
+    return build_command_job(run, expose, spec)
 
 
 async def run_job(
@@ -186,7 +219,7 @@ async def run_job(
             raise
         if on_log is not None:
             await _keep(tools, lambda: on_log(log))
-        return JobAnswer(end.message, log)
+        return JobAnswer(end.message, log, f"{_shown(pod)} of the {what}")
 
 
 async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,6 @@ from core.contract import parse_result
 from core.models.base import WireModel
 from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotVerdict
-from exposer.maintenance_job import build_command_job
 
 __all__ = ["SnapshotList", "report_snapshots"]
 
@@ -36,18 +35,15 @@ async def report_snapshots(tools: JobTools, name: str, *, timeout: timedelta) ->
     """
     repository = await read_repository(tools.client, tools.namespace, name)
     location = await read_location(tools.client, tools.namespace, repository.spec.backup_storage_location)
-    subject = JobSubject.of(repository, "report")
-    manifest = build_command_job(*await plan_job(tools, subject, location), ReportSnapshots())
+    subject = JobSubject.of(repository, "report", location)
+    manifest = await plan_job(tools, subject, ReportSnapshots())
     answer = await run_job(tools, manifest, "report", timeout)
     return _read(name, answer)
 
 
 def _read(name: str, answer: JobAnswer) -> SnapshotList:
     totals = parse_result(SnapshotReport, answer.message)
-    found = REPORTED_LINE.find(answer.log)
-    expected = totals.unreferenced.count + totals.incomplete.count + totals.unknown.count
+    found = answer.find(REPORTED_LINE)
     notes = [f"what refers to snapshots could not be read: {totals.unread}"] if totals.unread else []
-    if len(found) < expected:
-        notes.append(f"the log of the pod has only {len(found)} of {expected} snapshots")
     found.sort(key=lambda one: (_ORDER.index(one.verdict) if one.verdict in _ORDER else len(_ORDER), one.start, one.id))
     return SnapshotList(repository=name, totals=totals, snapshots=found, notes=notes)

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec.structs import force_setattr
 
 from core.models.base import Int64, WireModel
-from core.models.output_line import OutputLine
+from core.models.job_output import OutputLine
 
 __all__ = [
     "ENTRY_LINE",

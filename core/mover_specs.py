@@ -144,26 +144,19 @@ class DeleteSnapshots(_Flags):
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        """Check that copies are read before a deletion, not by it."""
+        """Check the texts, and that copies are read before a deletion, not by it."""
+        _ = self.volume_namespaces
         if self.check and not self.dry_run:
             raise ValueError("--check is for --dry-run: what it finds is to be known before the deletion")
 
     @property
     def transfers(self) -> list[TransferToDelete]:
-        """The transfers.
-
-        Raises:
-            ConfigError: a text is not one.
-        """
+        """The transfers."""
         return [TransferToDelete.parse(text) for text in self.transfer]
 
     @property
     def checks(self) -> list[CopyToCheck]:
-        """The copies to check.
-
-        Raises:
-            ConfigError: a text is not one.
-        """
+        """The copies to check."""
         return [CopyToCheck.parse(text) for text in self.check]
 
     @property

@@ -6,9 +6,8 @@ from typing import Final
 
 from msgspec import field
 
-from core.errors import ConfigError
 from core.models.base import Int64, Time, WireModel, cut_texts
-from core.models.output_line import OutputLine
+from core.models.job_output import OutputLine
 from core.models.saved_claim import SavedClaim
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "DELETED_LINE",
     "REPORTED_LINE",
     "STORED_LINE",
-    "TOTAL_LINE",
     "CheckedCopy",
     "CopyToCheck",
     "DeletedSnapshot",
@@ -27,7 +25,6 @@ __all__ = [
     "SnapshotTotal",
     "SnapshotVerdict",
     "StoredSnapshot",
-    "StoredTotal",
     "TransferToDelete",
     "UnreadRepository",
 ]
@@ -144,18 +141,7 @@ class SnapshotListing(WireModel, omit_defaults=True):
     unread_count: Int64 = 0
 
 
-class StoredTotal(WireModel):
-    """How many snapshots of a repository were listed, as the end of the output says it; `volume_namespace`: its folder.
-
-    The kubelet keeps only the end of a long log, so the reader counts.
-    """
-
-    volume_namespace: str
-    snapshots: Int64
-
-
 STORED_LINE: Final = OutputLine("nodeagent.io/stored-snapshot", StoredSnapshot)
-TOTAL_LINE: Final = OutputLine("nodeagent.io/stored-total", StoredTotal)
 
 
 @dataclass(frozen=True, order=True)
@@ -178,11 +164,11 @@ class TransferToDelete:
         """Return the transfer in a value of the flag.
 
         Raises:
-            ConfigError: it is none.
+            ValueError: it is none.
         """
         parts = text.split("/")
         if len(parts) != _TRANSFER_PARTS or not all(parts):
-            raise ConfigError(f'not NAMESPACE/BACKUP/UID: "{text}"')
+            raise ValueError(f'not NAMESPACE/BACKUP/UID: "{text}"')
         return cls(*parts)
 
 
@@ -202,11 +188,11 @@ class CopyToCheck:
         """Return the copy in a value of the flag.
 
         Raises:
-            ConfigError: it is none.
+            ValueError: it is none.
         """
         namespace, slash, snapshot_id = text.partition("/")
         if not (namespace and slash and snapshot_id) or "/" in snapshot_id:
-            raise ConfigError(f'not NAMESPACE/SNAPSHOT: "{text}"')
+            raise ValueError(f'not NAMESPACE/SNAPSHOT: "{text}"')
         return cls(namespace, snapshot_id)
 
 

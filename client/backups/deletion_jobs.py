@@ -25,7 +25,6 @@ from core.models.storage import BackupStorageLocation, RepositoryKey
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import CHECKED_LINE, DELETED_LINE, CopyToCheck, DeletedSnapshot, SnapshotDeletion
-from exposer.maintenance_job import build_command_job
 from exposer.model import Owner
 
 __all__ = ["LocationJobs", "read_copies", "read_locations", "read_restoring"]
@@ -61,11 +60,11 @@ class LocationJobs:
             checks: only to check, also these copies, by the UIDs of the transfers that need them; None: to delete.
 
         Raises:
-            AgentError: a Job cannot run, or failed.
+            AgentError: a Job cannot run, failed, or has not all results in its log.
         """
         jobs = self.jobs
         location = await read_location(jobs.client, jobs.namespace, self.location)
-        subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location))
+        subject = JobSubject(Owner.of(location), "delete", RepositoryKey("", self.location), location)
         here = sorted(one for where, one in transfers if where == self.location)
         for first in range(0, len(here), _AT_ONCE):
             some = here[first : first + _AT_ONCE]
@@ -76,7 +75,7 @@ class LocationJobs:
                 cluster=self.cluster,
                 dry_run=checks is not None,
             )
-            manifest = build_command_job(*await plan_job(jobs, subject, location), spec)
+            manifest = await plan_job(jobs, subject, spec)
             self._read(await run_job(jobs, manifest, "deletion", _TIMEOUT))
 
     def _read(self, answer: JobAnswer) -> None:
@@ -84,12 +83,8 @@ class LocationJobs:
         for missed in totals.unread:
             key = missed.volume_namespace if totals.unread_count == len(totals.unread) else ""
             self.unread[key] = f"the repository of namespace {missed.volume_namespace}: {missed.message}"
-        lines, checked = DELETED_LINE.find(answer.log), CHECKED_LINE.find(answer.log)
-        expected = totals.deleted + totals.kept + totals.checked
-        if len(lines) + len(checked) < expected:
-            shown = len(lines) + len(checked)
-            self.unread[""] = f"the log of the pod has only {shown} of {expected} snapshots"
-        self.found += lines
+        self.found += answer.find(DELETED_LINE)
+        checked = answer.find(CHECKED_LINE)
         self.faults |= {CopyToCheck(one.volume_namespace, one.snapshot_id): one.fault for one in checked}
         self.ended = totals.now
 

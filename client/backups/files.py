@@ -7,7 +7,7 @@ the pod down. The Jobs are deleted in any case.
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -40,7 +40,6 @@ from core.models.phases import Phase
 from core.models.storage import RepositoryKey
 from core.mover_specs import ListFiles, SendFiles
 from core.spelling import guess
-from exposer.maintenance_job import build_command_job
 from exposer.model import Owner
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.pod_exec import ERRORS, OUTPUT, ExecError, ExecProcess, forbidden_exec
@@ -157,7 +156,7 @@ async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after
     _check_text(after)
     volume = place.volume
     location = await read_location(tools.client, tools.namespace, volume.location)
-    subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location))
+    subject = JobSubject(Owner.of(location), "files", RepositoryKey(volume.namespace, volume.location), location)
     namespace, snapshot, path, device = volume.namespace, volume.snapshot_id, place.path, place.device
     spec: ListFiles | SendFiles
     if limit:
@@ -166,7 +165,7 @@ async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after
         )
     else:
         spec = SendFiles(volume_namespace=namespace, snapshot=snapshot, path=path, device=device)
-    return build_command_job(*await plan_job(tools, subject, location), spec)
+    return await plan_job(tools, subject, spec)
 
 
 async def list_files(
@@ -187,20 +186,11 @@ async def list_files(
     """
     answer = await run_job(tools, await _build_job(tools, place, limit=limit, after=after), "list", timeout)
     found = parse_result(FileListing, answer.message)
-    entries = ENTRY_LINE.find(answer.log)
-    notes = _explain(found, entries)
-    return FileList(
-        place=place.shown, type=found.type, entries=entries, more=max(0, found.entries - len(entries)), notes=notes
-    )
-
-
-def _explain(found: FileListing, entries: Sequence[FileEntry]) -> list[str]:
-    notes = []
-    if len(entries) < found.listed:
-        notes.append(f"the log of the pod has only {len(entries)} of {found.listed} entries")
-    if (more := found.entries - len(entries)) > 0:
-        notes.append(f"{more} more entries are not shown: --after continues behind the last name, --limit shows more")
-    return notes
+    entries = answer.find(ENTRY_LINE)
+    more, notes = max(0, found.entries - len(entries)), []
+    if more:
+        notes = [f"{more} more entries are not shown: --after continues behind the last name, --limit shows more"]
+    return FileList(place=place.shown, type=found.type, entries=entries, more=more, notes=notes)
 
 
 class _PodExec(Protocol):

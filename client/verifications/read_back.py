@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from typing import Final, TypeAlias
 
-from client.mover_jobs import JobError, JobSubject, JobTools, plan_job, read_location, run_job
+from client.mover_jobs import JobSubject, JobTools, plan_job, read_location, run_job
 from core.contract import parse_result
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
@@ -14,7 +14,6 @@ from core.models.base import JsonDict
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
 from core.mover_specs import VerifySnapshots
-from exposer.maintenance_job import build_command_job
 from exposer.pod_files import MoverVolume
 
 __all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
@@ -63,10 +62,9 @@ async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict
         KubeError: the API server rejected a request.
     """
     location = await read_location(tools.client, tools.namespace, work.repository.spec.backup_storage_location)
-    run, expose = await plan_job(tools, JobSubject.of(work.repository, "verify"), location)
-    settings = dataclasses.replace(run.settings, active_deadline=work.timeout + _JOB_EXTRA)
-    run = dataclasses.replace(run, settings=settings, volume=work.volume)
-    return build_command_job(run, expose, VerifySnapshots(snapshots=work.snapshots, percent=work.percent))
+    subject = JobSubject.of(work.repository, "verify", location)
+    spec = VerifySnapshots(snapshots=work.snapshots, percent=work.percent)
+    return await plan_job(tools, subject, spec, longest=work.timeout + _JOB_EXTRA, volume=work.volume)
 
 
 async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) -> None:
@@ -75,7 +73,7 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
         ResultError: the termination message is not that of a verification.
-        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
+        JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
         KubeError: the API server rejected a request.
     """
     await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
@@ -86,16 +84,14 @@ async def run_verification(tools: JobTools, manifest: JsonDict, what: str, work:
 
     Raises:
         ResultError: the termination message is not that of a verification.
-        JobError: the Job failed, cannot start, did not end in time, or has no result of a snapshot.
+        JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
         KubeError: the API server rejected a request.
     """
-    found: dict[str, VerifiedSnapshot] = {}
 
     async def read(log: str) -> None:
-        found.update((one.id, one) for one in VERIFIED_LINE.find(log))
-        await keep(found)
+        await keep({one.id: one for one in VERIFIED_LINE.find(log)})
 
     answer = await run_job(tools, manifest, what, work.timeout, read)
     parse_result(SnapshotVerification, answer.message)
-    if missing := [one for one in work.snapshots if one not in found]:
-        raise JobError(f"the log of the pod has no result of {len(missing)} snapshots, such as {missing[0]}")
+    # Results that the log has lost are an error, although those before were kept.
+    answer.find(VERIFIED_LINE)

@@ -12,8 +12,8 @@ from msgspec import Meta, field
 
 from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
+from core.models.job_output import OutputLine
 from core.models.names import VERIFICATION_ANNOTATION
-from core.models.output_line import OutputLine
 
 __all__ = [
     "VERIFIED_LINE",

@@ -1,14 +1,14 @@
 """A snapshot whose files are read in a pod, and their list: nothing is written, neither here nor in the repository."""
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, Final
+from typing import Final
 
 from core.errors import ConfigError
 from core.file_contract import ENTRY_LINE, FileListing, FileType
+from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.mover_specs import FilesSpec, ListFiles
 from datamover.kopia.long_lists import open_output
@@ -66,26 +66,22 @@ async def open_snapshot(source: FilesSpec, context: PodContext) -> AsyncIterator
         yield OpenSnapshot(repository, snapshot, access.work_dir)
 
 
-async def list_files(spec: ListFiles, context: PodContext, output: IO[str] | None = None) -> Termination:
+async def list_files(spec: ListFiles, context: PodContext) -> Termination:
     """Write a line for each entry of a directory of a snapshot, or for one file; return the FileListing.
 
     Raises:
         AgentError: the snapshot cannot be read, or has no such entry.
     """
-    output = output or sys.stdout
+    output, listed = JobOutput(), 0
     async with open_snapshot(spec, context) as opened:
         found = await opened.find(spec)
         entries = [found]
         if found.type is FileType.DIRECTORY:
             read = await read_directory(opened.repository, found, partial(open_output, opened.work_dir))
             entries = [one for one in read if one.name > spec.after]
-        listed = size = 0
         for one in entries[: spec.limit]:
-            line = f"{ENTRY_LINE.format(one.describe())}\n"
-            size += len(line)
-            if size > _LISTED_BYTES:
+            if output.size_bytes > _LISTED_BYTES:
                 break
-            output.write(line)
+            output.write(ENTRY_LINE, one.describe())
             listed += 1
-        output.flush()
-    return build_success(FileListing(type=found.type, entries=len(entries), listed=listed).to_json())
+    return build_success(output.seal(FileListing(type=found.type, entries=len(entries), listed=listed)))

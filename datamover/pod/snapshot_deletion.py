@@ -8,13 +8,13 @@ Source: kopia 0.23.1, cli/command_snapshot_delete.go; Velero v1.18, pkg/persiste
 """
 
 import logging
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, Final
+from typing import Final
 
 from core.errors import AgentError, ConfigError, KopiaError, RepositoryError, StorageOutageError
 from core.models.base import format_time
+from core.models.job_output import JobOutput
 from core.models.names import OBJECT_NAME
 from core.models.storage import BackupStorageLocation
 from core.mover_specs import DeleteSnapshots
@@ -70,7 +70,8 @@ async def delete_transfers(spec: DeleteSnapshots, context: PodContext) -> Termin
         raise RepositoryError(f"BackupStorageLocation {location.name} is read-only")
     if strange := [one for one in spec.volume_namespaces if not OBJECT_NAME.fullmatch(one)]:
         raise ConfigError(f'not the name of a namespace: "{strange[0]}"')
-    return build_success((await _Deleter(spec, context, location).run()).to_json())
+    deleter = _Deleter(spec, context, location)
+    return build_success(deleter.output.seal(await deleter.run()))
 
 
 @dataclass
@@ -80,7 +81,7 @@ class _Deleter:
     spec: DeleteSnapshots
     context: PodContext
     location: BackupStorageLocation
-    output: IO[str] = field(default_factory=lambda: sys.stdout)
+    output: JobOutput = field(default_factory=JobOutput)
     deleted: int = 0
     kept: int = 0
     checked: int = 0
@@ -102,7 +103,6 @@ class _Deleter:
             except AgentError as e:
                 _logger.warning("cannot delete in the repository of namespace %s: %s", namespace, e)
                 unread.append(build_unread(namespace, e, self.context.redactor))
-        self.output.flush()
         if len(unread) == len(namespaces):
             raise RepositoryError(f"nothing was deleted: {unread[0].message}")
         return SnapshotDeletion(
@@ -257,12 +257,12 @@ class _Deleter:
             bytes=one.size_bytes,
             kept=kept,
         )
-        self.output.write(f"{DELETED_LINE.format(line)}\n")
+        self.output.write(DELETED_LINE, line)
 
     def _write_check(self, copy: CopyToCheck, fault: str) -> None:
         self.checked += 1
         line = CheckedCopy(volume_namespace=copy.volume_namespace, snapshot_id=copy.snapshot_id, fault=fault)
-        self.output.write(f"{CHECKED_LINE.format(line)}\n")
+        self.output.write(CHECKED_LINE, line)
 
 
 class _RefusedError(RepositoryError):

@@ -1,19 +1,19 @@
 """The snapshots in a storage location, in a pod: of all repositories in it, also where the cluster knows none of them.
 
 Reads the location and changes nothing; a repository that cannot be opened is named, and the others are listed. Each
-snapshot is a line of the output, whose end says how many there are of each repository.
+snapshot is a line of the output.
 Source: Velero v1.18, pkg/repository/config/config.go (a repository is in the folder `kopia/<namespace>`),
 pkg/uploader/types.go (source paths), as recorded in tests/recordings/velero-1.18.2/kopia-snapshots.json.
 """
 
 import logging
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, Final
+from typing import Final
 
 from core.errors import AgentError, ConfigError, RepositoryError, StorageOutageError
 from core.models.base import format_time
+from core.models.job_output import JobOutput
 from core.models.names import DATA_UPLOAD_REQUESTER, OBJECT_NAME, POD_VOLUME_REQUESTER
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
@@ -21,10 +21,8 @@ from core.mover_specs import ListSnapshots
 from core.redact import Redactor
 from core.snapshot_contract import (
     STORED_LINE,
-    TOTAL_LINE,
     SnapshotListing,
     StoredSnapshot,
-    StoredTotal,
     UnreadRepository,
 )
 from datamover.kopia.client_config import IDENTITY
@@ -57,17 +55,18 @@ async def list_snapshots(spec: ListSnapshots, context: PodContext) -> Terminatio
         AgentError: the location cannot be listed, or no repository in it can be.
     """
     location = await context.reader.location(spec.name)
-    lister = _Lister(context, location, sys.stdout)
+    output = JobOutput()
+    lister = _Lister(context, location, output)
     names = spec.volume_namespaces or await lister.find_namespaces()
     if strange := [name for name in names if not OBJECT_NAME.fullmatch(name)]:
         raise ConfigError(f'--volume-namespace: not the name of a namespace: "{strange[0]}"')
-    return build_success((await lister.run(names)).to_json())
+    return build_success(output.seal(await lister.run(names)))
 
 
 class _Lister:
     """Lists the repositories of a location to `output`."""
 
-    def __init__(self, context: PodContext, location: BackupStorageLocation, output: IO[str]) -> None:
+    def __init__(self, context: PodContext, location: BackupStorageLocation, output: JobOutput) -> None:
         self._context = context
         self._location = location
         self._output = output
@@ -83,11 +82,11 @@ class _Lister:
         return [name for name in found if OBJECT_NAME.fullmatch(name)]
 
     async def run(self, volume_namespaces: Sequence[str]) -> SnapshotListing:
-        totals: list[StoredTotal] = []
+        counts: list[int] = []
         unread: list[UnreadRepository] = []
         for name in volume_namespaces:
             try:
-                totals.append(StoredTotal(volume_namespace=name, snapshots=await self._list(name)))
+                counts.append(await self._list(name))
             except NotInitializedError:
                 _logger.info("there is no repository in the folder %s", name)
             except StorageOutageError:
@@ -95,13 +94,11 @@ class _Lister:
             except AgentError as e:
                 _logger.warning("cannot list the repository of namespace %s: %s", name, e)
                 unread.append(build_unread(name, e, self._context.redactor))
-        self._output.writelines(f"{TOTAL_LINE.format(one)}\n" for one in totals)
-        self._output.flush()
-        if unread and not totals:
+        if unread and not counts:
             raise RepositoryError(f"none of {len(unread)} repositories can be listed: {unread[0].message}")
         return SnapshotListing(
-            repositories=len(totals),
-            snapshots=sum(one.snapshots for one in totals),
+            repositories=len(counts),
+            snapshots=sum(counts),
             unread=unread[:SHOWN_UNREAD],
             unread_count=len(unread),
         )
@@ -121,7 +118,7 @@ class _Lister:
             answer = await repository.open(read, read_only=True)
             count = 0
             for one in read_elements(answer, file, ListedSnapshot):
-                self._output.write(f"{STORED_LINE.format(describe_stored(one, volume_namespace))}\n")
+                self._output.write(STORED_LINE, describe_stored(one, volume_namespace))
                 count += 1
             return count
 

@@ -6,7 +6,6 @@ Source: kopia 0.23.1, cli/command_snapshot_list.go and command_snapshot_delete.g
 """
 
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import IO, Final
 
 from core.errors import DataPathError
 from core.models.base import format_time
+from core.models.job_output import JobOutput
 from core.mover_specs import ReportSnapshots
 from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotReport, SnapshotTotal, SnapshotVerdict
 from datamover.kopia.backup_files import BackupFiles
@@ -46,7 +46,7 @@ async def report_snapshots(spec: ReportSnapshots, context: PodContext) -> Termin
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         reporter = SnapshotReporter(access.context, repository, access.work_dir, wanted.spec.volume_namespace)
-        return build_success((await reporter.run()).to_json())
+        return build_success(reporter.output.seal(await reporter.run()))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SnapshotReporter:
     repository: Repository
     work_dir: WorkDir
     volume_namespace: str
-    output: IO[str] = field(default_factory=lambda: sys.stdout)
+    output: JobOutput = field(default_factory=JobOutput)
 
     async def run(self) -> SnapshotReport:
         """Write a line for each snapshot that is not referenced, and return the totals.
@@ -111,8 +111,7 @@ class SnapshotReporter:
             counts[verdict] += 1
             sizes[verdict] += snapshot.size_bytes
             if verdict is not SnapshotVerdict.REFERENCED:
-                self.output.write(f"{REPORTED_LINE.format(_describe(snapshot, verdict, reason))}\n")
-        self.output.flush()
+                self.output.write(REPORTED_LINE, _describe(snapshot, verdict, reason))
         return {str(verdict): SnapshotTotal(count=counts[verdict], bytes=sizes[verdict]) for verdict in counts}
 
 

@@ -5,14 +5,14 @@ could not be verified has one too, with the cause.
 """
 
 import logging
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from core.contract import VolumeMode
 from core.errors import AgentError, StorageOutageError
+from core.models.job_output import JobOutput
 from core.models.verification import (
     VERIFIED_LINE,
     WHOLE_PERCENT,
@@ -50,8 +50,9 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
     with open_access(context) as access:
         repository = await access.resolve(location, wanted)
         watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.tools.waits.limits)
-        await _Verifier(spec, access.context, repository, watchdog).run()
-    return build_success(SnapshotVerification(snapshots=len(spec.snapshots)).to_json())
+        verifier = _Verifier(spec, access.context, repository, watchdog)
+        await verifier.run()
+    return build_success(verifier.output.seal(SnapshotVerification(snapshots=len(spec.snapshots))))
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _Verifier:
     context: PodContext
     repository: Repository
     watchdog: Watchdog
-    output: IO[str] = field(default_factory=lambda: sys.stdout)
+    output: JobOutput = field(default_factory=JobOutput)
 
     async def run(self) -> None:
         outage: StorageOutageError | None = None
@@ -75,8 +76,7 @@ class _Verifier:
                 outage, found = e, self._explain(snapshot_id, e)
             except AgentError as e:
                 found = self._explain(snapshot_id, e)
-            self.output.write(f"{VERIFIED_LINE.format(found)}\n")
-            self.output.flush()
+            self.output.write(VERIFIED_LINE, found)
 
     async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:
         spec, repository = self.spec, self.repository

@@ -20,6 +20,7 @@ from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotRepo
 from tests.client.support.user_scene import NAME, UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.job_output import seal
 
 pytestmark = pytest.mark.looptime
 
@@ -78,15 +79,15 @@ class _Report:
         self.scene.kube.logs["velero", f"{job}-x"] = "".join(f"{line}\n" for line in lines)
 
 
-def _totals(**counts: int) -> str:
-    return SnapshotReport.from_wire({name: {"count": count} for name, count in counts.items()}).to_json()
+def _totals(**counts: int) -> SnapshotReport:
+    return SnapshotReport.from_wire({name: {"count": count} for name, count in counts.items()})
 
 
 async def test_the_report_is_read_and_its_job_deleted() -> None:
     report = _Report()
     async with report.running() as task:
         lines = ("time=1 level=info msg=begin", REPORTED_LINE.format(_ODD), REPORTED_LINE.format(_OLD))
-        report.end(0, _totals(unreferenced=1, unknown=1, referenced=9), *lines)
+        report.end(0, seal(_totals(unreferenced=1, unknown=1, referenced=9), *lines), *lines)
         found = await task
     assert (found.repository, found.snapshots, found.notes) == (NAME, [_OLD, _ODD], [])
     assert found.totals.referenced.count == 9
@@ -109,16 +110,24 @@ async def test_the_job_is_that_of_the_installed_agent() -> None:
     assert len(job["metadata"]["name"]) <= 63
 
 
-async def test_what_was_not_read_and_a_log_that_is_cut_are_noted() -> None:
+async def test_what_was_not_read_is_noted() -> None:
     report = _Report()
     async with report.running() as task:
-        totals = SnapshotReport(unknown=SnapshotTotal(count=2), unread="403 Forbidden")
-        report.end(0, totals.to_json(), REPORTED_LINE.format(_ODD))
+        line = REPORTED_LINE.format(_ODD)
+        totals = SnapshotReport(unknown=SnapshotTotal(count=1), unread="403 Forbidden")
+        report.end(0, seal(totals, line), line)
         found = await task
-    assert found.notes == [
-        "what refers to snapshots could not be read: 403 Forbidden",
-        "the log of the pod has only 1 of 2 snapshots",
-    ]
+    assert found.notes == ["what refers to snapshots could not be read: 403 Forbidden"]
+
+
+async def test_a_log_that_lacks_snapshots_is_an_error() -> None:
+    report = _Report()
+    async with report.running() as task:
+        report.end(0, seal(_totals(unknown=1), REPORTED_LINE.format(_ODD)), "time=1 level=info msg=end")
+        with pytest.raises(
+            JobError, match=r"^Pod velero/\S+ of the report: its log was rotated or cut off: it has 0 of 1 results$"
+        ):
+            await task
 
 
 async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:
@@ -201,7 +210,7 @@ async def test_a_job_that_cannot_be_deleted_is_named_with_the_command_that_does(
     report = _Report()
     async with report.running() as task:
         name = report.jobs[0]["metadata"]["name"]
-        report.end(0, _totals())
+        report.end(0, seal(_totals()))
         report.scene.kube.fail_next("DELETE", "/jobs", 403)
         await task
     (note,) = report.notes

@@ -119,6 +119,8 @@ def test_other_command_lines_have_no_specification(argv: list[str]) -> None:
         ("list-files --volume-namespace=app --snapshot=k --limit=0", "limit: Expected `int` >= 1"),
         ("maintain-repository --job=j --verify-blobs=x", "verify-blobs: Expected `int`"),
         ("delete-snapshots --cluster=c --transfer=a/b/c --check=app/s1", "--check is for --dry-run"),
+        ("delete-snapshots --cluster=c --transfer=a/b", 'not NAMESPACE/BACKUP/UID: "a/b"'),
+        ("delete-snapshots --cluster=c --transfer=a/b/c --check=app --dry-run", 'not NAMESPACE/SNAPSHOT: "app"'),
         ("verify-snapshots --volume-path=/v --snapshot=s1 --snapshot=s2", "--volume-path is for one --snapshot"),
         *(
             (f"verify-snapshots --snapshot=s1 --percent={percent}", "percent: Expected `float`")
@@ -136,14 +138,3 @@ def test_a_deletion_names_transfers_copies_and_their_namespaces() -> None:
     assert spec.transfers == [TransferToDelete("app", "night", "u1")]
     assert spec.checks == [CopyToCheck("db", "s2")]
     assert spec.volume_namespaces == ["app", "db"]
-
-
-@pytest.mark.parametrize("text", ["app/night", "app/night/u/1", "app//u1", ""])
-def test_a_text_that_is_no_transfer_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match="not NAMESPACE/BACKUP/UID"):
-        _ = DeleteSnapshots(transfer=(text,), cluster="c").transfers
-
-
-def test_a_text_that_is_no_copy_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="not NAMESPACE/SNAPSHOT"):
-        _ = DeleteSnapshots(transfer=(), check=("app",), cluster="c", dry_run=True).checks

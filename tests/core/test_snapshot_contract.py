@@ -1,30 +1,23 @@
-"""What data movers say about snapshots, as lines of their output."""
+"""The transfers and copies that a command line names."""
 
 import pytest
 
-from core.snapshot_contract import REPORTED_LINE, ReportedSnapshot, SnapshotVerdict
+from core.snapshot_contract import CopyToCheck, TransferToDelete
 
 
-def test_a_reported_snapshot_is_one_line_without_control_characters() -> None:
-    snapshot = ReportedSnapshot(
-        id="a", verdict=SnapshotVerdict.UNKNOWN, reason="it has no tags", source="u@h:/\x1b[2J\x9b1m\u2028\n/ä", bytes=5
-    )
-    line = REPORTED_LINE.format(snapshot)
-    assert line.isascii()
-    assert line.isprintable()
-    assert REPORTED_LINE.parse(f"{line}\n") == snapshot
+def test_transfers_and_copies_are_read_as_they_were_written() -> None:
+    transfer, copy = TransferToDelete("app", "night", "u1"), CopyToCheck("db", "s2")
+    assert TransferToDelete.parse(str(transfer)) == transfer
+    assert CopyToCheck.parse(str(copy)) == copy
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "level=info msg=started",
-        '{"level": "info", "msg": "started"}',
-        '{"nodeagent.io/reported-snapshot": {"id": "a"}}',
-        '{"nodeagent.io/reported-snapshot": {"id": "a", "verdict": "maybe", "reason": ""}}',
-        '["nodeagent.io/reported-snapshot"]',
-    ],
-)
-def test_other_lines_of_a_log_have_no_snapshot(line: str) -> None:
-    assert REPORTED_LINE.parse(line) is None
+@pytest.mark.parametrize("text", ["app/night", "app/night/u/1", "app//u1", ""])
+def test_a_text_that_is_no_transfer_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="not NAMESPACE/BACKUP/UID"):
+        TransferToDelete.parse(text)
+
+
+@pytest.mark.parametrize("text", ["app", "app/", "/s1", "app/s1/x"])
+def test_a_text_that_is_no_copy_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="not NAMESPACE/SNAPSHOT"):
+        CopyToCheck.parse(text)

@@ -21,7 +21,6 @@ _TESTED_ELSEWHERE: Final = {
     "core/text.py": "tests/client/test_text.py",
     "core/version.py": "tests/nodeagent/test_main.py",
     "datamover/__main__.py": "tests/datamover/test_main.py",
-    "core/models/output_line.py": "tests/core/test_snapshot_contract.py",
     "core/file_contract.py": "tests/datamover/pod/test_file_source.py",
     "datamover/pod/file_relay.py": "tests/datamover/pod/test_file_stream.py",
     "datamover/pod/repository_access.py": "tests/datamover/pod/test_snapshot_list.py",

@@ -19,6 +19,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, JOBS, PO
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.client.support.files_scene import DIRECTORY, FilesKube, pack
 from tests.support.golden import assert_golden, assert_golden_text
+from tests.support.job_output import seal
 
 __all__ = ["backup_shell"]
 
@@ -58,7 +59,8 @@ def _copy(shell: BackupShell, kube: FilesKube) -> None:
 
 def _listing(kube: FilesKube, *entries: FileEntry, total: int = 0) -> None:
     result = FileListing(type=FileType.DIRECTORY, entries=total or len(entries), listed=len(entries))
-    kube.end(0, result.to_json(), "time=1 level=info msg=begin", *map(ENTRY_LINE.format, entries))
+    lines = ["time=1 level=info msg=begin", *map(ENTRY_LINE.format, entries)]
+    kube.end(0, seal(result, *lines), *lines)
 
 
 def test_ls_lists_the_volumes(shell: BackupShell) -> None:
@@ -106,9 +108,8 @@ def test_a_list_that_is_cut_says_so(shell: BackupShell, kube: FilesKube) -> None
 
 @pytest.mark.parametrize("mode", ["0899", "-1", "x", "77777777"])
 def test_a_mode_that_is_none_is_shown_as_no_permissions(shell: BackupShell, kube: FilesKube, mode: str) -> None:
-    _listing(kube, FileEntry(name="name", type=FileType.FILE))
-    kube.log = kube.log.replace('"type"', f'"mode":"{mode}","type"')
-    assert mode in kube.log
+    line = ENTRY_LINE.format(FileEntry(name="name", type=FileType.FILE)).replace('"type"', f'"mode":"{mode}","type"')
+    kube.end(0, seal(FileListing(type=FileType.DIRECTORY, entries=1, listed=1), line), line)
     done = shell.run("ls", "night", "data")
     assert (done.code, done.out.splitlines()[1].split()[0]) == (0, "----------")
 

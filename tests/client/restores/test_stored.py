@@ -12,8 +12,9 @@ from client.restores.stored import StoredList, list_stored
 from core.kube.errors import NotFoundError
 from core.kube.resources import JOBS
 from core.models.base import JsonDict
-from core.snapshot_contract import STORED_LINE, TOTAL_LINE, SnapshotListing, StoredTotal, UnreadRepository
+from core.snapshot_contract import STORED_LINE, SnapshotListing, UnreadRepository
 from tests.client.support.restore_scene import DATA, FILES, RestoreScene, stored
+from tests.support.job_output import seal
 
 pytestmark = pytest.mark.looptime
 
@@ -62,7 +63,7 @@ async def test_the_snapshots_are_read_in_order_and_the_job_is_deleted() -> None:
     other = stored(FILES, "s2", cluster="uid-0")
     async with listing.running() as task:
         lines = ("time=1 level=info msg=begin", *map(STORED_LINE.format, (older, newer, other)))
-        listing.end(0, SnapshotListing(repositories=2, snapshots=3).to_json(), *lines)
+        listing.end(0, seal(SnapshotListing(repositories=2, snapshots=3), *lines), *lines)
         found = await task
     assert found == StoredList(location="default", snapshots=[other, newer, older])
     assert listing.jobs == []
@@ -84,27 +85,26 @@ async def test_what_could_not_be_listed_is_noted() -> None:
     listing = _Listing()
     unread = [UnreadRepository(volume_namespace="db", message="wrong password")]
     async with listing.running() as task:
-        totals = SnapshotListing(repositories=1, snapshots=9, unread=unread, unread_count=4)
-        listing.end(0, totals.to_json(), STORED_LINE.format(stored(DATA)))
+        line = STORED_LINE.format(stored(DATA))
+        totals = SnapshotListing(repositories=1, snapshots=1, unread=unread, unread_count=4)
+        listing.end(0, seal(totals, line), line)
         found = await task
     assert found.notes == [
         "the repository of namespace db: wrong password",
         "3 more repositories could not be listed",
-        "the log of the pod has only 1 of 9 snapshots: list one namespace at a time (-n)",
     ]
 
 
-async def test_the_namespaces_whose_snapshots_the_log_lost_are_named() -> None:
+async def test_a_log_that_lacks_snapshots_is_an_error_with_a_remedy() -> None:
     listing = _Listing()
     async with listing.running() as task:
-        ends = [StoredTotal(volume_namespace=name, snapshots=count) for name, count in (("app", 3), ("db", 1))]
-        lines = (STORED_LINE.format(stored(DATA)), STORED_LINE.format(stored(FILES)), *map(TOTAL_LINE.format, ends))
-        listing.end(0, SnapshotListing(repositories=2, snapshots=4).to_json(), *lines)
-        found = await task
-    text = (
-        "the log of the pod has only 2 of 4 snapshots, and not all of app (1 of 3): list one namespace at a time (-n)"
-    )
-    assert found.notes == [text]
+        lines = (STORED_LINE.format(stored(DATA)), STORED_LINE.format(stored(FILES)))
+        listing.end(0, seal(SnapshotListing(repositories=2, snapshots=2), *lines), lines[1])
+        cut = r"its log was rotated or cut off: it has 1 of 2 results"
+        with pytest.raises(
+            JobError, match=rf"^Pod velero/\S+ of the list: {cut}: list one namespace at a time \(-n\)$"
+        ):
+            await task
 
 
 async def test_a_pod_that_fails_is_an_error_with_its_cause() -> None:

@@ -36,6 +36,7 @@ from core.snapshot_contract import (
 from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
+from tests.support.job_output import seal
 
 CLUSTER = "uid-of-this-cluster"
 
@@ -96,8 +97,9 @@ class JobKube(FakeKube):
         options = parse_spec(container["args"])
         if isinstance(options, VerifySnapshots):
             results = [VerifiedSnapshot(id=one, outcome=self.verified) for one in options.snapshots]
-            message = SnapshotVerification(snapshots=len(results)).to_json()
-            self._end(meta["name"], "", message, map(VERIFIED_LINE.format, results))
+            result = SnapshotVerification(snapshots=len(results))
+            lines = [VERIFIED_LINE.format(one) for one in results]
+            self._end(meta["name"], "", seal(result, *lines), lines)
             return
         assert isinstance(options, DeleteSnapshots)
         assert options.cluster == CLUSTER
@@ -108,7 +110,7 @@ class JobKube(FakeKube):
         kept = self.pinned & found.keys()
         if not options.dry_run:
             self.bucket = {key: one for key, one in self.bucket.items() if key not in found or key in kept}
-        lines = [
+        deleted = [
             DeletedSnapshot(
                 id=key,
                 volume_namespace=one.volume_namespace,
@@ -133,8 +135,8 @@ class JobKube(FakeKube):
             checked=len(checked),
             now=self.time + self.pod_ahead,
         )
-        log = [*map(DELETED_LINE.format, lines), *map(CHECKED_LINE.format, checked)]
-        self._end(meta["name"], error, error or totals.to_json(), log)
+        log = [*map(DELETED_LINE.format, deleted), *map(CHECKED_LINE.format, checked)]
+        self._end(meta["name"], error, error or seal(totals, *log), log)
 
     def _find_fault(self, snapshot: str, here: set[str]) -> str:
         if snapshot not in here:

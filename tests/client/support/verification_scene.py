@@ -21,6 +21,7 @@ from core.models.verification import (
 )
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.clock import LoopClock
+from tests.support.job_output import seal
 
 
 def passed(snapshot_id: str) -> VerifiedSnapshot:
@@ -39,9 +40,9 @@ class VerificationScene:
     """The backup `night` of the volumes app/data (s1) and db/files (s2).
 
     `results` are those of Jobs that read; other snapshots pass. Those of Jobs that compare are `compared`. The Jobs of
-    the repositories in `broken` fail, those in `slow` do not end, after `logged` of their snapshots. Restores end in
-    the phase `restored`; empty: they do not end. `seen` are the Jobs in their order, `on_job` is called when there is
-    one.
+    the repositories in `broken` fail, those in `slow` do not end, after `logged` of their snapshots. With `cut`, no
+    log has more than these. Restores end in the phase `restored`; empty: they do not end. `seen` are the Jobs in their
+    order, `on_job` is called when there is one.
     """
 
     base: RestoreScene = field(default_factory=RestoreScene)
@@ -50,6 +51,7 @@ class VerificationScene:
     broken: set[str] = field(default_factory=set)
     slow: set[str] = field(default_factory=set)
     logged: int = 0
+    cut: bool = False
     restored: str = "Completed"
     volume: str = ""
     seen: list[JsonDict] = field(default_factory=list)
@@ -123,14 +125,14 @@ class VerificationScene:
         broken, slow = (
             any(f"--backup-repository={name}" in args for name in names) for names in (self.broken, self.slow)
         )
-        message = "no memory" if broken else SnapshotVerification(snapshots=len(ids)).to_json()
         results = self.compared if compares else self.results
+        lines = [VERIFIED_LINE.format(results.get(one) or passed(one)) for one in ids]
+        message = "no memory" if broken else seal(SnapshotVerification(snapshots=len(ids)), *lines)
         name = job["metadata"]["name"]
         terminated = {"exitCode": int(broken), "message": message, "reason": "Error" if broken else "Completed"}
         state = [{"name": "velero-repo-maintenance-container", "state": {"terminated": terminated}}]
         status = {"phase": "Failed" if broken else "Succeeded", "containerStatuses": state}
         status = {"phase": "Running"} if slow else status
         self.base.user.put("Pod", f"{name}-x", "v1", labels={"job-name": name}, status=status)
-        shown = ids[: self.logged] if broken or slow else ids
-        lines = [VERIFIED_LINE.format(results.get(one) or passed(one)) for one in shown]
-        self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *lines, ""])
+        shown = lines[: self.logged] if broken or slow or self.cut else lines
+        self.base.kube.logs["velero", f"{name}-x"] = "\n".join(["time=1 level=info msg=x", *shown, ""])
