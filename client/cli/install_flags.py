@@ -130,154 +130,132 @@ def _parse_pod_labels(text: str) -> dict[str, str]:
 
 
 class _Flag(NamedTuple):
-    """One flag; one without `metavar` is a switch, and one with `many` may be repeated."""
+    """One flag, by default of the type of its `metavar`; one with `many` may be repeated."""
 
     name: str
     metavar: str
     help: str
-    type: click.ParamType[Any] = SWITCH
-    default: object = None
     many: bool = False
+    type: click.ParamType[Any] | None = None
+    default: object = None
 
 
 _some_directory: Final = matching(r"(?:[^/\s]+(?:/[^/\s]+)*)?", "a path such as clusters/east")
-
-_IMAGE: Final = FlagType(
-    matching(
-        r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*",
-        "such as registry.example.com/node-agent:1.0",
-    )
-)
+_IMAGE: Final = r"[A-Za-z0-9][A-Za-z0-9._-]*(?:[:/@][A-Za-z0-9_][A-Za-z0-9._-]*)*"
 _BUCKET: Final = FlagType(matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "a name such as backups"))
 _PREFIX: Final = FlagType(lambda text: _some_directory(text.strip("/")))
-_PROXY_URL: Final = FlagType(_parse_proxy)
-_ANNOTATIONS: Final = FlagType(parse_annotations)
+_LOCATION: Final = FlagType(_parse_location_config)
+_DOCUMENT: Final = PathType(_read_configuration)
+_FREQUENCY: Final = FlagType(_parse_frequency)
+_POD_LABELS: Final = FlagType(_parse_pod_labels)
+_LABELS: Final = FlagType(parse_labels)
 
+_TYPES: Final[Mapping[str, click.ParamType[Any]]] = {
+    "": SWITCH,
+    "DIRECTORY": FlagType(_parse_directory),
+    "DURATION": DURATION,
+    "FLAG=VALUE": FlagType(_parse_argument),
+    "IMAGE": FlagType(matching(_IMAGE, "such as registry.example.com/node-agent:1.0")),
+    "K=V,...": FlagType(parse_annotations),
+    "NAME": NAME,
+    "NAME,...": NAMES,
+    "PATH": FILE,
+    "POLICY": one_of("Always", "IfNotPresent", "Never"),
+    "QUANTITY": QUANTITY,
+    "TAINT,...": TAINTS,
+    "URL": FlagType(_parse_proxy),
+    "yaml|json": one_of("yaml", "json"),
+}
+"""Of a flag, by its metavar; any text for others."""
 
 GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     "what is done": (
         _Flag("--apply", "", "apply the objects: this is the default, and creates or updates them"),
         _Flag("--dry-run", "", "print the objects, and access no cluster"),
-        _Flag(
-            "--output",
-            "yaml|json",
-            "print the objects, also before they are applied (--dry-run: yaml)",
-            one_of("yaml", "json"),
-        ),
+        _Flag("--output", "yaml|json", "print the objects, also before they are applied (--dry-run: yaml)"),
         _Flag("--crds-only", "", "only the custom resource definitions; no other flag is checked"),
         _Flag(
             "--force-conflicts",
             "",
             "take over fields that others have set (default: true); each is printed",
-            SWITCH,
             default=True,
         ),
         _Flag("--wait", "", "wait until the agents are ready and the location is reachable"),
-        _Flag("--timeout", "DURATION", "of --wait (default: 5m)", DURATION),
+        _Flag("--timeout", "DURATION", "of --wait (default: 5m)"),
     ),
     "object storage": (
-        _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front", click.STRING),
-        _Flag("--bucket", "NAME", "the bucket", _BUCKET),
-        _Flag("--prefix", "DIRECTORY", "a directory in the bucket", _PREFIX),
+        _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front", type=click.STRING),
+        _Flag("--bucket", "NAME", "the bucket", type=_BUCKET),
+        _Flag("--prefix", "DIRECTORY", "a directory in the bucket", type=_PREFIX),
         _Flag(
             "--backup-location-config",
             "K=V,...",
             "config of the location, such as region=us-east-2",
-            FlagType(_parse_location_config),
             many=True,
+            type=_LOCATION,
         ),
-        _Flag("--cacert", "PATH", "certificates of the storage's authority, in PEM", FILE),
-        _Flag("--secret-file", "PATH", "file with the credentials; becomes the Secret cloud-credentials", FILE),
+        _Flag("--cacert", "PATH", "certificates of the storage's authority, in PEM"),
+        _Flag("--secret-file", "PATH", "file with the credentials; becomes the Secret cloud-credentials"),
         _Flag("--no-secret", "", "there are no credentials in a file"),
         _Flag("--no-default-backup-location", "", "create no BackupStorageLocation"),
     ),
     "agents": (
-        _Flag("--image", "IMAGE", "image of agents and data movers", _IMAGE),
-        _Flag(
-            "--image-pull-policy",
-            "POLICY",
-            "Always, IfNotPresent (default) or Never",
-            one_of("Always", "IfNotPresent", "Never"),
-            "IfNotPresent",
-        ),
-        _Flag("--image-pull-secret", "NAME,...", "Secrets with credentials of the image's registry", NAMES, many=True),
-        _Flag(
-            "--use-node-agent", "", "agents on all Linux nodes: only true is allowed, the default", SWITCH, default=True
-        ),
+        _Flag("--image", "IMAGE", "image of agents and data movers"),
+        _Flag("--image-pull-policy", "POLICY", "Always, IfNotPresent (default) or Never", default="IfNotPresent"),
+        _Flag("--image-pull-secret", "NAME,...", "Secrets with credentials of the image's registry", many=True),
+        _Flag("--use-node-agent", "", "agents on all Linux nodes: only true is allowed, the default", default=True),
         _Flag("--use-node-agent-windows", "", ""),
-        _Flag("--uploader-type", "NAME", "kopia", one_of("kopia")),
-        _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents", click.STRING),
-        _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", FlagType(_parse_argument), many=True),
+        _Flag("--uploader-type", "NAME", "kopia", type=one_of("kopia")),
+        _Flag("--features", "NAMES", "feature flags of Velero; without effect on the agents"),
+        _Flag("--agent-arg", "FLAG=VALUE", "one more flag of nodeagent serve", many=True),
         _Flag("--node-agent-disable-host-path", "", "no directories of pods: no transfers of pod volumes"),
         _Flag(
             "--kubelet-root-dir",
             "DIRECTORY",
             "directory of kubelets on their nodes (default: /var/lib/kubelet)",
-            FlagType(_parse_directory),
-            AgentOptions.kubelet_root,
+            default=AgentOptions.kubelet_root,
         ),
         _Flag("--privileged-node-agent", "", "run the agents as root in privileged containers"),
-        _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers", _PROXY_URL),
-        _Flag("--https-proxy", "URL", "HTTPS_PROXY of agents and data movers", _PROXY_URL),
-        _Flag("--no-proxy", "HOSTS", "NO_PROXY of agents and data movers", click.STRING),
+        _Flag("--http-proxy", "URL", "HTTP_PROXY of agents and data movers"),
+        _Flag("--https-proxy", "URL", "HTTPS_PROXY of agents and data movers"),
+        _Flag("--no-proxy", "HOSTS", "NO_PROXY of agents and data movers"),
     ),
     "configuration": (
-        _Flag("--node-agent-configmap", "NAME", "ConfigMap with the configuration; it must exist", NAME),
-        _Flag(
-            "--node-agent-config",
-            "PATH",
-            "file with the configuration; becomes that ConfigMap",
-            PathType(_read_configuration),
-        ),
-        _Flag("--backup-repository-configmap", "NAME", "ConfigMap for new backup repositories; it must exist", NAME),
-        _Flag("--repo-maintenance-job-configmap", "NAME", "ConfigMap for maintenance Jobs; it must exist", NAME),
+        _Flag("--node-agent-configmap", "NAME", "ConfigMap with the configuration; it must exist"),
+        _Flag("--node-agent-config", "PATH", "file with the configuration; becomes that ConfigMap", type=_DOCUMENT),
+        _Flag("--backup-repository-configmap", "NAME", "ConfigMap for new backup repositories; it must exist"),
+        _Flag("--repo-maintenance-job-configmap", "NAME", "ConfigMap for maintenance Jobs; it must exist"),
         _Flag(
             "--default-repo-maintain-frequency",
             "DURATION",
             "maintenance of repositories, without a Velero server",
-            FlagType(_parse_frequency),
+            type=_FREQUENCY,
         ),
     ),
     "pods": (
-        _Flag(
-            "--node-agent-pod-cpu-request", "QUANTITY", "CPU request of an agent (default: 50m); 0 is none", QUANTITY
-        ),
-        _Flag(
-            "--node-agent-pod-mem-request",
-            "QUANTITY",
-            "memory request of an agent (default: 128Mi); 0 is none",
-            QUANTITY,
-        ),
-        _Flag("--node-agent-pod-cpu-limit", "QUANTITY", "CPU limit of an agent (default: 0, none)", QUANTITY),
-        _Flag(
-            "--node-agent-pod-mem-limit", "QUANTITY", "memory limit of an agent (default: 512Mi); 0 is none", QUANTITY
-        ),
-        _Flag("--pod-labels", "K=V,...", "more labels of the agents' pods", FlagType(_parse_pod_labels), many=True),
-        _Flag("--pod-annotations", "K=V,...", "more annotations of the agents' pods", _ANNOTATIONS, many=True),
-        _Flag("--node-selector", "K=V,...", "labels of the nodes that get agents", FlagType(parse_labels), many=True),
+        _Flag("--node-agent-pod-cpu-request", "QUANTITY", "CPU request of an agent (default: 50m); 0 is none"),
+        _Flag("--node-agent-pod-mem-request", "QUANTITY", "memory request of an agent (default: 128Mi); 0 is none"),
+        _Flag("--node-agent-pod-cpu-limit", "QUANTITY", "CPU limit of an agent (default: 0, none)"),
+        _Flag("--node-agent-pod-mem-limit", "QUANTITY", "memory limit of an agent (default: 512Mi); 0 is none"),
+        _Flag("--pod-labels", "K=V,...", "more labels of the agents' pods", many=True, type=_POD_LABELS),
+        _Flag("--pod-annotations", "K=V,...", "more annotations of the agents' pods", many=True),
+        _Flag("--node-selector", "K=V,...", "labels of the nodes that get agents", many=True, type=_LABELS),
         _Flag(
             "--toleration",
             "TAINT,...",
             "taints that agents tolerate: key=value:EFFECT, key:EFFECT, key or *",
-            TAINTS,
             many=True,
         ),
-        _Flag("--node-agent-priority-class-name", "NAME", "priority class of the agents", NAME),
+        _Flag("--node-agent-priority-class-name", "NAME", "priority class of the agents"),
         _Flag("--priority-classes", "", "create priority classes, and use that of the agents"),
     ),
     "accounts and permissions": (
-        _Flag("--service-account-name", "NAME", "existing account of the agents; none is created", NAME),
-        _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created", NAME),
-        _Flag(
-            "--sa-annotations",
-            "K=V,...",
-            "annotations of the accounts, such as a cloud identity",
-            _ANNOTATIONS,
-            many=True,
-        ),
+        _Flag("--service-account-name", "NAME", "existing account of the agents; none is created"),
+        _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created"),
+        _Flag("--sa-annotations", "K=V,...", "annotations of the accounts, such as a cloud identity", many=True),
         _Flag("--volume-secrets", "", "let agents copy Secrets and ConfigMaps that drivers of volumes need"),
         _Flag("--openshift", "", "create security context constraints of OpenShift"),
-        _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", NAMESPACE),
+        _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", type=NAMESPACE),
     ),
 }
 
@@ -353,15 +331,16 @@ class _Option(click.Option):
 def install_flags(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add all flags; the command gets them by the names of their parameters."""
     flags = [flag for group in GROUPS.values() for flag in group]
-    flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "", click.STRING) for name in SERVER_FLAGS]
+    flags += [_Flag(name, "" if name in _SERVER_SWITCHES else "VALUE", "", type=click.STRING) for name in SERVER_FLAGS]
     for flag in reversed(flags):
+        kind = flag.type or _TYPES.get(flag.metavar, click.STRING)
         # As pflag has it: --wait, --wait=true and --wait=false.
         more: dict[str, Any] = {} if flag.metavar else {"is_flag": False, "flag_value": "true"}
         function = click.option(
             *([flag.name, "-o"] if flag.name == "--output" else [flag.name]),
-            cls=click.Option if flag.name in _OF_DEFINITIONS or flag.type is click.STRING else _Option,
-            type=flag.type,
-            default=False if flag.type is SWITCH and flag.default is None else flag.default,
+            cls=click.Option if flag.name in _OF_DEFINITIONS or kind is click.STRING else _Option,
+            type=kind,
+            default=False if kind is SWITCH and flag.default is None else flag.default,
             multiple=flag.many,
             is_eager=flag.name == "--crds-only",
             metavar=flag.metavar or "[BOOL]",
