@@ -6,10 +6,11 @@ annotation of another owner. What is listed is redacted, keys too.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from core.kube import resources as kube
 from core.kube.resources import Resource
+from core.kube.types import Event, Object
 from core.models.base import JsonDict
 from core.models.names import (
     AGENT_DAEMONSET,
@@ -224,7 +225,7 @@ class Collected:
     fields: _Fields
     selector: str = ""
     name: str = ""
-    keeps: Callable[[JsonDict], bool] = lambda _: True
+    keeps: Callable[[Any], bool] = lambda _: True
 
     @property
     def file(self) -> str:
@@ -235,11 +236,11 @@ class Collected:
 _AGENT: Final = ",".join(f"{key}={value}" for key, value in AGENT_LABELS.items())
 
 
-def _is_agents(raw: JsonDict) -> bool:
+def _is_agents(raw: Object) -> bool:
     return raw["metadata"]["name"] in {AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS}
 
 
-def _is_of_collected(event: JsonDict) -> bool:
+def _is_of_collected(event: Event) -> bool:
     involved = event.get("involvedObject")
     return isinstance(involved, dict) and involved.get("kind") in {one.resource.kind for one in COLLECTED}
 
@@ -265,7 +266,7 @@ COLLECTED: Final = (
 """All lists of objects that a bundle has; those of namespaced kinds are of the agents' namespace."""
 
 
-def select_fields(raw: JsonDict, fields: _Fields) -> JsonDict:
+def select_fields(raw: Mapping[str, Any], fields: _Fields) -> JsonDict:
     """Return what a bundle has of an object as JSON dict: its identity and these fields, redacted."""
     known: dict[str, _Fields] = {"apiVersion": True, "kind": True, "metadata": _META}
     chosen = _select(raw, known | dict(fields) if isinstance(fields, Mapping) else known)

@@ -2,7 +2,8 @@
 
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import EVENTS
-from core.models.base import JsonDict, Time, WireModel, parse_time
+from core.kube.types import Event
+from core.models.base import Time, WireModel, parse_time
 
 __all__ = ["EventLine", "event_line", "read_events"]
 
@@ -27,9 +28,9 @@ async def read_events(client: KubeClient, namespace: str, uid: str) -> list[Even
     return sorted(map(event_line, found), key=lambda line: line.last_seen, reverse=True)
 
 
-def event_line(raw: JsonDict) -> EventLine:
+def event_line(raw: Event) -> EventLine:
     """Return an Event as JSON dict as a line."""
-    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"].get("creationTimestamp")
+    seen = raw.get("lastTimestamp") or raw.get("eventTime") or raw["metadata"]["creationTimestamp"]
     return EventLine(
         type=raw.get("type") or "",
         reason=raw.get("reason") or "",

@@ -6,8 +6,8 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import DAEMON_SETS
+from core.kube.types import DaemonSet
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET
 from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import Settings
@@ -82,14 +82,14 @@ async def read_ready_image(client: KubeClient, namespace: str, flag: str = "--ag
     return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
 
 
-def serve_words(daemonset: JsonDict) -> list[str]:
+def serve_words(daemonset: DaemonSet) -> list[str]:
     """Return the arguments of `serve` in an apps/v1 DaemonSet as JSON dict: its first container is the agent.
 
     Raises:
         ConfigError: it does not start an agent.
     """
-    containers = ((daemonset.get("spec") or {}).get("template") or {}).get("spec", {}).get("containers") or [{}]
-    words = [str(word) for key in ("command", "args") for word in containers[0].get(key) or []]
+    containers = (daemonset["spec"].get("template") or {}).get("spec", {}).get("containers") or []
+    words = [*containers[0].get("command", []), *containers[0].get("args", [])] if containers else []
     for start in _STARTS:
         for index in range(len(words)):
             if words[index : index + len(start)] == start:

@@ -132,10 +132,10 @@ async def _find_pod(client: KubeClient, namespace: str) -> str:
     """Return the name of the leader's pod: the agent on the node that the holder of the Lease names."""
     place = f"Lease {namespace}/{DISPATCHER_LEASE}"
     lease = await client.read(LEASES, namespace, DISPATCHER_LEASE)
-    holder = ((lease or {}).get("spec") or {}).get("holderIdentity") or ""
+    holder = (lease.get("spec") or {}).get("holderIdentity", "") if lease else ""
     if not holder:
         raise LeaderUnavailableError(f"{place} has no holder" if lease else f"{place} does not exist")
-    node = node_of_holder(str(holder))
+    node = node_of_holder(holder)
     selection = Selection(PODS, namespace, AGENT_SELECTOR, f"spec.nodeName={node}")
     pods = [pod["metadata"] for pod in await client.list(selection)]
     names = [meta["name"] for meta in pods if not meta.get("deletionTimestamp")]

@@ -19,7 +19,8 @@ from core.errors import AgentError, ExposeError, ResultError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, EVENTS, JOBS
-from core.models.base import JsonDict, WireModel
+from core.kube.types import Job, Manifest, Pod
+from core.models.base import WireModel
 from core.models.job_output import OutputLine, read_output
 from core.models.names import MAINTENANCE_CONTAINER
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
@@ -94,7 +95,7 @@ class JobTools:
     namespace: str
     on_progress: Callable[[str], None]
     on_note: Callable[[str], None]
-    on_created: Callable[[JsonDict], None] = lambda _: None
+    on_created: Callable[[Job], None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ async def plan_job(
     *,
     longest: timedelta | None = None,
     volume: MoverVolume | None = None,
-) -> JsonDict:
+) -> Manifest:
     """Return the manifest of the Job, with the settings that the leader's own Jobs have.
 
     A verification may take `longest`, and compares `volume` if there is one.
@@ -194,7 +195,7 @@ async def plan_job(
 
 async def run_job(
     tools: JobTools,
-    manifest: JsonDict,
+    manifest: Manifest,
     what: str,
     timeout: timedelta,  # noqa: ASYNC109 - of the Job
     on_log: Callable[[str], Awaitable[None]] | None = None,
@@ -228,13 +229,13 @@ async def _keep(tools: JobTools, step: Callable[[], Awaitable[None]]) -> None:
         await _shielded(tools, step, "keep the results of the Job", _KEEP_TIMEOUT)
 
 
-async def _keep_log_of(tools: JobTools, job: JsonDict, on_log: Callable[[str], Awaitable[None]]) -> None:
+async def _keep_log_of(tools: JobTools, job: Job, on_log: Callable[[str], Awaitable[None]]) -> None:
     if (pod := await read_pod(tools.client, tools.namespace, job["metadata"]["name"])) is not None:
         await on_log(await _read_log(tools, pod))
 
 
 @asynccontextmanager
-async def open_job(tools: JobTools, manifest: JsonDict) -> AsyncIterator[JsonDict]:
+async def open_job(tools: JobTools, manifest: Manifest) -> AsyncIterator[Job]:
     """Create the Job, yield it, and delete it in any case, as `run_job` does.
 
     Raises:
@@ -249,7 +250,7 @@ async def open_job(tools: JobTools, manifest: JsonDict) -> AsyncIterator[JsonDic
         await _shielded(tools, lambda: _delete(tools, manifest["metadata"]), "delete the Job")
 
 
-async def end_jobs(tools: JobTools, jobs: Sequence[JsonDict], timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+async def end_jobs(tools: JobTools, jobs: Sequence[Job], timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
     """Delete Jobs that another command has left, and return once no pod of theirs runs any more.
 
     Raises:
@@ -268,7 +269,7 @@ async def end_jobs(tools: JobTools, jobs: Sequence[JsonDict], timeout: timedelta
             await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def wait_for_start(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> JsonDict:  # noqa: ASYNC109 - of the start
+async def wait_for_start(tools: JobTools, job: Job, what: str, timeout: timedelta) -> Pod:  # noqa: ASYNC109 - of the start
     """Return the pod of the Job once it runs; `what` is a word for messages.
 
     Raises:
@@ -282,7 +283,7 @@ async def wait_for_start(tools: JobTools, job: JsonDict, what: str, timeout: tim
     return pod
 
 
-async def check_end(tools: JobTools, job: JsonDict, what: str, timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
+async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) -> None:  # noqa: ASYNC109 - of the end
     """Return once the pod of the Job has ended with 0.
 
     Raises:
@@ -292,15 +293,15 @@ async def check_end(tools: JobTools, job: JsonDict, what: str, timeout: timedelt
     _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
 
 
-def _look_for_start(pod: JsonDict) -> PodEnd | bool | None:
+def _look_for_start(pod: Pod) -> PodEnd | bool | None:
     return parse_pod_end(pod) or (pod.get("status") or {}).get("phase") == "Running" or None
 
 
-def _shown(pod: JsonDict) -> str:
+def _shown(pod: Pod) -> str:
     return f"Pod {pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
-def _check_end(what: str, pod: JsonDict, end: PodEnd) -> None:
+def _check_end(what: str, pod: Pod, end: PodEnd) -> None:
     if end.exit_code != 0:
         cause = ": ".join(filter(None, (explain_exit(end), end.message)))
         raise JobError(f"{_shown(pod)} of the {what} failed: {cause}")
@@ -314,10 +315,10 @@ async def _shielded(
 
 async def _wait(
     tools: JobTools,
-    job: JsonDict,
+    job: Job,
     timeout: timedelta,  # noqa: ASYNC109 - shown
-    look: Callable[[JsonDict], _T | None],
-) -> tuple[JsonDict, _T]:
+    look: Callable[[Pod], _T | None],
+) -> tuple[Pod, _T]:
     """Return the pod of the Job once `look` returns something about it, and what that is.
 
     Raises:
@@ -345,7 +346,7 @@ async def _wait(
         await tools.clock.sleep(min(_POLL_SECONDS, max(deadline.remaining_seconds, 0.1)))
 
 
-async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: JsonDict | None) -> str:
+async def _describe(tools: JobTools, causes: CauseFinder, job: Job, pod: Pod | None) -> str:
     """Return what the Job is doing.
 
     Raises:
@@ -366,14 +367,14 @@ async def _describe(tools: JobTools, causes: CauseFinder, job: JsonDict, pod: Js
     return f"{text}: {warnings[-1].get('message', '')}" if warnings else text
 
 
-async def _read_log(tools: JobTools, pod: JsonDict) -> str:
+async def _read_log(tools: JobTools, pod: Pod) -> str:
     meta = pod["metadata"]
     return await tools.client.pod_log(
         meta["namespace"], meta["name"], container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
     )
 
 
-async def _delete(tools: JobTools, meta: JsonDict) -> None:
+async def _delete(tools: JobTools, meta: Manifest) -> None:
     """Delete the Job with that metadata, whose name is unique; one that was not created is none."""
     try:
         await tools.client.delete(JOBS, meta["namespace"], meta["name"])

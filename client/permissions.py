@@ -1,14 +1,14 @@
 """The permissions of users who run commands, with the reason; no ServiceAccount of `deploy/` has them."""
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from client.bundle_fields import COLLECTED
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.objects import resource_of
 from core.kube import resources as kube
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest, Object
 from core.models.names import (
     ADMISSIONS_CONFIGMAP,
     AGENT_DAEMONSET,
@@ -372,7 +372,7 @@ VOLUME_CHECK_PERMISSIONS: Final = (
 """What `nodeagent preflight` needs."""
 
 
-def delete_permissions(stored: Iterable[JsonDict]) -> tuple[Permission, ...]:
+def delete_permissions(stored: Iterable[Object]) -> tuple[Permission, ...]:
     """Return what removing these objects needs."""
     return tuple(
         Permission(
@@ -382,12 +382,12 @@ def delete_permissions(stored: Iterable[JsonDict]) -> tuple[Permission, ...]:
     )
 
 
-def installer_permissions(everything: Sequence[JsonDict]) -> tuple[Permission, ...]:
+def installer_permissions(everything: Sequence[Manifest]) -> tuple[Permission, ...]:
     """Return what the person needs who installs, whatever is chosen, and waits; `everything` are the objects."""
     return (*install_permissions(everything), *grant_permissions(everything), *WAIT_PERMISSIONS)
 
 
-def install_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+def install_permissions(manifests: Iterable[Manifest]) -> tuple[Permission, ...]:
     """Return what applying these objects needs; a `create` cannot be limited to names."""
     found = []
     for resource, names in _names_of(manifests).items():
@@ -397,7 +397,7 @@ def install_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]
     return tuple(found)
 
 
-def grant_permissions(manifests: Iterable[JsonDict]) -> tuple[Permission, ...]:
+def grant_permissions(manifests: Iterable[Manifest]) -> tuple[Permission, ...]:
     """Return what granting roles needs that have permissions which the user does not have.
 
     Source: Kubernetes v1.34, "Using RBAC Authorization", "Privilege escalation prevention and bootstrapping".
@@ -414,7 +414,7 @@ def _scope_of(resource: Resource) -> Scope:
     return Scope.OWN_NAMESPACE if resource.namespaced else Scope.CLUSTER
 
 
-def _names_of(manifests: Iterable[JsonDict]) -> dict[Resource, tuple[str, ...]]:
+def _names_of(manifests: Iterable[Mapping[str, Any]]) -> dict[Resource, tuple[str, ...]]:
     """Return the names of objects by their resource."""
     found: dict[Resource, tuple[str, ...]] = {}
     for manifest in manifests:

@@ -26,6 +26,7 @@ from core.errors import AgentError, ConfigError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
+from core.kube.types import Object, Pod
 from core.kube.velero_server import has_velero_server
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
@@ -169,7 +170,7 @@ class RepositoryReader:
             self._notes.append(f"{what} could not be read: {e}")
             return otherwise
 
-    def _parse(self, raw: JsonDict) -> BackupRepository | None:
+    def _parse(self, raw: Object) -> BackupRepository | None:
         try:
             return BackupRepository.parse(raw)
         except ContractError as e:
@@ -276,11 +277,13 @@ def _next_memory(record: MaintenanceRecord, following: NextMaintenance, settings
         full = following.mode != MaintenanceMode.QUICK
         memory = decide_memory(record, may_be_full=full, most_bytes=settings.memory_limit_max_bytes)
         resources, too_small = memory.resources, memory.too_small
-    request, limit = (str((resources.get(key) or {}).get("memory", "")) for key in ("requests", "limits"))
+    request, limit = (
+        str((part or {}).get("memory", "")) for part in (resources.get("requests"), resources.get("limits"))
+    )
     return {"memory_request": request, "memory_limit": limit, "memory_too_small": too_small}
 
 
-def _pending(pod: JsonDict) -> str:
+def _pending(pod: Pod) -> str:
     """Return why the pod has not started; empty: it has."""
     try:
         pending = diagnose_pod(pod)

@@ -19,6 +19,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import UnauthorizedError, UnreachableError
 from core.kube.resources import CONFIG_MAPS, LEASES, PODS
+from core.kube.types import Pod
 from core.models.base import JsonDict, format_time
 from core.models.names import ADMISSIONS_CONFIGMAP, DISPATCHER_LEASE, OWNER_UID_LABEL
 from core.redact import redact, redact_values
@@ -146,7 +147,7 @@ class BundleReader:
             for pod in _first(agents):
                 await self._add_pages(pod["metadata"]["name"], settings)
 
-    async def _add_log(self, raw: JsonDict, limit: int, what: str) -> None:
+    async def _add_log(self, raw: Pod, limit: int, what: str) -> None:
         """Add the log of the container that is ours: others in the pod, which are named, may log anything."""
         pod, (container, *others) = raw["metadata"]["name"], _containers(raw)
         self._on_progress(f"reading the log of {pod}")
@@ -197,13 +198,13 @@ class _Missing:
         return True
 
 
-def _containers(pod: JsonDict) -> list[str]:
+def _containers(pod: Pod) -> list[str]:
     """Return the names of the pod's containers, ours first: an agent's has one name, a data mover's is the first."""
     names = [str(one.get("name", "")) for one in (pod.get("spec") or {}).get("containers") or []]
     return sorted(names, key=lambda name: name != _AGENT_CONTAINER) or [""]
 
 
-def _first(pods: Sequence[JsonDict]) -> list[JsonDict]:
+def _first(pods: Sequence[Pod]) -> list[Pod]:
     """Return the pods that tell most: those that are not ready, then the newest."""
     newest = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
     return sorted(newest, key=is_ready)[:_PODS]

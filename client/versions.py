@@ -8,7 +8,8 @@ from client.installation import read_settings
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
-from core.models.base import JsonDict, WireModel
+from core.kube.types import Pod
+from core.models.base import WireModel
 from exposer.pod_status import is_ready
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
@@ -53,7 +54,7 @@ async def read_versions(client: KubeClient, namespace: str) -> VersionList:
     port, notes = (settings.status_address or settings.metrics_address).port, list[str]()
     gate = asyncio.Semaphore(_AT_A_TIME)
 
-    async def read(pod: JsonDict) -> AgentVersion:
+    async def read(pod: Pod) -> AgentVersion:
         name = pod["metadata"]["name"]
         async with gate:
             try:
@@ -67,11 +68,11 @@ async def read_versions(client: KubeClient, namespace: str) -> VersionList:
     return VersionList(agents=list(await asyncio.gather(*agents)), notes=notes)
 
 
-def _sorted(pods: Sequence[JsonDict]) -> list[JsonDict]:
+def _sorted(pods: Sequence[Pod]) -> list[Pod]:
     return sorted(pods, key=lambda pod: ((pod.get("spec") or {}).get("nodeName", ""), pod["metadata"]["name"]))
 
 
-def _agent(pod: JsonDict, version: str) -> AgentVersion:
+def _agent(pod: Pod, version: str) -> AgentVersion:
     spec = pod.get("spec") or {}
     return AgentVersion(
         node=spec.get("nodeName", ""),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from client.volume_check_objects import PREFLIGHT_LABELS, CheckPlan
 from core.clock import Clock, Deadline
@@ -11,7 +11,7 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import ForbiddenError
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Metadata, UncheckedObject
 
 __all__ = ["CheckCleanup", "LeftoverError"]
 
@@ -57,9 +57,10 @@ class CheckCleanup:
             resource, policy = _BOUND[kind]
             try:
                 stored = await self.client.read(resource, "", name)
+                retained = stored is not None and cast("UncheckedObject", stored)["spec"].get(policy) == "Retain"
             except ForbiddenError:
-                stored = {"spec": {policy: "Retain"}}
-            if stored is not None and stored["spec"].get(policy) == "Retain":
+                retained = True
+            if retained:
                 found.append(f"{kind}/{name}")
         return found
 
@@ -95,9 +96,9 @@ class CheckCleanup:
             await self.clock.sleep(_POLL_SECONDS)
         return deleted
 
-    async def _list(self, resource: Resource, namespace: str) -> list[tuple[Resource, JsonDict]]:
+    async def _list(self, resource: Resource, namespace: str) -> list[tuple[Resource, Metadata]]:
         found = await self.client.list(Selection(resource, namespace, select_labels(PREFLIGHT_LABELS)))
-        for one in found:
+        for one in cast("list[UncheckedObject]", found):
             if volume := (one.get("spec") or {}).get("volumeName"):
                 self.bound.add(f"pv/{volume}")
             if content := (one.get("status") or {}).get("boundVolumeSnapshotContentName"):

@@ -5,7 +5,7 @@ from typing import Final
 
 from core.kube import resources as kube
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import RESTORE_SELECTOR_LABEL
 from core.models.transfers import PLAIN_RESTORE
 
@@ -68,27 +68,27 @@ class CheckPlan:
         """The name of the target claim."""
         return f"{self.name}-restored"
 
-    def build_namespace(self) -> JsonDict:
+    def build_namespace(self) -> Manifest:
         """Return the namespace of the volumes."""
         return self._object(kube.NAMESPACES, self.space, "")
 
-    def build_claim(self) -> JsonDict:
+    def build_claim(self) -> Manifest:
         """Return the source claim."""
         return self._claim(self.name, {})
 
-    def build_target(self) -> JsonDict:
+    def build_target(self) -> Manifest:
         """Return the target claim: no provisioner fills it."""
         return self._claim(self.restored, {"selector": {"matchLabels": {RESTORE_SELECTOR_LABEL: self.restored}}})
 
-    def build_writer(self) -> JsonDict:
+    def build_writer(self) -> Manifest:
         """Return the pod that writes random data into the source claim, and ends with its checksum."""
         return self._pod(self.name, self.name, _WRITE)
 
-    def build_reader(self) -> JsonDict:
+    def build_reader(self) -> Manifest:
         """Return the pod that reads the target claim, and ends with the checksum of what is in it."""
         return self._pod(self.restored, self.restored, _READ)
 
-    def build_snapshot(self) -> JsonDict:
+    def build_snapshot(self) -> Manifest:
         """Return the VolumeSnapshot of the source claim."""
         spec = {
             "volumeSnapshotClassName": self.snapshot_class,
@@ -96,7 +96,7 @@ class CheckPlan:
         }
         return {**self._object(kube.VOLUME_SNAPSHOTS, self.name, self.space), "spec": spec}
 
-    def build_upload(self) -> JsonDict:
+    def build_upload(self) -> Manifest:
         """Return the DataUpload of the snapshot."""
         spec = {
             "snapshotType": "CSI",
@@ -113,7 +113,7 @@ class CheckPlan:
         }
         return {**self._object(kube.DATA_UPLOADS, self.name, self.namespace), "spec": spec}
 
-    def build_download(self, snapshot_id: str) -> JsonDict:
+    def build_download(self, snapshot_id: str) -> Manifest:
         """Return the DataDownload of that kopia snapshot into the target claim."""
         spec = {
             "targetVolume": {"namespace": self.space, "pvc": self.restored, "pv": ""},
@@ -126,13 +126,13 @@ class CheckPlan:
         }
         return {**self._object(kube.DATA_DOWNLOADS, self.name, self.namespace), "spec": spec}
 
-    def _object(self, resource: Resource, name: str, namespace: str) -> JsonDict:
-        meta: JsonDict = {"name": name, "labels": dict(PREFLIGHT_LABELS)}
+    def _object(self, resource: Resource, name: str, namespace: str) -> Manifest:
+        meta: Manifest = {"name": name, "labels": dict(PREFLIGHT_LABELS)}
         if namespace:
             meta["namespace"] = namespace
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta}
 
-    def _claim(self, name: str, more: JsonDict) -> JsonDict:
+    def _claim(self, name: str, more: Manifest) -> Manifest:
         spec = {
             "accessModes": ["ReadWriteOnce"],
             "storageClassName": self.storage_class,
@@ -141,7 +141,7 @@ class CheckPlan:
         }
         return {**self._object(kube.PERSISTENT_VOLUME_CLAIMS, name, self.space), "spec": spec}
 
-    def _pod(self, name: str, claim: str, script: str) -> JsonDict:
+    def _pod(self, name: str, claim: str, script: str) -> Manifest:
         """Return a pod that every Pod Security Standard allows."""
         container = {
             "name": "preflight",

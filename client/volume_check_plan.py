@@ -1,8 +1,9 @@
 """What a check of a volume works with: the agents' image, a storage class and the snapshot class of its driver."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from client.installation import read_ready_image
 from client.permissions import VOLUME_CHECK_PERMISSIONS
@@ -10,7 +11,7 @@ from client.volume_check_objects import DEFAULT_SPACE, CheckPlan
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
-from core.models.base import JsonDict
+from core.kube.types import Object, StorageClass, VolumeSnapshotClass
 from core.models.storage import BackupStorageLocation
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission, Scope
@@ -46,7 +47,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
     if choice.space and await client.read(kube.NAMESPACES, "", choice.space) is None:
         raise ConfigError(f"--namespace-for-test: Namespace {choice.space} does not exist")
     storage_class = await _find_class(client, choice.storage_class)
-    driver = str(storage_class.get("provisioner", ""))
+    driver = storage_class.get("provisioner", "")
     snapshot_class = await _find_snapshot_class(client, choice.snapshot_class, driver)
     return CheckPlan(
         id=secrets.token_hex(3),
@@ -65,7 +66,7 @@ async def plan_check(client: KubeClient, namespace: str, choice: CheckChoice) ->
     )
 
 
-def _retaining(kind: str, found: JsonDict, policy: str) -> list[str]:
+def _retaining(kind: str, found: Mapping[str, Any], policy: str) -> list[str]:
     return [f"{kind} {_name(found)} has {policy} Retain"] if found.get(policy) == "Retain" else []
 
 
@@ -101,7 +102,7 @@ async def _check_location(client: KubeClient, namespace: str, name: str) -> None
         raise ConfigError(f"{place} is read-only: --location names another")
 
 
-async def _find_class(client: KubeClient, name: str) -> JsonDict:
+async def _find_class(client: KubeClient, name: str) -> StorageClass:
     if name:
         found = await client.read(kube.STORAGE_CLASSES, "", name)
         if found is None:
@@ -115,7 +116,7 @@ async def _find_class(client: KubeClient, name: str) -> JsonDict:
     return default[0]
 
 
-async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> JsonDict:
+async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> VolumeSnapshotClass:
     classes = [
         one for one in await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES)) if not name or _name(one) == name
     ]
@@ -134,13 +135,13 @@ async def _find_snapshot_class(client: KubeClient, name: str, driver: str) -> Js
     return chosen[0]
 
 
-def _has(obj: JsonDict, annotation: str) -> bool:
+def _has(obj: Object, annotation: str) -> bool:
     return (obj["metadata"].get("annotations") or {}).get(annotation) == "true"
 
 
-def _name(obj: JsonDict) -> str:
+def _name(obj: Mapping[str, Any]) -> str:
     return str(obj["metadata"]["name"])
 
 
-def _names(objects: Sequence[JsonDict]) -> str:
+def _names(objects: Sequence[Object]) -> str:
     return ", ".join(sorted(map(_name, objects))) or "none"

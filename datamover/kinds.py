@@ -14,6 +14,7 @@ from typing import Final
 from core.contract import MoverVerb
 from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
+from core.kube.types import UncheckedObject
 from core.models.compression import Compression, parse_compression
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
@@ -90,7 +91,7 @@ class MoverKind:
     """
 
     verb: MoverVerb
-    resource: Resource
+    resource: Resource[UncheckedObject]
     model: type[Transfer]
     in_use: bool = False
 

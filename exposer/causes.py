@@ -16,8 +16,9 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
+from core.kube.types import Event, Object, Pod
 from core.logs import fields
-from core.models.base import JsonDict, parse_time
+from core.models.base import parse_time
 from core.models.reasons import PendingReason
 from exposer.model import Exposed, Pending
 from exposer.pod_status import diagnose_pod
@@ -53,7 +54,7 @@ class EventCause:
     blocked: bool
 
 
-def find_pod_cause(events: Sequence[JsonDict]) -> EventCause | None:
+def find_pod_cause(events: Sequence[Event]) -> EventCause | None:
     """Return why a scheduled pod does not start, from its Events; None where they have no cause.
 
     `events` are sorted by name, which is the order in which they were first recorded.
@@ -64,7 +65,7 @@ def find_pod_cause(events: Sequence[JsonDict]) -> EventCause | None:
     return _parse_cause(last)
 
 
-def find_pvc_cause(events: Sequence[JsonDict]) -> EventCause | None:
+def find_pvc_cause(events: Sequence[Event]) -> EventCause | None:
     """Return why a PVC is not bound, from its Events; None where it has none.
 
     `events` are sorted by name, which is the order in which they were first recorded.
@@ -81,22 +82,22 @@ def find_pvc_cause(events: Sequence[JsonDict]) -> EventCause | None:
     return None if last is None else _parse_cause(last)
 
 
-def _parse_cause(event: JsonDict) -> EventCause:
+def _parse_cause(event: Event) -> EventCause:
     text = " ".join(str(event.get("message") or "").split())
     return EventCause(str(event.get("reason") or "Unknown"), text, _is_warning(event))
 
 
-def _is_warning(event: JsonDict) -> bool:
+def _is_warning(event: Event) -> bool:
     return event.get("type") == "Warning"
 
 
-def _latest(events: Sequence[JsonDict]) -> JsonDict | None:
+def _latest(events: Sequence[Event]) -> Event | None:
     """Return the Event that was seen last; within one second, the one that was first recorded last."""
     order = sorted(range(len(events)), key=lambda index: (_time(events[index]), index))
     return events[order[-1]] if order else None
 
 
-def _time(event: JsonDict) -> int:
+def _time(event: Event) -> int:
     """Return when the Event was last seen, by the API server's clock, in whole seconds: most have no finer time.
 
     The reporter's own times are only used for the time since its first record: each reporter has a
@@ -113,7 +114,7 @@ def _time(event: JsonDict) -> int:
     return (parse_time(created) - _EARLIEST + lasted) // _SECOND
 
 
-def _reporter(event: JsonDict) -> str:
+def _reporter(event: Event) -> str:
     return str(event.get("reportingComponent") or (event.get("source") or {}).get("component") or "")
 
 
@@ -159,7 +160,7 @@ class CauseFinder:
         self._clock = clock
         self._queries: dict[str, _Query] = {}
 
-    async def inspect(self, pod: JsonDict | Pending) -> Exposed | Pending:
+    async def inspect(self, pod: Pod | Pending) -> Exposed | Pending:
         """Return the running or terminated `pod` as exposed, or why it is pending.
 
         Raises:
@@ -169,7 +170,7 @@ class CauseFinder:
             return pod
         return await self.explain(pod) or Exposed(pod)
 
-    async def explain(self, pod: JsonDict) -> Pending | None:
+    async def explain(self, pod: Pod) -> Pending | None:
         """Return why `pod` (a v1 Pod as JSON dict, just read) is pending; None where it is not.
 
         Raises:
@@ -206,7 +207,7 @@ class CauseFinder:
         pause = max(_PAUSE_SECONDS, len(self._queries) / _QUERIES_PER_SECOND)
         return query.sent_at_seconds is None or now - query.sent_at_seconds >= pause
 
-    async def _find_cause(self, pod: JsonDict, pending: Pending) -> Pending | None:
+    async def _find_cause(self, pod: Pod, pending: Pending) -> Pending | None:
         """Return the cause that PVCs and Events report; None where there is none, or a read fails."""
         try:
             if pending.operation:
@@ -223,7 +224,7 @@ class CauseFinder:
             _log.debug("failed to read why the pod is pending, will retry", extra=extra)
             return None
 
-    async def _find_attempt(self, pod: JsonDict, pending: Pending) -> Pending | None:
+    async def _find_attempt(self, pod: Pod, pending: Pending) -> Pending | None:
         """Return `pending` without a timeout while the kubelet tries again to pull the image; else None.
 
         Until that attempt ends, the pod's status has the error of the one before.
@@ -231,7 +232,7 @@ class CauseFinder:
         cause = find_pod_cause(await self._events_of(pod))
         return replace(pending, operation="") if cause is not None and cause.reason == _PULLING else None
 
-    async def _find_claim_cause(self, pod: JsonDict) -> Pending | None:
+    async def _find_claim_cause(self, pod: Pod) -> Pending | None:
         """Return why the first unbound PVC of `pod` is pending; None where all are bound."""
         namespace = pod["metadata"]["namespace"]
         for name in _claims_of(pod):
@@ -246,7 +247,7 @@ class CauseFinder:
             return unbound if cause is None else _add_cause(unbound, cause, unbound.message)
         return None
 
-    async def _events_of(self, obj: JsonDict) -> list[JsonDict]:
+    async def _events_of(self, obj: Object) -> list[Event]:
         meta = obj["metadata"]
         selector = f"involvedObject.uid={meta['uid']}"
         return await self._client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
@@ -259,14 +260,14 @@ def _add_cause(pending: Pending, cause: EventCause, what: str) -> Pending:
     return Pending(reason, f"{what}: {text}", blocked=cause.blocked)
 
 
-def _describe_start(pod: JsonDict, pending: Pending, cause: EventCause) -> str:
+def _describe_start(pod: Pod, pending: Pending, cause: EventCause) -> str:
     if not cause.blocked:
         return pending.message
     meta = pod["metadata"]
     return f"Pod {meta['namespace']}/{meta['name']} cannot start on node {pod['spec']['nodeName']} yet"
 
 
-def _claims_of(pod: JsonDict) -> list[str]:
+def _claims_of(pod: Pod) -> list[str]:
     """Return the names of the PVCs that `pod` mounts."""
     volumes = pod["spec"].get("volumes") or []
     return [volume["persistentVolumeClaim"]["claimName"] for volume in volumes if "persistentVolumeClaim" in volume]

@@ -8,7 +8,7 @@ Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of
 from typing import Final
 
 from core.contract import VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import Manifest, PersistentVolumeClaim
 from core.models.names import OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.units import parse_quantity
 from exposer.model import Owner, SnapshotRequest
@@ -50,17 +50,17 @@ _COPIED_SPEC: Final = (
 """What a volume must match to be bound to the target PVC later."""
 
 
-def claim_volume_mode(claim: JsonDict) -> VolumeMode:
+def claim_volume_mode(claim: PersistentVolumeClaim) -> VolumeMode:
     """Return the volume mode of a PVC; absent means Filesystem."""
     return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
 
 
-def claim_for_one_pod(claim: JsonDict) -> bool:
+def claim_for_one_pod(claim: PersistentVolumeClaim) -> bool:
     """Return whether a single pod may use the PVC."""
     return bool(claim["spec"].get("accessModes") == [_ONE_POD])
 
 
-def claim_read_only(claim: JsonDict) -> bool:
+def claim_read_only(claim: PersistentVolumeClaim) -> bool:
     """Return whether the PVC's volume is read-only."""
     return bool(claim["spec"].get("accessModes") == [_READ_ONLY])
 
@@ -70,14 +70,14 @@ def cache_claim_name(owner: Owner) -> str:
     return f"{owner.name}-cache"
 
 
-def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> JsonDict:
+def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> Manifest:
     """Return the PVC whose volume is provisioned from the backup VolumeSnapshot.
 
     `size` is a quantity.
     """
     settings = request.backup_pvc
     writable = _ONE_POD if settings.one_pod else "ReadWriteOnce"
-    spec: JsonDict = {
+    spec: Manifest = {
         "accessModes": [_READ_ONLY if settings.read_only else writable],
         "dataSource": {
             "apiGroup": "snapshot.storage.k8s.io",
@@ -92,7 +92,9 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
     return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 
-def build_restore_claim(owner: Owner, target: JsonDict, *, node: str, excluded: tuple[str, ...]) -> JsonDict:
+def build_restore_claim(
+    owner: Owner, target: PersistentVolumeClaim, *, node: str, excluded: tuple[str, ...]
+) -> Manifest:
     """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
 
     It has neither the target's selector nor its data source nor its binding: the volume is
@@ -102,20 +104,20 @@ def build_restore_claim(owner: Owner, target: JsonDict, *, node: str, excluded: 
     annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
-    spec = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
+    spec: Manifest = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
     claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
     return claim
 
 
-def claim_size_gib(claim: JsonDict) -> int:
+def claim_size_gib(claim: PersistentVolumeClaim) -> int:
     """Return the whole GiB that a PVC as JSON dict requests."""
     return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) // _BYTES_IN_A_GIB
 
 
-def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDict:
+def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> Manifest:
     """Return the PVC of a restore's cache; `node` as for the restore PVC."""
-    spec: JsonDict = {
+    spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": f"{cache.size_gib}Gi"}},
         "storageClassName": cache.storage_class,
@@ -125,13 +127,13 @@ def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> JsonDic
     return _build_claim(owner, cache_claim_name(owner), spec, annotations=annotations)
 
 
-def _build_claim(owner: Owner, name: str, spec: JsonDict, *, annotations: dict[str, str]) -> JsonDict:
+def _build_claim(owner: Owner, name: str, spec: Manifest, *, annotations: dict[str, str]) -> Manifest:
     """Return a PVC without an owner reference.
 
     By that Kubernetes would delete it together with its custom resource, and with it the only name of
     a volume that is retained, or still being created.
     """
-    meta: JsonDict = {
+    meta: Manifest = {
         "name": name,
         "namespace": owner.namespace,
         "labels": owner.labels,

@@ -12,7 +12,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, SECRETS, Resource
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject, Manifest
 from core.models.names import COPY_LABEL
 from core.models.reasons import PendingReason
 from exposer.expose_run import ExposeRun
@@ -87,7 +87,7 @@ class Copies:
         return None
 
 
-def _objects(words: Iterable[str]) -> Iterator[tuple[Resource, str]]:
+def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str]]:
     """Return resource and name of each of `words`; an annotation may hold anything, so others are ignored."""
     for word in words:
         kind, _, name = word.partition("/")
@@ -110,7 +110,9 @@ async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) ->
         ) from e
 
 
-async def _read_source(reader: Reader, resource: Resource, namespace: str, name: str) -> JsonDict | Pending:
+async def _read_source(
+    reader: Reader, resource: Resource[ConfigObject], namespace: str, name: str
+) -> ConfigObject | Pending:
     source = await _permitted(reader.read(resource, namespace, name), resource, namespace)
     if source is None:
         text = f"{resource.kind} {namespace}/{name} does not exist, and is to be copied for the volume"
@@ -118,7 +120,7 @@ async def _read_source(reader: Reader, resource: Resource, namespace: str, name:
     return source
 
 
-def _build_copy(owner: Owner, resource: Resource, source: JsonDict) -> JsonDict:
+def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manifest:
     """Return the copy: only the content, so that no label or annotation of a user gives it another meaning."""
     meta = {
         "name": source["metadata"]["name"],
@@ -126,5 +128,5 @@ def _build_copy(owner: Owner, resource: Resource, source: JsonDict) -> JsonDict:
         "labels": owner.labels | {COPY_LABEL: owner.uid},
         "ownerReferences": [owner.reference],
     }
-    content = {key: source[key] for key in _CONTENT if key in source}
+    content: Manifest = {key: source[key] for key in _CONTENT if key in source}
     return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | content

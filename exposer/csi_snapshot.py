@@ -15,8 +15,8 @@ from core.kube.resources import (
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
+from core.kube.types import Manifest, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.attempts import Interruption, InterruptionCause
-from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
 from exposer.claims import build_backup_claim
@@ -125,7 +125,7 @@ class CSISnapshotExposer:
         pending = pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOTS, owner.name)
         return pending or await delete_owned(self._client, owner, VOLUME_SNAPSHOT_CONTENTS, owner.name)
 
-    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Pending:
+    async def _ensure_all(self, request: SnapshotRequest, run: ExposeRun) -> Pod | Pending:
         content = await self._ensure_content(request, run)
         if isinstance(content, Pending):
             return content
@@ -148,7 +148,7 @@ class CSISnapshotExposer:
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
         return await run.ensure(PODS, build_backup_pod(request, claim, placement, storage=storage))
 
-    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> JsonDict | Pending:
+    async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> VolumeSnapshotContent | Pending:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)
         if content is not None:
             return content
@@ -160,8 +160,8 @@ class CSISnapshotExposer:
         return await run.ensure(VOLUME_SNAPSHOT_CONTENTS, manifest)
 
     async def _ensure_snapshot(
-        self, request: SnapshotRequest, run: ExposeRun, content: JsonDict, *, source: SnapshotSource
-    ) -> JsonDict | Pending:
+        self, request: SnapshotRequest, run: ExposeRun, content: VolumeSnapshotContent, *, source: SnapshotSource
+    ) -> VolumeSnapshot | Pending:
         found = await run.read(VOLUME_SNAPSHOTS, request.owner.name)
         if found is not None:
             return found
@@ -200,8 +200,8 @@ class CSISnapshotExposer:
         message = f"PersistentVolume {volume} of the snapshot is being deleted{explain_deletion(left)}"
         return Pending(PendingReason.CLEANING_UP, message)
 
-    async def _record_volume(self, content: JsonDict, volume: str) -> None:
+    async def _record_volume(self, content: VolumeSnapshotContent, volume: str) -> None:
         if (content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION) == volume:
             return
-        patch: JsonDict = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
+        patch: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
         await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, patch)

@@ -5,7 +5,7 @@ Creation is idempotent: objects of an earlier run are found by the owner's UID.
 
 import logging
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
@@ -18,8 +18,8 @@ from core.kube.resources import (
     VOLUME_SNAPSHOT_CONTENTS,
     Resource,
 )
+from core.kube.types import Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.handover import settle_source
@@ -47,7 +47,7 @@ class ExposeRun:
         self._client = client
         self._owner = owner
         self._guard = guard
-        self._seen: list[tuple[Resource, JsonDict]] = []
+        self._seen: list[tuple[Resource, Object]] = []
         self._absent: set[tuple[Resource, str]] = set()
         self._created = False
 
@@ -72,7 +72,7 @@ class ExposeRun:
                 await self._undo(e)
                 raise
 
-    async def read(self, resource: Resource, name: str) -> JsonDict | Pending | None:
+    async def read(self, resource: Resource[ObjectT], name: str) -> ObjectT | Pending | None:
         """Return the owner's object of that name; Pending while an object to be deleted has the name.
 
         Raises:
@@ -97,7 +97,7 @@ class ExposeRun:
             raise ExposeError(f"{place} was created by Velero's node-agent for an expose that it did not complete")
         return self._name_taken(obj, place)
 
-    async def ensure(self, resource: Resource, manifest: JsonDict) -> JsonDict | Pending:
+    async def ensure(self, resource: Resource[ObjectT], manifest: Manifest) -> ObjectT | Pending:
         """Return the owner's object, created from `manifest` where it does not exist yet.
 
         Raises:
@@ -112,7 +112,7 @@ class ExposeRun:
         self._created = True
         try:
             if resource == PODS:
-                created = await create_pod(self._client, manifest)
+                created = cast("ObjectT", await create_pod(self._client, manifest))
             else:
                 created = await self._client.create(resource, manifest)
         except AlreadyExistsError:
@@ -161,25 +161,25 @@ class ExposeRun:
             else:
                 _log.info("deleting object of a finished transfer", extra=extra)
 
-    async def _delete(self, resource: Resource, obj: JsonDict) -> bool:
+    async def _delete(self, resource: Resource, obj: Object) -> bool:
         """Delete one object; return whether that was done, so that what it was created from may be deleted too."""
         meta, namespace, version = obj["metadata"], self._namespace(resource), ""
         if resource == PERSISTENT_VOLUME_CLAIMS:
             # It may have got its volume since it was seen.
-            claim = await self._client.read(resource, namespace, meta["name"])
+            claim = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, meta["name"])
             if claim is None or claim["metadata"]["uid"] != meta["uid"]:
                 return True
             if claim["spec"].get("volumeName") or await is_being_provisioned(self._client, claim):
                 return False
             version = claim["metadata"]["resourceVersion"]
         if resource == VOLUME_SNAPSHOT_CONTENTS:
-            await settle_source(self._client, obj)
+            await settle_source(self._client, cast("VolumeSnapshotContent", obj))
         deletion = await self._client.delete(
             resource, namespace, meta["name"], uid=meta["uid"], resource_version=version
         )
         return not version or deletion is not Deletion.CONFLICT
 
-    def _name_taken(self, obj: JsonDict, place: str) -> Pending:
+    def _name_taken(self, obj: Object, place: str) -> Pending:
         """Return why the expose is pending where the object of another transfer has the name.
 
         Raises:
@@ -201,7 +201,7 @@ class ExposeRun:
         return self._owner.namespace if resource.namespaced else ""
 
 
-def _exposed_for(obj: JsonDict, owner: Owner) -> bool:
+def _exposed_for(obj: Object, owner: Owner) -> bool:
     """Return whether an expose created `obj` for `owner`, also one of Velero that can be continued.
 
     Snapshots and their contents have no owner reference; an object with a reference to another
@@ -213,7 +213,7 @@ def _exposed_for(obj: JsonDict, owner: Owner) -> bool:
     return owner.uid in references or (labeled and not references)
 
 
-def _controller_of(obj: JsonDict) -> tuple[str, str] | None:
+def _controller_of(obj: Object) -> tuple[str, str] | None:
     """Return kind and name of the owner of `obj`; None where neither references nor annotations name one."""
     meta = obj["metadata"]
     if kind := (meta.get("annotations") or {}).get(OWNER_KIND_ANNOTATION):

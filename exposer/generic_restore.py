@@ -14,8 +14,8 @@ from core.kube.resources import (
     PODS,
     STORAGE_CLASSES,
 )
+from core.kube.types import PersistentVolumeClaim, Pod, PodToleration
 from core.models.attempts import Interruption
-from core.models.base import JsonDict
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
@@ -119,7 +119,7 @@ class GenericRestoreExposer:
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
         return pending or await self._copies.delete(request.copies)
 
-    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> JsonDict | Pending:
+    async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> Pod | Pending:
         target = await self._read_target(request, self._client)
         if isinstance(target, Pending):
             return target
@@ -151,7 +151,7 @@ class GenericRestoreExposer:
         )
         return await run.ensure(PODS, manifest)
 
-    async def _read_tolerations(self, request: RestoreRequest) -> tuple[JsonDict, ...]:
+    async def _read_tolerations(self, request: RestoreRequest) -> tuple[PodToleration, ...]:
         """Return the tolerations of the target's consumer: the scheduler chose the node by them.
 
         A user who edits the PVC can name another node, but gets a mover no further than a pod.
@@ -159,7 +159,7 @@ class GenericRestoreExposer:
         pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
         return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
 
-    async def _read_target(self, request: RestoreRequest, reader: Reader) -> JsonDict | Pending:
+    async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
         """Return the target PVC, which is not bound yet.
 
         Raises:
@@ -176,7 +176,9 @@ class GenericRestoreExposer:
             raise ExposeError(f"cannot restore into {place}: it is already bound to PersistentVolume {volume}")
         return target
 
-    async def _place(self, request: RestoreRequest, target: JsonDict, reader: Reader) -> Placement | Pending:
+    async def _place(
+        self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
+    ) -> Placement | Pending:
         """Return the nodes for the new volume and its mover, once they are known.
 
         With late binding, the consumer's node is the only one; otherwise the rules apply.

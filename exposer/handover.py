@@ -18,7 +18,8 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.models.base import JsonDict, parse_time
+from core.kube.types import Manifest, ObjectT, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
+from core.models.base import parse_time
 from core.models.reasons import PendingReason
 from exposer.model import Pending, Reader, SnapshotRequest
 from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
@@ -40,7 +41,9 @@ class SourceHandover:
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
-    async def read(self, request: SnapshotRequest, reader: Reader) -> tuple[SnapshotSource, JsonDict] | Pending:
+    async def read(
+        self, request: SnapshotRequest, reader: Reader
+    ) -> tuple[SnapshotSource, VolumeSnapshotContent] | Pending:
         """Return the source and its content once the snapshot is ready.
 
         Raises:
@@ -109,17 +112,17 @@ class SourceHandover:
             return None
         return Pending(PendingReason.CLEANING_UP, f"VolumeSnapshotContent {source.content} is being deleted")
 
-    async def _read_bound(self, snapshot: JsonDict) -> JsonDict | None:
+    async def _read_bound(self, snapshot: VolumeSnapshot) -> VolumeSnapshotContent | None:
         """Return the content that is bound to the snapshot; None: there is none yet."""
         name = (snapshot.get("status") or {}).get("boundVolumeSnapshotContentName")
         content = await self._client.read(VOLUME_SNAPSHOT_CONTENTS, "", name) if name else None
         return content if content is not None and _is_bound(snapshot, content) else None
 
-    async def _read_snapshot(self, request: SnapshotRequest, source: SnapshotSource) -> JsonDict | None:
+    async def _read_snapshot(self, request: SnapshotRequest, source: SnapshotSource) -> VolumeSnapshot | None:
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
         return None if snapshot is None or snapshot["metadata"]["uid"] != source.snapshot_uid else snapshot
 
-    async def _delete_snapshot(self, snapshot: JsonDict | None, reason: PendingReason) -> Pending | None:
+    async def _delete_snapshot(self, snapshot: VolumeSnapshot | None, reason: PendingReason) -> Pending | None:
         pending = await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot) if snapshot is not None else None
         return replace(pending, reason=reason) if pending else None
 
@@ -137,7 +140,7 @@ class SourceHandover:
         return await delete_object(self._client, VOLUME_SNAPSHOTS, snapshot)
 
 
-def _is_taken(snapshot: JsonDict) -> bool:
+def _is_taken(snapshot: VolumeSnapshot) -> bool:
     """Return whether the storage has taken the snapshot, and only makes it ready: its content has no error of that.
 
     Some storage takes hours for it.
@@ -147,7 +150,7 @@ def _is_taken(snapshot: JsonDict) -> bool:
     return bool((snapshot.get("status") or {}).get("creationTime"))
 
 
-async def settle_source(client: KubeClient, content: JsonDict) -> None:
+async def settle_source(client: KubeClient, content: VolumeSnapshotContent) -> None:
     """Keep or delete the snapshot on the storage with the backup `content`, depending on its source.
 
     Called before that content is deleted without the cleanup of its transfer. A source whose snapshot
@@ -176,7 +179,7 @@ async def settle_source(client: KubeClient, content: JsonDict) -> None:
     await _set_deletion_policy(client, content, RETAIN)
 
 
-async def _read_source_content(client: KubeClient, source: SnapshotSource) -> JsonDict | None:
+async def _read_source_content(client: KubeClient, source: SnapshotSource) -> VolumeSnapshotContent | None:
     """Return the content that is not handed over yet; None once its deletion has begun."""
     content = await client.read(VOLUME_SNAPSHOT_CONTENTS, "", source.content)
     if content is None or content["metadata"]["uid"] != source.content_uid:
@@ -184,20 +187,20 @@ async def _read_source_content(client: KubeClient, source: SnapshotSource) -> Js
     return None if content["metadata"].get("deletionTimestamp") else content
 
 
-async def _set_deletion_policy(client: KubeClient, content: JsonDict, policy: str) -> None:
+async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotContent, policy: str) -> None:
     meta = content["metadata"]
     if content["spec"].get("deletionPolicy") == policy or meta.get("deletionTimestamp"):
         return
-    patch: JsonDict = {"spec": {"deletionPolicy": policy}}
+    patch: Manifest = {"spec": {"deletionPolicy": policy}}
     await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
 
 
-def _created_later(snapshot: JsonDict, request: SnapshotRequest) -> bool:
-    requested_at, created = request.requested_at, snapshot["metadata"].get("creationTimestamp")
-    return requested_at is not None and created is not None and parse_time(created) > requested_at
+def _created_later(snapshot: VolumeSnapshot, request: SnapshotRequest) -> bool:
+    requested_at, created = request.requested_at, snapshot["metadata"]["creationTimestamp"]
+    return requested_at is not None and parse_time(created) > requested_at
 
 
-def _check_volume(request: SnapshotRequest, claim: JsonDict) -> None:
+def _check_volume(request: SnapshotRequest, claim: PersistentVolumeClaim) -> None:
     """Check that the volume of the source and its class are known.
 
     Source: Velero v1.18.2, GetVolumeTopology in pkg/util/kube/pvc_pv.go.
@@ -214,14 +217,14 @@ def _check_volume(request: SnapshotRequest, claim: JsonDict) -> None:
         raise ExposeError(f"{place} has no PersistentVolume")
 
 
-def _is_bound(snapshot: JsonDict, content: JsonDict) -> bool:
+def _is_bound(snapshot: VolumeSnapshot, content: VolumeSnapshotContent) -> bool:
     try:
         return diagnose_binding(snapshot, content) is None
     except ExposeError:
         return False
 
 
-def _recorded_source(content: JsonDict) -> SnapshotSource | None:
+def _recorded_source(content: VolumeSnapshotContent) -> SnapshotSource | None:
     """Return the source recorded on the backup `content`; None where that is missing or invalid."""
     try:
         return parse_source_annotation(content)
@@ -229,7 +232,7 @@ def _recorded_source(content: JsonDict) -> SnapshotSource | None:
         return None
 
 
-async def _read_existing(reader: Reader, resource: Resource, namespace: str, name: str) -> JsonDict:
+async def _read_existing(reader: Reader, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
     obj = await reader.read(resource, namespace, name)
     if obj is None:
         place = f"{namespace}/{name}" if namespace else name

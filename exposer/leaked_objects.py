@@ -6,7 +6,7 @@ exist is determined by `nodeagent.leader.recovery.garbage_collector`.
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotFoundError
@@ -20,7 +20,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.models.base import JsonDict
+from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
 from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from exposer.handover import settle_source
 from exposer.ownership import delete_object, patch_if_there
@@ -39,11 +39,11 @@ class LeakedObjects:
     """The objects of one owner, as JSON dicts by resource."""
 
     uid: str
-    objects: dict[Resource, list[JsonDict]] = field(default_factory=dict)
+    objects: dict[Resource, list[Object]] = field(default_factory=dict)
 
-    def of(self, resource: Resource) -> list[JsonDict]:
+    def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
         """Return the objects of one resource."""
-        return self.objects.get(resource, [])
+        return cast("list[ObjectT]", self.objects.get(resource, []))
 
 
 async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: bool = False) -> dict[str, LeakedObjects]:
@@ -64,8 +64,8 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     ]
     for selection in selections:
         for obj in await _list(client, selection):
-            reference = obj.get("spec", {}).get("volumeSnapshotRef") or {"namespace": namespace}
-            if reference.get("namespace") == namespace:
+            spec = cast("UncheckedObject", obj).get("spec") or {}
+            if (spec.get("volumeSnapshotRef") or {"namespace": namespace}).get("namespace") == namespace:
                 _add(found, selection.resource, obj)
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
         if await _refers_to_deleted_claim(client, volume, namespace):
@@ -73,7 +73,7 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     return found
 
 
-def _add(found: dict[str, LeakedObjects], resource: Resource, obj: JsonDict) -> None:
+def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> None:
     """Add an object to those of its owner; a malformed answer may have one without an owner."""
     if uid := (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL):
         found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
@@ -94,7 +94,7 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     return ""
 
 
-async def _list(client: KubeClient, selection: Selection) -> list[JsonDict]:
+async def _list(client: KubeClient, selection: Selection[ObjectT]) -> list[ObjectT]:
     try:
         return await client.list(selection)
     except NotFoundError:
@@ -107,7 +107,7 @@ async def _list(client: KubeClient, selection: Selection) -> list[JsonDict]:
         return []
 
 
-async def _refers_to_deleted_claim(client: KubeClient, volume: JsonDict, namespace: str) -> bool:
+async def _refers_to_deleted_claim(client: KubeClient, volume: PersistentVolume, namespace: str) -> bool:
     """Return whether `volume` refers to a PVC of `namespace` that no longer exists.
 
     A volume without a reference was released by a user to be bound again.
@@ -135,7 +135,7 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
         for content in leaked.of(VOLUME_SNAPSHOT_CONTENTS):
             # Nothing else records the volume, which must be deleted before the snapshot and after the PVC.
             if volume and not _volume_of(content):
-                patch: JsonDict = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
+                patch: Manifest = {"metadata": {"annotations": {VOLUME_ANNOTATION: volume}}}
                 await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
         pending = await delete_with_volume(client, claim)
         deleting += [pending.message] if pending else []
@@ -158,7 +158,7 @@ async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
     return "; ".join(f"PersistentVolume {name} of the snapshot is being deleted" for name in left)
 
 
-async def _set_delete_policy(client: KubeClient, volume: JsonDict) -> None:
+async def _set_delete_policy(client: KubeClient, volume: PersistentVolume) -> None:
     """Have a volume reclaimed whose PVC is deleted."""
     with suppress(NotFoundError):
         await set_reclaim_policy(client, volume, DELETE)
@@ -178,5 +178,5 @@ async def _delete_contents(client: KubeClient, leaked: LeakedObjects) -> str:
     return await _delete_all(client, leaked, VOLUME_SNAPSHOT_CONTENTS)
 
 
-def _volume_of(content: JsonDict) -> str:
+def _volume_of(content: VolumeSnapshotContent) -> str:
     return str((content["metadata"].get("annotations") or {}).get(VOLUME_ANNOTATION, ""))

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Final
 
 from core.contract import MoverVerb
-from core.models.base import JsonDict
+from core.kube.types import Manifest, PodToleration, ResourceRequirements, Volume
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
@@ -66,7 +66,7 @@ _REPORT_KEPT_SECONDS: Final = 3600
 _TEMPORARY_GIB: Final = 2
 """Room for kopia's temporary files beside its cache: sets of contents, from some ten million on."""
 
-_TOLERATIONS: Final[tuple[JsonDict, ...]] = (
+_TOLERATIONS: Final[tuple[PodToleration, ...]] = (
     {"key": "os", "operator": "Equal", "value": "windows", "effect": "NoSchedule"},
 )
 """As in Velero's Jobs, though no Windows node is eligible."""
@@ -88,13 +88,13 @@ class JobSettings:
     `labels` and `annotations` replace the inherited ones, if there are any. `tolerations` are added to the inherited.
     """
 
-    resources: JsonDict | None = None
+    resources: ResourceRequirements | None = None
     alternatives: Alternatives = ()
     priority_class_name: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     active_deadline: timedelta = timedelta(hours=6)
-    tolerations: tuple[JsonDict, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class MaintenanceRun:
     volume: MoverVolume | None = None
 
 
-def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: MaintainRepository) -> JsonDict:
+def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: MaintainRepository) -> Manifest:
     """Return the manifest of the Job, a batch/v1 Job as JSON dict.
 
     It has no owner reference: Kubernetes would delete it with the BackupRepository, and a Velero server would wait for
@@ -127,7 +127,7 @@ def build_maintenance_job(run: MaintenanceRun, expose: ExposeSettings, spec: Mai
     return _build_job(run, run.owner.labels, more, template)
 
 
-def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec) -> JsonDict:
+def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec) -> Manifest:
     """Return the manifest of a Job that a command runs, a batch/v1 Job as JSON dict.
 
     Its labels say that it is neither maintenance nor the object of a transfer. Kubernetes deletes it an hour after its
@@ -145,7 +145,7 @@ def build_command_job(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSp
     return _build_job(run, labels, more, _build_template(run, expose, spec, seconds))
 
 
-def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: JsonDict, template: JsonDict) -> JsonDict:
+def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: Manifest, template: Manifest) -> Manifest:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -155,7 +155,7 @@ def _build_job(run: MaintenanceRun, labels: Mapping[str, str], more: JsonDict, t
     }
 
 
-def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec, deadline_seconds: int) -> JsonDict:
+def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec, deadline_seconds: int) -> Manifest:
     configured = run.settings
     pod_settings = replace(
         expose.pod,
@@ -194,7 +194,7 @@ def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec
     }
 
 
-def _limit(volume: JsonDict, cache_limit_mib: int) -> JsonDict:
+def _limit(volume: Volume, cache_limit_mib: int) -> Volume:
     """Return the volume of a pod; a directory of the node that has no size limit gets one."""
     directory = volume.get("emptyDir")
     if directory is None or directory.get("sizeLimit"):

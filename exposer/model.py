@@ -11,8 +11,9 @@ from typing import Protocol, Self, TypeVar
 from core.contract import MoverVerb
 from core.errors import AgentError
 from core.kube.resources import Resource
+from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.attempts import Interruption
-from core.models.base import CustomResource, JsonDict
+from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
@@ -54,7 +55,7 @@ class NotOwnerError(AgentError):
 class Reader(Protocol):
     """Reads single objects: the API client, or a cache of recent answers."""
 
-    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+    async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, or None where it does not exist; callers must not modify it.
 
         Raises:
@@ -94,7 +95,7 @@ class Owner:
         return cls(cr.api_version, cr.kind, meta.namespace, meta.name, meta.uid, attempt)
 
     @property
-    def reference(self) -> JsonDict:
+    def reference(self) -> Manifest:
         """The entry of `metadata.ownerReferences`."""
         return {
             "apiVersion": self.api_version,
@@ -114,7 +115,7 @@ class Owner:
 class Exposed:
     """The volume is exposed in `pod` (a v1 Pod as JSON dict), which is running or has terminated."""
 
-    pod: JsonDict
+    pod: Pod
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class WorkloadRef:
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
-    def matches(self, pod: JsonDict) -> bool:
+    def matches(self, pod: Pod) -> bool:
         """Return whether `pod` (a v1 Pod as JSON dict) of that name is the referenced one.
 
         A user may omit the UID when creating a custom resource, because Velero never reads it.
@@ -285,7 +286,7 @@ class LocatedVolume:
 
     node: str
     directory: str
-    tolerations: tuple[JsonDict, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
     storage_class: str = ""
 
 

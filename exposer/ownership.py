@@ -6,14 +6,16 @@ because of it.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, cast
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
 from core.kube.errors import ForbiddenError, NotFoundError
 from core.kube.resources import PODS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS, Resource
+from core.kube.types import Manifest, Object, Pod, VolumeSnapshot
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.names import COPY_LABEL, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
@@ -44,7 +46,7 @@ Source: Kubernetes v1.34, plugin/pkg/admission/priority/admission.go.
 """
 
 
-async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
+async def create_pod(client: KubeClient, manifest: Manifest) -> Pod:
     """Create the pod and return it as stored; without its priority class if that does not exist.
 
     Raises:
@@ -67,14 +69,14 @@ async def create_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
     return created
 
 
-def describe_object(resource: Resource, obj: JsonDict) -> str:
+def describe_object(resource: Resource, obj: Object) -> str:
     """Return the object as messages name it: kind, namespace, name."""
     meta = obj["metadata"]
     namespace = meta.get("namespace", "")
     return f"{resource.kind} {namespace}/{meta['name']}" if namespace else f"{resource.kind} {meta['name']}"
 
 
-def belongs(obj: JsonDict, owner: Owner) -> bool:
+def belongs(obj: Object, owner: Owner) -> bool:
     """Return whether `obj` was created for `owner`, by its UID and never by a name."""
     meta = obj["metadata"]
     if (meta.get("labels") or {}).get(OWNER_UID_LABEL) == owner.uid:
@@ -82,7 +84,7 @@ def belongs(obj: JsonDict, owner: Owner) -> bool:
     return any(reference.get("uid") == owner.uid for reference in meta.get("ownerReferences") or [])
 
 
-def created_by_velero(obj: JsonDict, owner: Owner) -> bool:
+def created_by_velero(obj: Mapping[str, Any], owner: Owner) -> bool:
     """Return whether `obj` is the snapshot, or its content, that Velero's node-agent created for `owner`.
 
     Velero labels neither; but both are named after the owner, refer to each other, and have no
@@ -102,12 +104,12 @@ def created_by_velero(obj: JsonDict, owner: Owner) -> bool:
     return obj.get("kind") == VOLUME_SNAPSHOT_CONTENTS.kind and named and bool(source.get("snapshotHandle"))
 
 
-def is_copy_for(obj: JsonDict, owner: Owner) -> bool:
+def is_copy_for(obj: Object, owner: Owner) -> bool:
     """Return whether the Secret or ConfigMap `obj` was copied for `owner`, by this agent or by Velero's."""
     return bool((obj["metadata"].get("labels") or {}).get(COPY_LABEL) == owner.uid)
 
 
-def check_copy(resource: Resource, obj: JsonDict) -> Pending:
+def check_copy(resource: Resource, obj: Object) -> Pending:
     """Return what a transfer is pending for if `obj`, which is not its own, has the name of a copy that it needs.
 
     Raises:
@@ -129,7 +131,7 @@ def copy_in_use(kind: str, name: str) -> Pending:
     return Pending(PendingReason.COPY_IN_USE, text)
 
 
-async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, patch: JsonDict) -> None:
+async def patch_if_there(client: KubeClient, resource: Resource, obj: Object, patch: Manifest) -> None:
     """Apply `patch` to `obj`, as it was just read, unless it was deleted or recreated."""
     meta = obj["metadata"]
     guarded = patch | {"metadata": patch.get("metadata", {}) | {"uid": meta["uid"]}}
@@ -140,7 +142,7 @@ async def patch_if_there(client: KubeClient, resource: Resource, obj: JsonDict, 
 
 
 async def delete_object(
-    client: KubeClient, resource: Resource, obj: JsonDict, *, unchanged: bool = False, forced: bool = False
+    client: KubeClient, resource: Resource, obj: Object, *, unchanged: bool = False, forced: bool = False
 ) -> Pending | None:
     """Delete `obj`, as it was just read, by its UID; None once it is deleted.
 
@@ -152,7 +154,7 @@ async def delete_object(
     """
     meta = obj["metadata"]
     namespace, name, uid = meta.get("namespace", ""), meta["name"], meta["uid"]
-    node = (obj.get("spec") or {}).get("nodeName", "") if resource == PODS else ""
+    node = cast("Pod", obj)["spec"].get("nodeName", "") if resource == PODS else ""
     on_node = f" on node {node}" if node else ""
     message = f"{describe_object(resource, obj)} is being deleted{on_node}"
     pending = Pending(PendingReason.CLEANING_UP, message, operation=f"deletion of {uid}")
@@ -160,7 +162,7 @@ async def delete_object(
         finalizers = ", ".join(meta.get("finalizers") or [])
         held = f" (finalizers: {finalizers})" if finalizers else ""
         # The driver's sidecar reports there why it could not delete a snapshot.
-        error = read_error(obj) if resource == VOLUME_SNAPSHOT_CONTENTS else None
+        error = read_error(cast("VolumeSnapshot", obj)) if resource == VOLUME_SNAPSHOT_CONTENTS else None
         return replace(pending, message=f"{message}{held}{f': {error}' if error else ''}")
     version = meta["resourceVersion"] if unchanged else ""
     if forced:

@@ -8,7 +8,7 @@ Source: Velero v1.18.2, GetLoadAffinityByStorageClass and ToSystemAffinity in pk
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.models.base import JsonDict
+from core.kube.types import Manifest, NodeRequirement, NodeSelectorTerm, Pod, PodToleration
 
 __all__ = [
     "LINUX",
@@ -24,9 +24,9 @@ __all__ = [
 LINUX: Final = "linux"
 WINDOWS: Final = "windows"
 
-_NOT_WINDOWS: Final[JsonDict] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
+_NOT_WINDOWS: Final[NodeRequirement] = {"key": "kubernetes.io/os", "operator": "NotIn", "values": [WINDOWS]}
 
-Alternatives = tuple[tuple[JsonDict, ...], ...]
+Alternatives = tuple[tuple[NodeRequirement, ...], ...]
 """Sets of requirements on a node's labels, as in a pod's `matchExpressions`: one set must match."""
 
 
@@ -37,7 +37,7 @@ class PlacementRule:
     `requirements` are entries of a pod's `matchExpressions`; all must match.
     """
 
-    requirements: tuple[JsonDict, ...] = ()
+    requirements: tuple[NodeRequirement, ...] = ()
     storage_class: str = ""
 
 
@@ -68,11 +68,11 @@ class Placement:
     node: str = ""
     avoid_nodes: tuple[str, ...] = ()
     alternatives: Alternatives = ()
-    topology: tuple[JsonDict, ...] = field(default=())
-    tolerations: tuple[JsonDict, ...] = ()
+    topology: tuple[NodeSelectorTerm, ...] = field(default=())
+    tolerations: tuple[PodToleration, ...] = ()
 
 
-def build_node_affinity(placement: Placement) -> JsonDict:
+def build_node_affinity(placement: Placement) -> Manifest:
     """Return the affinity of a pod: one term for each combination of topology and rule."""
     terms = [
         _build_term(placement, topology, rule)
@@ -82,38 +82,40 @@ def build_node_affinity(placement: Placement) -> JsonDict:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
 
 
-def _build_term(placement: Placement, topology: JsonDict, rule: tuple[JsonDict, ...]) -> JsonDict:
+def _build_term(
+    placement: Placement, topology: NodeSelectorTerm, rule: tuple[NodeRequirement, ...]
+) -> NodeSelectorTerm:
     # Nodes with an operating system label of their own are Linux nodes too, as with Velero.
     expressions = [*(topology.get("matchExpressions") or []), *rule, _NOT_WINDOWS]
-    fields: list[JsonDict] = list(topology.get("matchFields") or [])
+    fields: list[NodeRequirement] = list(topology.get("matchFields") or [])
     if placement.node:
         fields.append(_requirement("metadata.name", "In", placement.node))
     # The scheduler accepts one value for metadata.name, with In and NotIn only.
     fields.extend(_requirement("metadata.name", "NotIn", node) for node in placement.avoid_nodes)
-    term: JsonDict = {"matchExpressions": expressions}
+    term: NodeSelectorTerm = {"matchExpressions": expressions}
     if fields:
         term["matchFields"] = fields
     return term
 
 
-def _requirement(key: str, operator: str, value: str) -> JsonDict:
+def _requirement(key: str, operator: str, value: str) -> NodeRequirement:
     return {"key": key, "operator": operator, "values": [value]}
 
 
-def describe_nodes(pod: JsonDict) -> str:
+def describe_nodes(pod: Pod) -> str:
     """Return the nodes that `pod` (a v1 Pod as JSON dict) requires, as text; empty: any Linux node."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     return "; or ".join(filter(None, (_describe_term(term) for term in required.get("nodeSelectorTerms") or [])))
 
 
-def _describe_term(term: JsonDict) -> str:
+def _describe_term(term: NodeSelectorTerm) -> str:
     requirements = [*(term.get("matchExpressions") or []), *(term.get("matchFields") or [])]
     # Every pod of ours excludes Windows nodes.
     return ", ".join(_describe(one) for one in requirements if one != _NOT_WINDOWS)
 
 
-def _describe(requirement: JsonDict) -> str:
+def _describe(requirement: NodeRequirement) -> str:
     values = "|".join(requirement.get("values") or [])
     forms = {"In": f"={values}", "NotIn": f"!={values}", "Exists": " is set", "DoesNotExist": " is not set"}
     operator = requirement["operator"]

@@ -10,12 +10,13 @@ Does no I/O.
 """
 
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, cast
 
 from core.contract import EVENTS_VARIABLE, VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import EnvVar, Manifest, Volume, VolumeDevice, VolumeMount, VolumeSource
 from exposer.host_pods import EVENTS_VOLUME
 from exposer.settings import RepositoryMount, StorageAccess
 from exposer.template import AgentTemplate
@@ -52,7 +53,7 @@ class MoverVolume:
     `propagation` is the mount propagation; empty: none.
     """
 
-    source: JsonDict
+    source: VolumeSource
     mode: VolumeMode = VolumeMode.FILESYSTEM
     read_only: bool = False
     propagation: str = ""
@@ -81,10 +82,10 @@ class PodFiles:
     A path is empty if there is no such volume; `volume_path` is a directory, or a device.
     """
 
-    volumes: list[JsonDict]
-    mounts: list[JsonDict]
-    devices: list[JsonDict]
-    env: list[JsonDict]
+    volumes: list[Volume]
+    mounts: list[VolumeMount]
+    devices: list[VolumeDevice]
+    env: list[EnvVar]
     volume_path: str
     cache_path: str
 
@@ -116,7 +117,7 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
         inherited.append({"name": EVENTS_VOLUME, "emptyDir": {}})
         mounts.append({"name": EVENTS_VOLUME, "mountPath": _EVENTS_PATH})
         env.append({"name": EVENTS_VARIABLE, "value": _EVENTS_PATH})
-    volumes: list[JsonDict] = []
+    volumes: list[Volume] = []
     if volume is not None:
         volumes.append({"name": uid, **volume.source})
         if not block:
@@ -127,33 +128,35 @@ def build_pod_files(own: OwnVolumes, template: AgentTemplate, storage: StorageAc
     if own.cache_claim:
         volumes.append({"name": f"{uid}-cache", "persistentVolumeClaim": {"claimName": own.cache_claim}})
         mounts.append({"name": f"{uid}-cache", "mountPath": cache_path})
-    devices = [{"name": uid, "devicePath": volume_path}] if block else []
+    devices: list[VolumeDevice] = [{"name": uid, "devicePath": volume_path}] if block else []
     return PodFiles([*volumes, *inherited], mounts, devices, env, volume_path, cache_path)
 
 
-def _restrict(source: JsonDict, *, read_only: bool) -> JsonDict:
+def _restrict(source: VolumeSource, *, read_only: bool) -> VolumeSource:
     """Return the volume's source; a read-only one has no other mount either that could be written to."""
-    return {kind: {**fields, "readOnly": True} if read_only else fields for kind, fields in source.items()}
+    fields = cast("Mapping[str, Manifest]", source)
+    restricted = {kind: {**part, "readOnly": True} if read_only else part for kind, part in fields.items()}
+    return cast("VolumeSource", restricted)
 
 
-def _mount(name: str, path: str, *, read_only: bool) -> JsonDict:
-    mount: JsonDict = {"name": name, "mountPath": path}
+def _mount(name: str, path: str, *, read_only: bool) -> VolumeMount:
+    mount: VolumeMount = {"name": name, "mountPath": path}
     if read_only:
         mount["readOnly"] = True
     return mount
 
 
-def _mount_volume(uid: str, volume: MoverVolume, path: str) -> JsonDict:
+def _mount_volume(uid: str, volume: MoverVolume, path: str) -> VolumeMount:
     mount = _mount(uid, path, read_only=volume.read_only)
     if volume.propagation:
         mount["mountPropagation"] = volume.propagation
     return mount
 
 
-def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: str) -> list[JsonDict]:
+def _inherited_mounts(template: AgentTemplate, storage: StorageAccess, scratch: str) -> list[VolumeMount]:
     """Return the inherited mounts without those that this mover must not have."""
     private = {each["name"] for each in template.volumes if any(source in each for source in _PRIVATE_SOURCES)}
-    mounts: list[JsonDict] = []
+    mounts: list[VolumeMount] = []
     for mount in template.volume_mounts:
         path = posixpath.normpath(mount["mountPath"])
         if mount["name"] == _CREDENTIALS_VOLUME and not storage.inherits_credentials:
@@ -181,7 +184,7 @@ def _scratch_path(template: AgentTemplate) -> str:
     return _SCRATCH_PATH
 
 
-def _build_env(template: AgentTemplate) -> list[JsonDict]:
+def _build_env(template: AgentTemplate) -> list[EnvVar]:
     if any(variable.get("name") == _SCRATCH_VARIABLE for variable in template.env):
         return list(template.env)
     return [*template.env, {"name": _SCRATCH_VARIABLE, "value": _SCRATCH_PATH}]

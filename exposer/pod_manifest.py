@@ -14,7 +14,7 @@ from msgspec import structs
 
 from core.contract import MOVER_GRACE, MoverArgs, MoverVerb, VolumeMode
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS
-from core.models.base import JsonDict
+from core.kube.types import Manifest, PodToleration
 from core.models.names import ATTEMPT_LABEL, EXPOSER_POD_GROUP_LABEL, label_value
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
@@ -77,7 +77,7 @@ class MoverPod:
     group: str = ""
     placement: Placement = field(default_factory=Placement)
     node: str = ""
-    tolerations: tuple[JsonDict, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
     privileged: bool | None = None
     no_relabeling: bool = False
     label_at_mount: bool = False
@@ -94,7 +94,7 @@ def complete_spec(spec: MoverSpec, owner: Owner, options: MoverOptions) -> Mover
     )
 
 
-def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
+def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> Manifest:
     """Return the manifest of a mover pod, a v1 Pod as JSON dict."""
     template, configured = settings.template, settings.pod
     # As in Velero, an empty configured set does not replace the inherited one.
@@ -105,7 +105,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
     if plan.group:
         labels[EXPOSER_POD_GROUP_LABEL] = plan.group
     annotations = dict(configured.annotations or template.annotations)
-    meta: JsonDict = {
+    meta: Manifest = {
         "name": plan.name,
         "namespace": plan.owner.namespace,
         "labels": labels,
@@ -121,7 +121,7 @@ def build_mover_pod(plan: MoverPod, settings: ExposeSettings) -> JsonDict:
     }
 
 
-def _build_spec(plan: MoverPod, expose: ExposeSettings) -> JsonDict:
+def _build_spec(plan: MoverPod, expose: ExposeSettings) -> Manifest:
     template, settings = expose.template, expose.pod
     own = OwnVolumes(
         plan.owner.uid,
@@ -133,7 +133,7 @@ def _build_spec(plan: MoverPod, expose: ExposeSettings) -> JsonDict:
     storage = replace(plan.storage, read_only=True) if plan.args.verb in _READERS else plan.storage
     files = build_pod_files(own, template, storage)
     tolerations = _build_tolerations(plan, template, settings)
-    spec: JsonDict = {
+    spec: Manifest = {
         **template.pod_fields,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": int(MOVER_GRACE.total_seconds()),
@@ -163,7 +163,7 @@ def _build_spec(plan: MoverPod, expose: ExposeSettings) -> JsonDict:
     return spec
 
 
-def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> list[JsonDict]:
+def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSettings) -> list[PodToleration]:
     """Return all tolerations without duplicates: inherited, configured, the pod's own."""
     tolerations = (
         *(template.all_tolerations if settings.inherit_tolerations else template.tolerations),
@@ -173,8 +173,8 @@ def _build_tolerations(plan: MoverPod, template: AgentTemplate, settings: PodSet
     return [toleration for index, toleration in enumerate(tolerations) if toleration not in tolerations[:index]]
 
 
-def _build_pod_security(plan: MoverPod) -> JsonDict:
-    security: JsonDict = {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+def _build_pod_security(plan: MoverPod) -> Manifest:
+    security: Manifest = {"runAsUser": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     if plan.no_relabeling:
         security["seLinuxOptions"] = {"type": _NO_RELABELING}
     if plan.label_at_mount:
@@ -182,10 +182,10 @@ def _build_pod_security(plan: MoverPod) -> JsonDict:
     return security
 
 
-def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, settings: PodSettings) -> JsonDict:
+def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, settings: PodSettings) -> Manifest:
     mode = plan.volume.mode if plan.volume is not None else VolumeMode.FILESYSTEM
     args = plan.args.mount(files.volume_path, mode, files.cache_path)
-    container: JsonDict = {
+    container: Manifest = {
         **template.container_fields,
         "name": plan.owner.uid,
         "image": template.image,
@@ -205,8 +205,8 @@ def _build_container(plan: MoverPod, files: PodFiles, template: AgentTemplate, s
     return container
 
 
-def _build_security(plan: MoverPod) -> JsonDict:
-    security: JsonDict = {"readOnlyRootFilesystem": True}
+def _build_security(plan: MoverPod) -> Manifest:
+    security: Manifest = {"readOnlyRootFilesystem": True}
     if plan.privileged is not None:
         security["privileged"] = plan.privileged
     if plan.privileged:

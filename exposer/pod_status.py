@@ -11,11 +11,11 @@ pkg/scheduler/framework/plugins/{volumebinding,nodeaffinity} (messages about PVC
 import signal
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 from core.errors import ExposeError
 from core.kube.errors import KubeError
-from core.models.base import JsonDict
+from core.kube.types import Condition, Container, ContainerStatus, Object, Pod, PodStatus, Terminated, Waiting
 from core.models.names import ATTEMPT_LABEL, MAINTENANCE_CONTAINER, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Pending
@@ -30,6 +30,7 @@ __all__ = [
     "explain_exit",
     "is_ready",
     "memory_limit",
+    "mover_end",
     "mover_status",
     "parse_pod_end",
     "signal_of",
@@ -66,6 +67,8 @@ _SIGNALS: Final = 128
 _AFFINITY_MESSAGE: Final = "didn't match Pod's node affinity"
 _PVC_MESSAGES: Final = ("unbound immediate PersistentVolumeClaims", "binding volumes", 'persistentvolumeclaim "')
 
+_T = TypeVar("_T", Container, ContainerStatus)
+
 
 @dataclass(frozen=True)
 class PodEnd:
@@ -87,13 +90,13 @@ class PodEnd:
         return self.reason in _PLAIN
 
 
-def diagnose_pod(pod: JsonDict) -> Pending | None:
+def diagnose_pod(pod: Pod) -> Pending | None:
     """Return why `pod` (a v1 Pod as JSON dict) is pending; None where it is not.
 
     Raises:
         ExposeError: it can never run.
     """
-    status: JsonDict = pod.get("status") or {}
+    status = pod.get("status") or {}
     if status.get("phase", "Pending") != "Pending":
         return None
     place = _place(pod)
@@ -120,14 +123,14 @@ def diagnose_rejection(error: KubeError) -> Pending | None:
     return Pending(PendingReason.SERVICE_ACCOUNT_MISSING, text, blocked=True) if _NO_ACCOUNT in text else None
 
 
-def parse_pod_end(pod: JsonDict) -> PodEnd | None:
+def parse_pod_end(pod: Pod) -> PodEnd | None:
     """Return how the mover of `pod` (a v1 Pod as JSON dict) terminated; None while it has not."""
-    status: JsonDict = pod.get("status") or {}
+    status = pod.get("status") or {}
     disruption = _condition(status, "DisruptionTarget")
     # The reason for terminating the whole pod is more specific than that of its killed container.
     pod_reason = status.get("reason") or disruption.get("reason") or ""
     pod_message = status.get("message") or disruption.get("message") or ""
-    terminated = (mover_status(pod).get("state") or {}).get("terminated")
+    terminated = mover_end(pod)
     if terminated:
         exit_code = int(terminated.get("exitCode", 0))
         if exit_code == 0:
@@ -142,26 +145,33 @@ def parse_pod_end(pod: JsonDict) -> PodEnd | None:
     return None
 
 
-def is_ready(pod: JsonDict) -> bool:
+def is_ready(pod: Pod) -> bool:
     """Return whether the kubelet reports the pod (a v1 Pod as JSON dict) as ready."""
     return bool(_condition(pod.get("status") or {}, "Ready"))
 
 
-def attempt_of(pod: JsonDict) -> int:
+def attempt_of(pod: Object) -> int:
     """Return the number of the attempt that a mover pod was created for; one without a valid label is of the first."""
     text = (pod["metadata"].get("labels") or {}).get(ATTEMPT_LABEL, "")
     return int(text) if text.isdecimal() else 1
 
 
-def memory_limit(pod: JsonDict) -> str:
+def memory_limit(pod: Pod) -> str:
     """Return the memory limit of the mover's container, a quantity; empty where it has none."""
     container = _mover_of(pod, (pod.get("spec") or {}).get("containers") or [])
-    return str(((container.get("resources") or {}).get("limits") or {}).get("memory", ""))
+    resources = (container.get("resources") or {}) if container else {}
+    return str((resources.get("limits") or {}).get("memory", ""))
 
 
-def mover_status(pod: JsonDict) -> JsonDict:
-    """Return the status of the mover's container, whatever others a webhook has added; empty where it has none."""
+def mover_status(pod: Pod) -> ContainerStatus | None:
+    """Return the status of the mover's container, whatever others a webhook has added."""
     return _mover_of(pod, (pod.get("status") or {}).get("containerStatuses") or [])
+
+
+def mover_end(pod: Pod) -> Terminated | None:
+    """Return how the mover's container terminated; None while it has not."""
+    status = mover_status(pod)
+    return (status.get("state") or {}).get("terminated") if status else None
 
 
 def signal_of(end: PodEnd) -> int:
@@ -184,19 +194,20 @@ def explain_exit(end: PodEnd) -> str:
     return text
 
 
-def _mover_of(pod: JsonDict, containers: list[JsonDict]) -> JsonDict:
+def _mover_of(pod: Pod, containers: list[_T]) -> _T | None:
     """Return the container that has the UID of the pod's owner as its name, as with Velero, or the only one.
 
     That of a maintenance Job has a name of its own.
     """
     meta = pod.get("metadata") or {}
-    names = {reference.get("uid") for reference in meta.get("ownerReferences") or []} | {MAINTENANCE_CONTAINER}
-    names.add((meta.get("labels") or {}).get(OWNER_UID_LABEL))
+    owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
+    names = owners | {(meta.get("labels") or {}).get(OWNER_UID_LABEL), MAINTENANCE_CONTAINER}
+    # A trimmed pod has a container without a name.
     found = [each for each in containers if each.get("name") in names - {None}] or containers
-    return found[0] if len(found) == 1 else {}
+    return found[0] if len(found) == 1 else None
 
 
-def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:
+def _diagnose_placement(pod: Pod, status: PodStatus, place: str) -> Pending:
     scheduled = _condition(status, "PodScheduled")
     if scheduled.get("status") != "False":
         return Pending(PendingReason.SCHEDULING, f"Pod {place} is not scheduled yet")
@@ -210,20 +221,19 @@ def _diagnose_placement(pod: JsonDict, status: JsonDict, place: str) -> Pending:
     return Pending(reason, text, blocked=True)
 
 
-def _waiting_state(status: JsonDict) -> JsonDict:
+def _waiting_state(status: PodStatus) -> Waiting:
     """Return the state of the first waiting container; empty where none is waiting."""
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        waiting: JsonDict | None = (container.get("state") or {}).get("waiting")
+        waiting = (container.get("state") or {}).get("waiting")
         if waiting:
             return waiting
     return {}
 
 
-def _condition(status: JsonDict, name: str) -> JsonDict:
+def _condition(status: PodStatus, name: str) -> Condition:
     for condition in status.get("conditions") or []:
         if condition.get("type") == name and (name == "PodScheduled" or condition.get("status") == "True"):
-            found: JsonDict = condition
-            return found
+            return condition
     return {}
 
 
@@ -231,6 +241,6 @@ def _join(reason: str, message: str) -> str:
     return f"{reason}: {message}" if message else reason
 
 
-def _place(pod: JsonDict) -> str:
+def _place(pod: Pod) -> str:
     meta = pod.get("metadata") or {}
     return f"{meta.get('namespace', '')}/{meta.get('name', '?')}"

@@ -10,8 +10,8 @@ from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
+from core.kube.types import PersistentVolume, Pod, Volume
 from core.models.attempts import Interruption
-from core.models.base import JsonDict
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
@@ -141,9 +141,7 @@ class PodVolumeExposer:
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         return pending or await delete_claim(self._client, owner, cache_claim_name(owner))
 
-    async def _ensure_all(
-        self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume
-    ) -> JsonDict | Pending:
+    async def _ensure_all(self, request: PodVolumeRequest, run: ExposeRun, located: LocatedVolume) -> Pod | Pending:
         found = replace(located, directory=self._find_directory(request, located))
         cache = await self._caches.ensure(run, request.owner, cache=request.cache, node=located.node)
         if isinstance(cache, Pending):
@@ -177,13 +175,13 @@ class PodVolumeExposer:
         return replace(ref, uid=pod_of_directory(directory))
 
 
-async def _read_workload(request: PodVolumeRequest, reader: Reader) -> JsonDict | None:
+async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:
     return await reader.read(PODS, request.workload.namespace, request.workload.name)
 
 
 async def _read_volume(
-    request: PodVolumeRequest, pod: JsonDict, volume: JsonDict, *, reader: Reader
-) -> JsonDict | None:
+    request: PodVolumeRequest, pod: Pod, volume: Volume, *, reader: Reader
+) -> PersistentVolume | None:
     """Return the PersistentVolume behind `volume`; None for one without a PVC.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from core.contract import MoverArgs, MoverVerb, VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import ClaimSource, Manifest, PersistentVolumeClaim
 from core.models.compression import Compression
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
@@ -39,14 +39,14 @@ _RESTORE_GROUP: Final = "generic-restore-exposer"
 
 
 def build_backup_pod(
-    request: SnapshotRequest, claim: JsonDict, placement: Placement, *, storage: StorageAccess
-) -> JsonDict:
+    request: SnapshotRequest, claim: PersistentVolumeClaim, placement: Placement, *, storage: StorageAccess
+) -> Manifest:
     """Return the pod that backs up the volume created from a snapshot.
 
     `claim` is the backup PVC as created: settings may have changed since.
     """
     owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
-    volume: JsonDict = {"claimName": owner.name}
+    volume: ClaimSource = {"claimName": owner.name}
     if read_only:
         volume["readOnly"] = True
     plan = MoverPod(
@@ -78,7 +78,7 @@ def build_restore_pod(
     placement: Placement,
     storage: StorageAccess,
     cache: CacheVolume | None = None,
-) -> JsonDict:
+) -> Manifest:
     """Return the pod that restores into a new volume; without a `cache` volume its cache is on the node."""
     owner = request.owner
     plan = MoverPod(
@@ -100,7 +100,7 @@ def build_restore_pod(
 
 def build_pod_volume_pod(
     request: PodVolumeRequest, located: LocatedVolume, *, storage: StorageAccess, cache: CacheVolume | None = None
-) -> JsonDict:
+) -> Manifest:
     """Return the pod that backs up or restores a volume where its workload pod has it mounted.
 
     It is bound to its node without the scheduler, since it can run nowhere else.
@@ -138,7 +138,7 @@ def init_pod_name(owner: Owner) -> str:
     return f"{owner.name}-init"
 
 
-def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
+def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> Manifest:
     """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
     spec = complete_spec(InitRepository(), owner, settings.mover)
     return build_mover_pod(MoverPod(owner, init_pod_name(owner), spec, storage), settings)
@@ -149,7 +149,7 @@ def validation_pod_name(owner: Owner) -> str:
     return f"{owner.name}-validation"
 
 
-def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> JsonDict:
+def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> Manifest:
     """Return the pod that validates `owner`, a BackupStorageLocation; it can only read the storage."""
     spec = complete_spec(ValidateLocation(), owner, settings.mover)
     return build_mover_pod(MoverPod(owner, validation_pod_name(owner), spec, storage), settings)

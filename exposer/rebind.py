@@ -16,7 +16,7 @@ from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
-from core.models.base import JsonDict
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.reasons import PendingReason
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.ownership import delete_owned
@@ -88,7 +88,7 @@ class Rebinder:
         return pending if kept.provisioned else None
 
     async def _rebind(
-        self, request: RestoreRequest, kept: KeptVolume, *, target: JsonDict, volume: JsonDict
+        self, request: RestoreRequest, kept: KeptVolume, *, target: PersistentVolumeClaim, volume: PersistentVolume
     ) -> Pending | None:
         if not _claimed_by(volume, target):
             if not _owned_by_restore(request, volume):
@@ -113,7 +113,7 @@ class Rebinder:
         await restore_reclaim_policy(self._client, volume, kept.reclaim_policy)
         return None
 
-    async def _release(self, owner: Owner, volume: JsonDict) -> None:
+    async def _release(self, owner: Owner, volume: PersistentVolume) -> None:
         """Point the volume at a deleted PVC, so that its controller reclaims it.
 
         Deleting only the volume object is not enough: a provisioner acts once the volume is Released.
@@ -131,7 +131,7 @@ class Rebinder:
             return Pending(PendingReason.DETACHING, text)
         return pending or await delete_owned(self._client, owner, PERSISTENT_VOLUME_CLAIMS, owner.name)
 
-    async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> JsonDict:
+    async def _read_target(self, request: RestoreRequest, kept: KeptVolume) -> PersistentVolumeClaim:
         namespace, name = request.target_namespace, request.target_claim
         place = f"target PVC {namespace}/{name}"
         target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
@@ -144,12 +144,12 @@ class Rebinder:
             raise ExposeError(f"{place} has phase Lost")
         return target
 
-    async def _point_volume(self, volume: JsonDict, target: JsonDict) -> JsonDict:
+    async def _point_volume(self, volume: PersistentVolume, target: PersistentVolumeClaim) -> PersistentVolume:
         meta = target["metadata"]
         selected = (target["spec"].get("selector") or {}).get("matchLabels") or {}
         present = volume["metadata"].get("labels") or {}
         labels = {key: value for key, value in selected.items() if key not in present}
-        patch: JsonDict = {
+        patch: Manifest = {
             "metadata": {"labels": labels, "annotations": {_BOUND_BY_CONTROLLER: None}},
             "spec": {
                 "claimRef": {
@@ -164,8 +164,8 @@ class Rebinder:
         }
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
-    async def _point_target(self, target: JsonDict, kept: KeptVolume) -> JsonDict:
-        change: JsonDict = {"spec": {"volumeName": kept.pv_name}}
+    async def _point_target(self, target: PersistentVolumeClaim, kept: KeptVolume) -> PersistentVolumeClaim:
+        change: Manifest = {"spec": {"volumeName": kept.pv_name}}
         return await self._client.patch_if_unchanged(PERSISTENT_VOLUME_CLAIMS, target, change)
 
 
@@ -174,7 +174,7 @@ def _binding(request: RestoreRequest, kept: KeptVolume) -> Pending:
     return Pending(PendingReason.BINDING, f"target PVC {place} is being bound to PersistentVolume {kept.pv_name}")
 
 
-def _owned_by_restore(request: RestoreRequest, volume: JsonDict) -> bool:
+def _owned_by_restore(request: RestoreRequest, volume: PersistentVolume) -> bool:
     """Return whether the volume is bound to the restore PVC, reserved for the target PVC, or unbound with our label.
 
     An unbound volume without the label was freed by an administrator.
@@ -189,12 +189,12 @@ def _owned_by_restore(request: RestoreRequest, volume: JsonDict) -> bool:
     return (reference.get("namespace"), reference.get("name")) in claims
 
 
-def _claimed_by(volume: JsonDict, claim: JsonDict) -> bool:
+def _claimed_by(volume: PersistentVolume, claim: PersistentVolumeClaim) -> bool:
     reference = volume["spec"].get("claimRef") or {}
     return bool(reference.get("uid") == claim["metadata"]["uid"])
 
 
-def _bound(volume: JsonDict, target: JsonDict) -> bool:
+def _bound(volume: PersistentVolume, target: PersistentVolumeClaim) -> bool:
     """Return whether the controller has bound volume and PVC."""
     phases = {(volume.get("status") or {}).get("phase"), (target.get("status") or {}).get("phase")}
     return phases == {"Bound"} and target["spec"].get("volumeName") == volume["metadata"]["name"]

@@ -10,8 +10,8 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import PurePosixPath
 
+from core.kube.types import PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.attempts import InterruptionCause, RetryRules
-from core.models.base import JsonDict
 from core.models.compression import Compression
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
@@ -49,10 +49,10 @@ class PodSettings:
 
     service_account: str = ""
     priority_class_name: str = ""
-    resources: JsonDict = field(default_factory=dict)
+    resources: ResourceRequirements = field(default_factory=ResourceRequirements)
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
-    tolerations: tuple[JsonDict, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
     inherit_tolerations: bool = False
     privileged_fs_backup: bool = False
 
@@ -76,7 +76,7 @@ class RepositoryMount:
     """A shared volume with repositories in directories: a `v1.Volume` without its name, and where pods mount it."""
 
     mount_path: str
-    source: JsonDict
+    source: VolumeSource
 
     def holds(self, directory: str) -> bool:
         """Return whether `directory`, an absolute path, is in the volume."""
@@ -224,7 +224,7 @@ class ExposeSettings:
         return max(holding, key=lambda volume: len(volume.mount_path), default=None)
 
 
-def _grow_memory(resources: JsonDict, rules: RetryRules, times: int) -> JsonDict:
+def _grow_memory(resources: ResourceRequirements, rules: RetryRules, times: int) -> ResourceRequirements:
     """Return the `resources` of a container with a larger limit and request of memory; unchanged without a limit."""
     limit = (resources.get("limits") or {}).get("memory")
     if not limit:
@@ -234,11 +234,16 @@ def _grow_memory(resources: JsonDict, rules: RetryRules, times: int) -> JsonDict
     factor = min(Decimal(str(rules.oom_memory_factor)) ** times, most / before)
     if factor <= 1:
         return resources
-    return resources | {
-        part: values | {"memory": _in_mib(parse_quantity(values["memory"]) * factor)}
-        for part, values in resources.items()
-        if "memory" in values
-    }
+    grown = resources.copy()
+    grown["limits"] = _grow(resources["limits"], factor)
+    if requests := resources.get("requests"):
+        grown["requests"] = _grow(requests, factor)
+    return grown
+
+
+def _grow(quantities: Quantities, factor: Decimal) -> Quantities:
+    memory = quantities.get("memory")
+    return quantities if memory is None else quantities | {"memory": _in_mib(parse_quantity(memory) * factor)}
 
 
 def _in_mib(size_bytes: Decimal) -> str:

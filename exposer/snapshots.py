@@ -12,7 +12,8 @@ from typing import Final
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
-from core.models.base import JsonDict, WireModel
+from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
+from core.models.base import WireModel
 from core.models.names import MANAGED_BY_LABEL
 from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
@@ -73,7 +74,9 @@ class SnapshotSource(WireModel):
     deletion_policy: str = ""
 
 
-def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict) -> SnapshotSource:
+def parse_snapshot_source(
+    snapshot: VolumeSnapshot, content: VolumeSnapshotContent, claim: PersistentVolumeClaim
+) -> SnapshotSource:
     """Return what is needed of a source after its deletion, from its snapshot, content and PVC."""
     return SnapshotSource(
         snapshot_uid=snapshot["metadata"]["uid"],
@@ -85,7 +88,7 @@ def parse_snapshot_source(snapshot: JsonDict, content: JsonDict, claim: JsonDict
     )
 
 
-def parse_source_annotation(content: JsonDict) -> SnapshotSource:
+def parse_source_annotation(content: VolumeSnapshotContent) -> SnapshotSource:
     """Return the source that is recorded on the backup content.
 
     Raises:
@@ -102,13 +105,13 @@ def parse_source_annotation(content: JsonDict) -> SnapshotSource:
         raise ContractError(message) from e
 
 
-def snapshot_handle(content: JsonDict) -> str:
+def snapshot_handle(content: VolumeSnapshotContent) -> str:
     """Return the storage's handle of the snapshot; empty while it has none."""
     status = content.get("status") or {}
     return str(status.get("snapshotHandle") or (content["spec"].get("source") or {}).get("snapshotHandle") or "")
 
 
-def diagnose_snapshot(snapshot: JsonDict, content: JsonDict | None = None) -> Pending | None:
+def diagnose_snapshot(snapshot: VolumeSnapshot, content: VolumeSnapshotContent | None = None) -> Pending | None:
     """Return why a VolumeSnapshot is pending; None once it is ready to use.
 
     `content` is the one that is bound to it: the sidecar of the driver reports errors there first.
@@ -123,13 +126,13 @@ def diagnose_snapshot(snapshot: JsonDict, content: JsonDict | None = None) -> Pe
     return Pending(PendingReason.SNAPSHOT_NOT_READY, f"{place} is not ready yet")
 
 
-def read_error(obj: JsonDict) -> str | None:
+def read_error(obj: VolumeSnapshot | VolumeSnapshotContent) -> str | None:
     """Return the error that a VolumeSnapshot or VolumeSnapshotContent reports, on one line; None: none."""
     error = ((obj.get("status") or {}).get("error") or {}).get("message")
     return " ".join(error.split()) if error else None
 
 
-def diagnose_binding(snapshot: JsonDict, content: JsonDict) -> Pending | None:
+def diagnose_binding(snapshot: VolumeSnapshot, content: VolumeSnapshotContent) -> Pending | None:
     """Return why the `content` that the status of `snapshot` names is not bound to it yet; None once it is.
 
     The status alone proves nothing: a tenant may write it. The reference of a content is set by an
@@ -154,7 +157,7 @@ def diagnose_binding(snapshot: JsonDict, content: JsonDict) -> Pending | None:
     return None
 
 
-def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource) -> JsonDict:
+def build_backup_content(owner: Owner, content: VolumeSnapshotContent, source: SnapshotSource) -> Manifest:
     """Return the backup content, which shares the snapshot handle of the source's `content`.
 
     Raises:
@@ -169,7 +172,7 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
         key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
     }
     kept = {key: value for key, value in (meta.get("labels") or {}).items() if key == MANAGED_BY_LABEL}
-    backup_spec: JsonDict = {
+    backup_spec: Manifest = {
         "deletionPolicy": "Delete",
         "driver": spec["driver"],
         "source": {"snapshotHandle": handle},
@@ -195,15 +198,15 @@ def build_backup_content(owner: Owner, content: JsonDict, source: SnapshotSource
 
 
 def build_backup_snapshot(
-    owner: Owner, content: JsonDict, source: JsonDict | None, *, excluded: tuple[str, ...]
-) -> JsonDict:
+    owner: Owner, content: VolumeSnapshotContent, source: VolumeSnapshot | None, *, excluded: tuple[str, ...]
+) -> Manifest:
     """Return the VolumeSnapshot that is bound to the backup `content`.
 
     It has the annotations of the `source` VolumeSnapshot whose keys begin with none of `excluded`; None:
     the source no longer exists. Some drivers read them when they create a volume.
     """
     annotations = copy_annotations(source, (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
-    spec: JsonDict = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
+    spec: Manifest = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
     if snapshot_class := content["spec"].get("volumeSnapshotClassName"):
         spec["volumeSnapshotClassName"] = snapshot_class
     return {
@@ -219,7 +222,7 @@ def build_backup_snapshot(
     }
 
 
-def _restore_size(content: JsonDict, claim: JsonDict) -> str:
+def _restore_size(content: VolumeSnapshotContent, claim: PersistentVolumeClaim) -> str:
     """Return the minimum size of a volume for the snapshot; a driver may report none, or zero.
 
     It is what the driver reports, however large: many round up, and some report a whole file store. Only the content

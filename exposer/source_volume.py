@@ -17,7 +17,7 @@ from core.kube.resources import (
     PERSISTENT_VOLUMES,
     STORAGE_CLASSES,
 )
-from core.models.base import JsonDict
+from core.kube.types import NodeSelectorTerm, PersistentVolumeClaim, StorageClass
 from core.models.names import AGENT_DAEMONSET_WINDOWS, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.claims import claim_volume_mode
@@ -35,7 +35,7 @@ _WINDOWS_FS: Final = "ntfs"
 WINDOWS_ONLY: Final = "the volume requires a Windows node"
 
 
-def binds_late(storage_class: JsonDict | None) -> bool:
+def binds_late(storage_class: StorageClass | None) -> bool:
     """Return whether volumes of the StorageClass are provisioned on the node of their first pod."""
     return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
 
@@ -84,12 +84,14 @@ async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placemen
     )
 
 
-async def _read_class(client: KubeClient, request: SnapshotRequest) -> JsonDict | None:
+async def _read_class(client: KubeClient, request: SnapshotRequest) -> StorageClass | None:
     name = request.storage_class
     return await client.read(STORAGE_CLASSES, "", name) if name else None
 
 
-async def _read_topology(client: KubeClient, claim: JsonDict, storage_class: JsonDict | None) -> tuple[JsonDict, ...]:
+async def _read_topology(
+    client: KubeClient, claim: PersistentVolumeClaim, storage_class: StorageClass | None
+) -> tuple[NodeSelectorTerm, ...]:
     """Return the topology of the source volume, as `nodeSelectorTerms`.
 
     Needed for late-binding classes only: the backup PVC would be provisioned on any node that the
@@ -99,12 +101,12 @@ async def _read_topology(client: KubeClient, claim: JsonDict, storage_class: Jso
     if not volume or not binds_late(storage_class):
         return ()
     found = await client.read(PERSISTENT_VOLUMES, "", volume)
-    affinity = ((found or {"spec": {}})["spec"].get("nodeAffinity") or {}).get("required") or {}
-    return tuple(affinity.get("nodeSelectorTerms") or [])
+    affinity = (found["spec"].get("nodeAffinity") or {}) if found else {}
+    return tuple((affinity.get("required") or {}).get("nodeSelectorTerms") or [])
 
 
 async def _is_for_windows(
-    client: KubeClient, request: SnapshotRequest, claim: JsonDict, storage_class: JsonDict | None
+    client: KubeClient, request: SnapshotRequest, claim: PersistentVolumeClaim, storage_class: StorageClass | None
 ) -> bool:
     """Return whether only Windows nodes can read the volume.
 
@@ -118,18 +120,18 @@ async def _is_for_windows(
         selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
         if found := await _read_node_os(client, nodes[0] if nodes else selected):
             return found == WINDOWS
-    parameters = (storage_class or {}).get("parameters") or {}
+    parameters = (storage_class.get("parameters") or {}) if storage_class else {}
     return str(parameters.get(_FS_TYPE, "")).lower() == _WINDOWS_FS
 
 
 async def _read_node_os(client: KubeClient, node: str) -> str:
     """Return the operating system of a node; empty where its label is missing."""
     found = await client.read(NODES, "", node) if node else None
-    labels = (found or {"metadata": {}})["metadata"].get("labels") or {}
+    labels = (found["metadata"].get("labels") or {}) if found else {}
     return str(labels.get(_OS_LABEL, ""))
 
 
-async def _attached_nodes(client: KubeClient, claim: JsonDict) -> tuple[str, ...]:
+async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> tuple[str, ...]:
     """Return the nodes to which the volume of `claim` is attached, in their order."""
     volume = claim["spec"].get("volumeName")
     return await attached_nodes(client, volume) if volume else ()

@@ -7,12 +7,13 @@ pkg/util/third_party.go.
 """
 
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from core.errors import ContractError
-from core.models.base import JsonDict
+from core.kube.types import Container, DaemonSet, EnvVar, Manifest, PodSpec, PodToleration, Volume, VolumeMount
 from core.models.names import AGENT_DAEMONSET
 
 __all__ = ["DEFAULT_KUBELET_ROOT", "AgentTemplate"]
@@ -41,33 +42,33 @@ class AgentTemplate:
     image: str
     labels: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
-    tolerations: tuple[JsonDict, ...] = ()
-    all_tolerations: tuple[JsonDict, ...] = ()
-    volumes: tuple[JsonDict, ...] = ()
-    volume_mounts: tuple[JsonDict, ...] = ()
-    env: tuple[JsonDict, ...] = ()
-    pod_fields: JsonDict = field(default_factory=dict)
-    container_fields: JsonDict = field(default_factory=dict)
+    tolerations: tuple[PodToleration, ...] = ()
+    all_tolerations: tuple[PodToleration, ...] = ()
+    volumes: tuple[Volume, ...] = ()
+    volume_mounts: tuple[VolumeMount, ...] = ()
+    env: tuple[EnvVar, ...] = ()
+    pod_fields: Manifest = field(default_factory=dict)
+    container_fields: Manifest = field(default_factory=dict)
     kubelet_root: str = DEFAULT_KUBELET_ROOT
     host_pods: str = ""
     windows: bool = False
 
     @classmethod
-    def parse(cls, daemonset: JsonDict) -> Self:
+    def parse(cls, daemonset: DaemonSet) -> Self:
         """Return what mover pods inherit from `daemonset` (apps/v1 as JSON).
 
         Raises:
             ContractError: it has no container with an image.
         """
-        template: JsonDict = daemonset.get("spec", {}).get("template", {})
-        spec: JsonDict = template.get("spec", {})
+        template = daemonset.get("spec", {}).get("template", {})
+        spec = template.get("spec", {})
         container = _agent_container(daemonset, spec)
-        volumes: list[JsonDict] = spec.get("volumes") or []
-        mounts: list[JsonDict] = container.get("volumeMounts") or []
+        volumes = spec.get("volumes") or []
+        mounts = container.get("volumeMounts") or []
         root, host_pods = _host_pods(volumes, mounts)
         kept = {volume["name"]: volume for volume in volumes if not _shows_kubelet(volume, root)}
-        meta: JsonDict = template.get("metadata") or {}
-        tolerations: tuple[JsonDict, ...] = tuple(spec.get("tolerations") or [])
+        meta = template.get("metadata") or {}
+        tolerations = tuple(spec.get("tolerations") or [])
         return cls(
             image=container["image"],
             labels=_allowed(meta.get("labels"), _INHERITED_LABELS),
@@ -86,8 +87,8 @@ class AgentTemplate:
         )
 
 
-def _agent_container(daemonset: JsonDict, spec: JsonDict) -> JsonDict:
-    containers: list[JsonDict] = spec.get("containers") or []
+def _agent_container(daemonset: DaemonSet, spec: PodSpec) -> Container:
+    containers = spec.get("containers") or []
     named = [c for c in containers if c.get("name") == AGENT_DAEMONSET] or containers
     if not named or not named[0].get("image"):
         meta = daemonset.get("metadata") or {}
@@ -102,11 +103,11 @@ def _allowed(marks: dict[str, str] | None, names: tuple[str, ...]) -> dict[str, 
     return {name: marks[name] for name in names if marks and name in marks}
 
 
-def _pick(fields: JsonDict | None, names: tuple[str, ...]) -> JsonDict:
-    return {name: fields[name] for name in names if fields and fields.get(name)}
+def _pick(fields: Mapping[str, Any], names: tuple[str, ...]) -> Manifest:
+    return {name: fields[name] for name in names if fields.get(name)}
 
 
-def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[PurePosixPath, str]:
+def _host_pods(volumes: list[Volume], mounts: list[VolumeMount]) -> tuple[PurePosixPath, str]:
     """Return the kubelet's root directory on the node, and where its `pods` directory is mounted; empty: nowhere."""
     for volume in volumes:
         path = (volume.get("hostPath") or {}).get("path", "")
@@ -116,7 +117,7 @@ def _host_pods(volumes: list[JsonDict], mounts: list[JsonDict]) -> tuple[PurePos
     return PurePosixPath(DEFAULT_KUBELET_ROOT), ""
 
 
-def _shows_kubelet(volume: JsonDict, root: PurePosixPath) -> bool:
+def _shows_kubelet(volume: Volume, root: PurePosixPath) -> bool:
     """Return whether the volume is a hostPath at, above or below the kubelet's root directory."""
     raw = (volume.get("hostPath") or {}).get("path")
     if not raw:

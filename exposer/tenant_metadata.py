@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-from core.models.base import JsonDict
+from core.kube.types import Object
 
 __all__ = ["DEFAULT_EXCLUDED", "copy_annotations", "copy_labels"]
 
@@ -35,19 +35,18 @@ The last four name who manages the tenant's object, which is not true of a copy.
 """
 
 
-def copy_annotations(obj: JsonDict, excluded: Iterable[str]) -> dict[str, str]:
+def copy_annotations(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
     """Return the annotations of a tenant's `obj` whose keys begin with none of `excluded`."""
-    return _copy(obj, "annotations", excluded)
+    return _copy(obj, "annotations", obj["metadata"].get("annotations") or {}, excluded=excluded)
 
 
-def copy_labels(obj: JsonDict, excluded: Iterable[str]) -> dict[str, str]:
+def copy_labels(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
     """Return the labels of a tenant's `obj` whose keys begin with none of `excluded`."""
-    return _copy(obj, "labels", excluded)
+    return _copy(obj, "labels", obj["metadata"].get("labels") or {}, excluded=excluded)
 
 
-def _copy(obj: JsonDict, field: str, excluded: Iterable[str]) -> dict[str, str]:
+def _copy(obj: Object, field: str, found: dict[str, str], *, excluded: Iterable[str]) -> dict[str, str]:
     prefixes = tuple(excluded)
-    found: dict[str, str] = obj["metadata"].get(field) or {}
     copied = {key: value for key, value in found.items() if not key.startswith(prefixes)}
     if left_out := sorted(found.keys() - copied.keys()):
         meta = obj["metadata"]

@@ -12,8 +12,8 @@ from typing import Final
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES, VOLUME_ATTACHMENTS
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.attempts import Interruption
-from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
@@ -50,7 +50,7 @@ _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
 _BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 
 
-def is_provisioned(volume: JsonDict) -> bool:
+def is_provisioned(volume: PersistentVolume) -> bool:
     """Return whether `volume` was created for the PVC that it refers to, and did not exist before.
 
     A provisioner names a volume after the UID of the PVC, unless it is configured to use a part of it.
@@ -76,7 +76,7 @@ async def attached_nodes(client: KubeClient, volume: str) -> tuple[str, ...]:
     return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
 
-async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
+async def set_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
     """Return `volume` with that reclaim policy."""
     if volume["spec"].get("persistentVolumeReclaimPolicy") == policy:
         return volume
@@ -85,21 +85,21 @@ async def set_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) 
     )
 
 
-async def retain_for(client: KubeClient, volume: JsonDict, labels: dict[str, str]) -> JsonDict:
+async def retain_for(client: KubeClient, volume: PersistentVolume, labels: dict[str, str]) -> PersistentVolume:
     """Return `volume` with reclaim policy Retain and `labels`."""
     present = volume["metadata"].get("labels") or {}
     if volume["spec"].get("persistentVolumeReclaimPolicy") == RETAIN and present.items() >= labels.items():
         return volume
-    patch: JsonDict = {"metadata": {"labels": labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
+    patch: Manifest = {"metadata": {"labels": labels}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
-async def restore_reclaim_policy(client: KubeClient, volume: JsonDict, policy: str) -> JsonDict:
+async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
     """Return `volume` with its original reclaim policy and without the owner label: no transfer owns it any more."""
     labeled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
     if labeled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
-        labels: JsonDict = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
-        patch: JsonDict = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
+        labels: Manifest = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
+        patch: Manifest = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
         return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
     return volume
 
@@ -117,7 +117,7 @@ async def withdraw_mover(
     return None if interruption.in_place else await delete_claim(client, owner, claim)
 
 
-async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | None:
+async def delete_with_volume(client: KubeClient, claim: PersistentVolumeClaim) -> Pending | None:
     """Delete `claim`, as it was just read, and have its volume reclaimed, whatever its class specifies.
 
     A claim that is still being provisioned is waited for if its class retains volumes: the volume would
@@ -137,7 +137,7 @@ async def delete_with_volume(client: KubeClient, claim: JsonDict) -> Pending | N
     return await delete_object(client, PERSISTENT_VOLUME_CLAIMS, claim, unchanged=not name)
 
 
-def explain_deletion(volume: JsonDict) -> str:
+def explain_deletion(volume: PersistentVolume) -> str:
     """Return why a PersistentVolume could not be deleted, to be appended to a text; empty: it does not say.
 
     Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (reclaimVolume).
@@ -146,7 +146,7 @@ def explain_deletion(volume: JsonDict) -> str:
     return f": {error}" if error else ""
 
 
-async def is_being_provisioned(client: KubeClient, claim: JsonDict) -> bool:
+async def is_being_provisioned(client: KubeClient, claim: PersistentVolumeClaim) -> bool:
     """Return whether a provisioner may create a volume for `claim` that would be retained.
 
     The volume controller names the provisioner when it asks for a volume, not before.

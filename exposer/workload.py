@@ -8,13 +8,13 @@ pkg/util/kube/utils.go (GetVolumeDirectory).
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 
 from core.errors import ExposeError
-from core.models.base import JsonDict
+from core.kube.types import ContainerState, PersistentVolume, Pod, PodToleration, Volume
 from core.models.reasons import PendingReason
 from exposer.model import Pending, WorkloadRef
 from exposer.pod_status import LOST_CONTAINER
@@ -45,7 +45,7 @@ Source: Velero v1.18, pkg/restorehelper; tests/recordings/velero-1.18.2/workload
 """
 
 
-ONTO_ANY_NODE: Final[JsonDict] = {"operator": "Exists", "effect": "NoSchedule"}
+ONTO_ANY_NODE: Final[PodToleration] = {"operator": "Exists", "effect": "NoSchedule"}
 """The toleration of a pod that must be scheduled to its node in spite of NoSchedule taints."""
 
 
@@ -70,7 +70,7 @@ _START_TIMEOUT: Final = timedelta(minutes=2)
 """How long the init container may not start: its image or a Secret may be there a minute later."""
 
 
-def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
+def check_alive(ref: WorkloadRef, pod: Pod | None) -> Pod:
     """Return `pod` (a v1 Pod as JSON dict) if it is the one that `ref` names, and its volumes stay mounted.
 
     Raises:
@@ -90,7 +90,7 @@ def check_alive(ref: WorkloadRef, pod: JsonDict | None) -> JsonDict:
     return pod
 
 
-def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
+def check_running(ref: WorkloadRef, pod: Pod) -> None:
     """Check that `pod` is running, so that its volumes are mounted.
 
     Raises:
@@ -101,7 +101,7 @@ def check_running(ref: WorkloadRef, pod: JsonDict) -> None:
         raise ExposeError(f"workload pod {ref} is not running: phase {phase}")
 
 
-def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
+def check_restore_wait(ref: WorkloadRef, pod: Pod) -> Pending | None:
     """Return None while the pod's init container holds it until its data is restored.
 
     Raises:
@@ -132,7 +132,7 @@ def check_restore_wait(ref: WorkloadRef, pod: JsonDict) -> Pending | None:
     return Pending(PendingReason.WORKLOAD_NOT_WAITING, f"{what} is not running")
 
 
-def describe_restore_wait(pod: JsonDict) -> str:
+def describe_restore_wait(pod: Pod) -> str:
     """Return the state of the init container: running, terminated or not starting; empty for any other."""
     state = _restore_wait_state(pod)
     if (state.get("waiting") or {}).get("reason", "") in _NOT_STARTING:
@@ -140,22 +140,22 @@ def describe_restore_wait(pod: JsonDict) -> str:
     return next((name for name in ("running", "terminated") if name in state), "")
 
 
-def restore_wait_completed(ref: WorkloadRef, pod: JsonDict | None) -> bool:
+def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
     """Return whether the pod's init container found the restored data; later states of the pod do not matter."""
     if pod is None or not ref.matches(pod):
         return False
-    terminated: JsonDict = _restore_wait_state(pod).get("terminated") or {}
+    terminated = _restore_wait_state(pod).get("terminated") or {}
     return bool(terminated) and terminated.get("exitCode") == 0
 
 
-def find_volume(ref: WorkloadRef, pod: JsonDict, name: str) -> JsonDict:
+def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:
     """Return the volume of that name from the pod's `spec.volumes`.
 
     Raises:
         ExposeError: there is none, or no container mounts it as a file system.
     """
     spec = pod["spec"]
-    volume: JsonDict | None = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
+    volume = next((v for v in spec.get("volumes") or [] if v["name"] == name), None)
     if volume is None:
         raise ExposeError(f"workload pod {ref} has no volume {name}")
     containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
@@ -172,7 +172,7 @@ def build_block_error(ref: WorkloadRef, name: str) -> ExposeError:
     return ExposeError(f"volume {name} of workload pod {ref} is a block volume: pod volumes must be file systems")
 
 
-def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
+def tolerations_to_stay(pod: Pod) -> tuple[PodToleration, ...]:
     """Return the tolerations that keep a pod on the workload's node for as long as the workload.
 
     The kubelet admits it under the workload's NoExecute taints, and it is not evicted before the workload
@@ -184,11 +184,15 @@ def tolerations_to_stay(pod: JsonDict) -> tuple[JsonDict, ...]:
     return (ONTO_ANY_NODE, *kept)
 
 
-_CORDON: Final[JsonDict] = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+_CORDON: Final[PodToleration] = {
+    "key": "node.kubernetes.io/unschedulable",
+    "operator": "Exists",
+    "effect": "NoSchedule",
+}
 """The toleration of a node that was cordoned after a pod was scheduled to it."""
 
 
-def tolerations_of_consumers(pods: Iterable[JsonDict], claim: str) -> tuple[JsonDict, ...]:
+def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodToleration, ...]:
     """Return the tolerations with which those of `pods` that use the PVC `claim` are scheduled to a tainted node."""
     found = [_CORDON]
     for pod in pods:
@@ -199,10 +203,12 @@ def tolerations_of_consumers(pods: Iterable[JsonDict], claim: str) -> tuple[Json
     return tuple(found)
 
 
-def _restore_wait_state(pod: JsonDict) -> JsonDict:
+def _restore_wait_state(pod: Pod) -> ContainerState:
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or []
-    state: JsonDict = next((s.get("state") or {} for s in statuses if s["name"] == _RESTORE_WAIT), {})
-    return state
+    for status in statuses:
+        if status["name"] == _RESTORE_WAIT:
+            return status.get("state") or {}
+    return {}
 
 
 _CSI: Final = "kubernetes.io~csi"
@@ -233,17 +239,20 @@ _PLUGINS: Final = {
 } | dict.fromkeys(_MIGRATED, _CSI)
 
 
-def claim_of(pod: JsonDict, volume: JsonDict) -> str:
+def claim_of(pod: Pod, volume: Volume) -> str:
     """Return the name of the PVC behind `volume` of `pod`; empty where it has none.
 
     Source: Kubernetes v1.34, staging/src/k8s.io/component-helpers/storage/ephemeral.
     """
     if "ephemeral" in volume:
         return f"{pod['metadata']['name']}-{volume['name']}"
-    return str((volume.get("persistentVolumeClaim") or {}).get("claimName", ""))
+    source = volume.get("persistentVolumeClaim")
+    return source["claimName"] if source else ""
 
 
-def build_volume_directory(kubelet_root: str, pod_uid: str, volume: JsonDict, *, pv: JsonDict | None = None) -> str:
+def build_volume_directory(
+    kubelet_root: str, pod_uid: str, volume: Volume, *, pv: PersistentVolume | None = None
+) -> str:
     """Return the directory on the node in which the kubelet mounts a volume.
 
     Args:
@@ -285,7 +294,7 @@ def pod_of_directory(directory: str) -> str:
     return split_directory(directory)[0].rpartition("/")[2]
 
 
-def _plugin_of(source: JsonDict) -> str:
+def _plugin_of(source: Mapping[str, Any]) -> str:
     driver = (source.get("flexVolume") or {}).get("driver", "")
     if driver:
         return str(driver).replace("/", "~")

@@ -29,6 +29,7 @@ from client.install.surroundings import (
     build_priority_classes,
     build_security_constraints,
 )
+from core.kube.types import PodToleration
 from core.models.base import JsonDict
 from core.version import VERSION
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
@@ -75,7 +76,12 @@ _MONITORING_VALUE: Final[JsonDict] = {
 
 
 _REQUIRED: Final[JsonDict] = {"required": ["provider"]}
-_SCALARS: Final[Mapping[object, JsonDict]] = {str: {"type": "string"}, bool: {"type": "boolean"}, Any: {}}
+_SCALARS: Final[Mapping[object, JsonDict]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    Any: {},
+    PodToleration: {"type": "object", "additionalProperties": {}},
+}
 
 
 _ENDPOINT: Final = r"""^(https?://)?([^\s/?#@:\[\]"']+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?/*$"""

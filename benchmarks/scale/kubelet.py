@@ -15,7 +15,8 @@ from typing import Final
 
 from aiohttp import web
 
-from core.models.base import JsonDict
+from core.kube.types import Pod
+from tests.support.objects import JsonDict
 
 HOST: Final = "127.0.0.1"
 _LINE: Final = "time=2026-11-21T12:00:00Z level=info msg=moved bytes=1000\n"
@@ -43,7 +44,7 @@ class PodDirectories:
 
     root: Path
 
-    def make(self, pod: JsonDict) -> None:
+    def make(self, pod: Pod) -> None:
         """Make the directories of a pod, and of its volumes that are directories of the node."""
         own = self.root / pod["metadata"]["uid"]
         own.mkdir(parents=True, exist_ok=True)
@@ -51,11 +52,11 @@ class PodDirectories:
             if "emptyDir" in volume:
                 self.volume(pod, volume["name"]).mkdir(parents=True, exist_ok=True)
 
-    def volume(self, pod: JsonDict, name: str) -> Path:
+    def volume(self, pod: Pod, name: str) -> Path:
         """Return the directory of an emptyDir."""
         return Path(self.root, pod["metadata"]["uid"], "volumes", "kubernetes.io~empty-dir", name)
 
-    def remove(self, pod: JsonDict) -> None:
+    def remove(self, pod: Pod) -> None:
         """Remove what there is of a pod."""
         shutil.rmtree(self.root / pod["metadata"]["uid"], ignore_errors=True)
 

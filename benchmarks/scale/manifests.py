@@ -8,9 +8,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Final
 
-from core.models.base import JsonDict
+from core.kube.types import VolumeSnapshot
 from core.models.names import AGENT_LABELS
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.support.objects import JsonDict
 
 KINDS: Final = ("DataUpload", "DataDownload", "PodVolumeBackup", "PodVolumeRestore")
 CONFIG_MAP: Final = "node-agent-config"
@@ -98,9 +99,10 @@ def build_snapshot(namespace: str, name: str) -> tuple[JsonDict, JsonDict]:
     return snapshot, {"readyToUse": True, "restoreSize": "1Gi", "boundVolumeSnapshotContentName": content}
 
 
-def build_content(snapshot: JsonDict) -> JsonDict:
+def build_content(snapshot: VolumeSnapshot) -> JsonDict:
     """Return the VolumeSnapshotContent of the snapshot, as stored."""
-    namespace, name, uid = (snapshot["metadata"][key] for key in ("namespace", "name", "uid"))
+    meta = snapshot["metadata"]
+    namespace, name, uid = (meta["namespace"], meta["name"], meta["uid"])
     content = _object(_SNAPSHOTS, "VolumeSnapshotContent", _content_name(namespace, name))
     content["spec"] = {
         "deletionPolicy": "Delete",

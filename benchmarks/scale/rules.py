@@ -28,12 +28,13 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import Request
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
 from core.models.names import NODE_LABEL
 from exposer.host_pods import EVENTS_VOLUME
 from nodeagent.runtime.workqueue import Requeue
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
 from tests.support.deletion import force_delete
+from tests.support.objects import JsonDict
 
 _TOTAL_BYTES: Final = 1000
 _BACKUPS: Final = frozenset({"DataUpload", "PodVolumeBackup"})

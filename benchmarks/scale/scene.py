@@ -104,7 +104,7 @@ class Scene:
     async def read_holder(self) -> str:
         """Return the leader's identity; empty without a leader."""
         lease = await self.stage.client.read(LEASES, self.stage.namespace, DISPATCHER_LEASE)
-        return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
+        return (lease.get("spec") or {}).get("holderIdentity", "") if lease else ""
 
     async def wait_for_leader(self, *, other_than: str = "", seconds: float = _READY_SECONDS) -> str:
         """Return the leader's identity, once there is a leader that is not `other_than`."""

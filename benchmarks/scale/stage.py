@@ -47,9 +47,9 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
-from core.models.base import JsonDict
 from nodeagent.runtime.tasks import work_in_parallel
 from nodeagent.runtime.transport import load_transport
+from tests.support.objects import JsonDict
 from tests.testbed.api import Resource as BedResource
 
 TRANSFER_RESOURCES: Final = {r.kind: r for r in (DATA_UPLOADS, DATA_DOWNLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES)}
@@ -136,10 +136,10 @@ class Stage:
         with suppress(AlreadyExistsError):
             stored = await self.client.create(NODES, build_node(node))
             await set_status(self.client, NODES, stored, self.doors.kubelet.node_status)
-        pod, status = build_agent_pod(self.namespace, node)
-        stored = await self.client.create(PODS, pod)
-        self.doors.pods.make(stored)
-        await set_status(self.client, PODS, stored, status)
+        manifest, status = build_agent_pod(self.namespace, node)
+        pod = await self.client.create(PODS, manifest)
+        self.doors.pods.make(pod)
+        await set_status(self.client, PODS, pod, status)
 
     async def _add_source_claim(self, number: int) -> None:
         claim = build_claim(app_namespace(self.namespace, number), "data", volume=f"pv-{self.namespace}-{number}")

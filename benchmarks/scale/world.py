@@ -22,10 +22,10 @@ from core.kube.resources import (
     PODS,
     VOLUME_SNAPSHOTS,
 )
-from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.workqueue import WorkQueue
+from tests.support.objects import JsonDict
 
 _WORKERS = 48
 

@@ -1,10 +1,11 @@
 """The copies of volumes that backups of `nodeagent backup create` have, as the rules of retention see them. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from core.models.base import JsonDict, ObjectMeta, parse_time
+from core.models.base import ObjectMeta, parse_time
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -122,7 +123,7 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
     )
 
 
-def build_unreadable_copy(kind: str, raw: JsonDict, why: str) -> Copy | None:
+def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy | None:
     """Return a volume whose transfer cannot be read: nothing of its backup may be deleted; None: of no backup."""
     meta = raw["metadata"]
     annotations = meta.get("annotations") or {}

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final
+from typing import Final, cast
 
 from client.backups.manifests import PlannedVolume
 from client.backups.methods import BackupError, Method
@@ -13,7 +13,8 @@ from core.clock import Deadline
 from core.errors import AgentError
 from core.kube.errors import AlreadyExistsError, KubeError, UnauthorizedError, UnreachableError
 from core.kube.resources import VOLUME_SNAPSHOTS, Resource
-from core.models.base import JsonDict, parse_time
+from core.kube.types import Manifest, UncheckedObject
+from core.models.base import parse_time
 from core.models.names import BACKUP_LABEL
 
 __all__ = ["check_backup", "start_backup", "sum_up_missing"]
@@ -66,7 +67,7 @@ async def check_backup(tools: BackupTools, volumes: Sequence[PlannedVolume]) -> 
                 raise BackupError(f"PVC {_name(volume)} cannot be backed up, nothing was created: {e}") from e
 
 
-def _objects(volume: PlannedVolume) -> list[tuple[Resource, JsonDict]]:
+def _objects(volume: PlannedVolume) -> list[tuple[Resource, Manifest]]:
     snapshot = volume.build_snapshot()
     transfer = (volume.resource, volume.build_transfer())
     return [transfer] if snapshot is None else [(VOLUME_SNAPSHOTS, snapshot), transfer]
@@ -120,7 +121,7 @@ def _name(volume: PlannedVolume) -> str:
     return f"{volume.claim.namespace}/{volume.claim.name}"
 
 
-async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: JsonDict) -> None:
+async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: Manifest) -> None:
     """Create the object; one of an earlier run may stay."""
     try:
         await tools.client.create(resource, manifest)
@@ -128,7 +129,7 @@ async def _ensure(tools: BackupTools, volume: PlannedVolume, resource: Resource,
         await _check_same(tools, volume, resource, manifest)
 
 
-async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: JsonDict) -> None:
+async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resource, manifest: Manifest) -> None:
     """Check that the stored object is the one that would be created: of the same backup, about the same PVC.
 
     Raises:
@@ -136,7 +137,7 @@ async def _check_same(tools: BackupTools, volume: PlannedVolume, resource: Resou
     """
     meta = manifest["metadata"]
     stored = await tools.client.get(resource, meta["namespace"], meta["name"])
-    labels, spec = stored["metadata"].get("labels") or {}, stored.get("spec") or {}
+    labels, spec = stored["metadata"].get("labels") or {}, cast("UncheckedObject", stored).get("spec") or {}
     differs = labels.get(BACKUP_LABEL) != meta["labels"][BACKUP_LABEL] or any(
         spec.get(key) != value for key, value in manifest["spec"].items() if value
     )

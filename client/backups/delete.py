@@ -31,8 +31,9 @@ from core.clock import Clock, Deadline
 from core.errors import AgentError, ConfigError
 from core.kube.answers import Deletion
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict, parse_time
+from core.models.base import parse_time
 from core.snapshot_contract import CopyToCheck, DeletedSnapshot
 from nodeagent.config.template import read_cluster
 
@@ -321,7 +322,7 @@ class _CheckRun:
             if one in run.faults:
                 self.faults[self.needed[uid].uid] = run.faults[one]
 
-    def _note_times(self, job: JsonDict) -> None:
+    def _note_times(self, job: Job) -> None:
         self.at_seconds = self.tools.jobs.clock.monotonic()
         created = parse_time(job["metadata"]["creationTimestamp"])
         self.said = {_DATE: self.tools.date(), f"the creation of Job {job['metadata']['name']}": created}

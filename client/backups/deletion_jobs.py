@@ -20,7 +20,7 @@ from core.kube.resources import (
     POD_VOLUME_RESTORES,
     Resource,
 )
-from core.models.base import JsonDict
+from core.kube.types import Object
 from core.models.storage import BackupStorageLocation, RepositoryKey
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.mover_specs import DeleteSnapshots
@@ -144,7 +144,7 @@ async def read_locations(client: KubeClient, namespace: str) -> dict[str, str]:
     return found
 
 
-async def _read_all(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:
+async def _read_all(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[Object]:
     async for page in client.pages(Selection(resource, namespace)):
         if page.malformed:
             raise DeletionError(f"a {resource.kind} in namespace {namespace} is malformed: nothing is deleted")

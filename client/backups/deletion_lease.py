@@ -19,7 +19,7 @@ from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.errors import ConflictError, ForbiddenError
 from core.kube.resources import JOBS, LEASES
-from core.models.base import JsonDict
+from core.kube.types import Job, LeaseSpec
 from core.models.names import DELETIONS_LEASE, SNAPSHOT_DELETION_LABEL
 from core.models.units import format_duration
 from nodeagent.runtime.lease import Lease
@@ -107,9 +107,9 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
     while True:
         try:
             observed = await client.read(LEASES, jobs.namespace, DELETIONS_LEASE)
-            spec = (observed or {}).get("spec") or {}
-            holder = spec.get("holderIdentity") or ""
-            version = (observed or {}).get("metadata", {}).get("resourceVersion", "")
+            spec: LeaseSpec = (observed.get("spec") or {}) if observed else {}
+            holder = spec.get("holderIdentity", "")
+            version = observed["metadata"]["resourceVersion"] if observed else ""
             if not holder or (version == seen and clock.monotonic() >= since_seconds + _promised_seconds(spec)):
                 await lease.acquire(observed)
                 return
@@ -134,7 +134,7 @@ async def _acquire(jobs: JobTools, lease: Lease) -> None:
         await clock.sleep(_POLL_SECONDS)
 
 
-def _promised_seconds(spec: JsonDict) -> float:
+def _promised_seconds(spec: LeaseSpec) -> float:
     return min(float(spec.get("leaseDurationSeconds") or 0), _DURATION.total_seconds())
 
 
@@ -151,6 +151,6 @@ async def _end_jobs(jobs: JobTools) -> None:
         raise DeletionError(f"nothing is deleted: {e}") from e
 
 
-def _only_checks(job: JsonDict) -> bool:
+def _only_checks(job: Job) -> bool:
     (container,) = job["spec"]["template"]["spec"]["containers"]
     return "--dry-run" in (container.get("args") or [])

@@ -20,7 +20,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, LEASES
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE
 from core.models.retention import REPORT_KEY, RetentionReport, read_report
 from core.snapshot_contract import TransferToDelete
@@ -48,12 +48,12 @@ _History = dict[str, dict[str, dict[str, list[tuple[_Seconds, _Seconds]]]]]
 """By the location, the namespace and the name of the PVC: when copies went, and when they were completed."""
 
 
-def build_record(namespace: str) -> JsonDict:
+def build_record(namespace: str) -> Manifest:
     """Return the ConfigMap without an entry; applying it again keeps what there is."""
     return build_object("v1", CONFIG_MAPS.kind, DELETIONS_CONFIGMAP, namespace) | {"data": {_RULES_KEY: _RULES}}
 
 
-def build_lease(namespace: str) -> JsonDict:
+def build_lease(namespace: str) -> Manifest:
     """Return the Lease of deletions without a holder: without `spec`, so that applying it again keeps what there is."""
     return build_object(LEASES.api_version, LEASES.kind, DELETIONS_LEASE, namespace)
 
@@ -91,7 +91,7 @@ class DeletionRecord:
             KubeError: it cannot be read.
         """
         stored = await self.client.read(CONFIG_MAPS, self.namespace, DELETIONS_CONFIGMAP)
-        data = dict((stored or {}).get("data") or {})
+        data = dict(stored.get("data") or {}) if stored else {}
         self.report = read_report(data)
         for key in (REPORT_KEY, _RULES_KEY):
             data.pop(key, None)

@@ -34,7 +34,8 @@ from core.contract import parse_result
 from core.errors import AgentError, ConfigError, ContractError
 from core.file_contract import ENTRY_LINE, SEND_COMMAND, FileEntry, FileListing, FileType, SentFiles
 from core.kube.errors import ForbiddenError, KubeError
-from core.models.base import JsonDict, WireModel
+from core.kube.types import Manifest
+from core.models.base import WireModel
 from core.models.names import MAINTENANCE_CONTAINER
 from core.models.phases import Phase
 from core.models.storage import RepositoryKey
@@ -145,7 +146,7 @@ def _missing(backup: Backup, claim: str, name: str) -> FilesError:
     return FilesError(f"backup {backup.name} has no PVC {claim}{known}")
 
 
-async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after: str = "") -> JsonDict:
+async def _build_job(tools: JobTools, place: FilePlace, *, limit: int = 0, after: str = "") -> Manifest:
     """Return the manifest of the Job that lists the place, up to `limit` entries; 0: that sends it.
 
     Raises:

@@ -10,7 +10,7 @@ from client.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWa
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import (
     BACKUP_ANNOTATION,
     BACKUP_LABEL,
@@ -125,7 +125,7 @@ class PlannedVolume:
         """The kind of its transfer."""
         return kube.DATA_UPLOADS if isinstance(self.way, SnapshotWay) else kube.POD_VOLUME_BACKUPS
 
-    def build_snapshot(self) -> JsonDict | None:
+    def build_snapshot(self) -> Manifest | None:
         """Return the VolumeSnapshot; None: there is none."""
         if not isinstance(self.way, SnapshotWay):
             return None
@@ -137,7 +137,7 @@ class PlannedVolume:
         kind = kube.VOLUME_SNAPSHOTS
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
 
-    def build_transfer(self) -> JsonDict:
+    def build_transfer(self) -> Manifest:
         """Return the DataUpload or the PodVolumeBackup."""
         request = self.request
         annotations = {
@@ -151,7 +151,7 @@ class PlannedVolume:
         if isinstance(self.way, MountingPod):
             annotations[PVC_NAME_ANNOTATION] = self.claim.name
         schedule = {SCHEDULE_LABEL: label_value(request.schedule)} if request.schedule else {}
-        meta: JsonDict = {
+        meta: Manifest = {
             "name": self.name,
             "namespace": request.namespace,
             "labels": {**request.labels, **self._label, **schedule},
@@ -164,7 +164,7 @@ class PlannedVolume:
     def _label(self) -> dict[str, str]:
         return {BACKUP_LABEL: label_value(self.request.name)}
 
-    def _spec(self) -> JsonDict:
+    def _spec(self) -> Manifest:
         claim, location = self.claim, self.request.location
         settings = {READ_ALL_FILES: "true"} if self.request.read_all_files else {}
         match self.way:

@@ -11,7 +11,8 @@ from typing import Final
 
 from core.contract import VolumeMode
 from core.errors import AgentError
-from core.models.base import JsonDict
+from core.kube.types import PersistentVolumeClaim, Pod, VolumeSnapshotClass
+from exposer.claims import claim_volume_mode
 
 __all__ = [
     "BackupError",
@@ -75,17 +76,19 @@ class ClusterClasses:
     """
 
     provisioners: Mapping[str, str]
-    snapshot_classes: Sequence[JsonDict]
+    snapshot_classes: Sequence[VolumeSnapshotClass]
     unread: str = ""
 
 
-def needs_pods(claim: JsonDict, method: Method, classes: ClusterClasses) -> bool:
+def needs_pods(claim: PersistentVolumeClaim, method: Method, classes: ClusterClasses) -> bool:
     """Return whether it depends on pods how the PVC is backed up."""
     by_snapshot = method is not Method.FS_BACKUP and isinstance(_find_snapshot_way(claim, classes), SnapshotWay)
     return method is not Method.CSI_SNAPSHOT and not by_snapshot
 
 
-def choose_method(claim: JsonDict, method: Method, classes: ClusterClasses, pods: Sequence[JsonDict]) -> ChosenMethod:
+def choose_method(
+    claim: PersistentVolumeClaim, method: Method, classes: ClusterClasses, pods: Sequence[Pod]
+) -> ChosenMethod:
     """Return how the PVC, a v1 PersistentVolumeClaim as JSON dict, is backed up.
 
     Args:
@@ -114,7 +117,7 @@ def choose_method(claim: JsonDict, method: Method, classes: ClusterClasses, pods
     raise BackupError(f"{name}: {'; '.join(causes)}")
 
 
-def _unusable(claim: JsonDict) -> str:
+def _unusable(claim: PersistentVolumeClaim) -> str:
     """Return why no method can back it up; empty: one may."""
     if claim["metadata"].get("deletionTimestamp"):
         return "it is being deleted"
@@ -122,7 +125,7 @@ def _unusable(claim: JsonDict) -> str:
     return "" if phase == "Bound" else f"it has no volume yet: it is {phase or 'not bound'}"
 
 
-def _find_snapshot_way(claim: JsonDict, classes: ClusterClasses) -> SnapshotWay | str:
+def _find_snapshot_way(claim: PersistentVolumeClaim, classes: ClusterClasses) -> SnapshotWay | str:
     """Return the snapshot class, or why there is none."""
     # The data mover's PVC is of that class.
     if not (claim.get("spec") or {}).get("storageClassName"):
@@ -144,7 +147,7 @@ def _find_snapshot_way(claim: JsonDict, classes: ClusterClasses) -> SnapshotWay 
     return f"no CSI snapshot: label one VolumeSnapshotClass of driver {driver} {_VELERO_CLASS_LABEL}=true: {names}"
 
 
-def _driver(claim: JsonDict, classes: ClusterClasses) -> str:
+def _driver(claim: PersistentVolumeClaim, classes: ClusterClasses) -> str:
     annotations = claim["metadata"].get("annotations") or {}
     for key in _PROVISIONER_ANNOTATIONS:
         if found := annotations.get(key):
@@ -152,9 +155,9 @@ def _driver(claim: JsonDict, classes: ClusterClasses) -> str:
     return classes.provisioners.get((claim.get("spec") or {}).get("storageClassName") or "", "")
 
 
-def _find_pod(claim: JsonDict, pods: Sequence[JsonDict]) -> MountingPod | str:
+def _find_pod(claim: PersistentVolumeClaim, pods: Sequence[Pod]) -> MountingPod | str:
     """Return the first Running pod that mounts the PVC, by name, or why there is none."""
-    if (claim.get("spec") or {}).get("volumeMode") == VolumeMode.BLOCK:
+    if claim_volume_mode(claim) is VolumeMode.BLOCK:
         return "no backup of files: its volume is a block device"
     for pod in sorted(pods, key=lambda one: str(one["metadata"]["name"])):
         if found := _mounting(pod, claim["metadata"]["name"]):
@@ -162,13 +165,13 @@ def _find_pod(claim: JsonDict, pods: Sequence[JsonDict]) -> MountingPod | str:
     return "no backup of files: no Running pod mounts it"
 
 
-def _mounting(pod: JsonDict, claim_name: str) -> MountingPod | None:
+def _mounting(pod: Pod, claim_name: str) -> MountingPod | None:
     meta, spec = pod["metadata"], pod.get("spec") or {}
     if (pod.get("status") or {}).get("phase") != "Running" or meta.get("deletionTimestamp"):
         return None
     mounted = {mount["name"] for one in spec.get("containers") or [] for mount in one.get("volumeMounts") or []}
     for volume in spec.get("volumes") or []:
-        source = volume.get("persistentVolumeClaim") or {}
-        if source.get("claimName") == claim_name and volume["name"] in mounted:
+        source = volume.get("persistentVolumeClaim")
+        if source and source["claimName"] == claim_name and volume["name"] in mounted:
             return MountingPod(meta["name"], meta["uid"], spec.get("nodeName", ""), volume["name"])
     return None

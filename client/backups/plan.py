@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotServedError
-from core.models.base import JsonDict
+from core.kube.types import PersistentVolumeClaim, Pod, VolumeSnapshotClass
 from core.models.names import AGENT_DAEMONSET, OBJECT_NAME
 from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
@@ -122,7 +122,7 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
     present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
     classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
-    pods: dict[str, list[JsonDict]] = {}
+    pods: dict[str, list[Pod]] = {}
     volumes = []
     for name, claim in claims.items():
         if name in present:
@@ -187,7 +187,7 @@ async def find_destination(tools: BackupTools, namespace: str, location: str, *,
     return name
 
 
-async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, JsonDict]:
+async def _read_claims(tools: BackupTools, choice: Choice) -> dict[ClaimName, PersistentVolumeClaim]:
     """Return the PVCs in the order of their names.
 
     Raises:
@@ -240,7 +240,11 @@ async def _explain_absent(client: KubeClient, name: ClaimName) -> str:
 
 
 def _check_existing(
-    existing: Sequence[Backup], request: BackupRequest, claims: Mapping[ClaimName, JsonDict], *, lenient: bool
+    existing: Sequence[Backup],
+    request: BackupRequest,
+    claims: Mapping[ClaimName, PersistentVolumeClaim],
+    *,
+    lenient: bool,
 ) -> set[ClaimName]:
     """Return the PVCs that have their transfer already; a `lenient` backup may have others.
 
@@ -264,7 +268,7 @@ def _check_existing(
 
 async def _read_classes(client: KubeClient) -> ClusterClasses:
     """Return the classes of the cluster, as far as the user may read them."""
-    provisioners, snapshot_classes, unread = dict[str, str](), list[JsonDict](), ""
+    provisioners, snapshot_classes, unread = dict[str, str](), list[VolumeSnapshotClass](), ""
     try:
         snapshot_classes = await client.list(Selection(kube.VOLUME_SNAPSHOT_CLASSES))
         for raw in await client.list(Selection(kube.STORAGE_CLASSES)):

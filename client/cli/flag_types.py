@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from core.errors import ConfigError
-from core.models.base import JsonDict
+from core.kube.types import PodToleration
 from core.models.names import OBJECT_NAME, SUBDOMAIN
 from core.models.units import parse_positive_duration, parse_quantity
 from core.spelling import guess
@@ -197,7 +197,7 @@ def _is_key(key: str) -> bool:
     return bool(re.fullmatch(_LABEL_KEY, key)) and len(key.rpartition("/")[0]) <= _LONGEST_PREFIX
 
 
-def _parse_taint(text: str) -> JsonDict:
+def _parse_taint(text: str) -> PodToleration:
     """Return a v1 Toleration of a taint as kubectl writes it: `key=value:Effect`, `key:Effect`, or `*`."""
     if text == "*":
         return {"operator": "Exists"}
@@ -205,7 +205,7 @@ def _parse_taint(text: str) -> JsonDict:
     effect = found["effect"] if found else None
     if found is None or not (found["key"] or effect) or (effect is not None and effect not in _EFFECTS):
         raise not_allowed(text, f"key=value:EFFECT, key:EFFECT, key or *; EFFECT is one of {', '.join(_EFFECTS)}")
-    toleration: JsonDict = {"key": found["key"]} if found["key"] else {}
+    toleration: PodToleration = {"key": found["key"]} if found["key"] else {}
     value = found["value"]
     if value is not None and not found["key"]:
         raise not_allowed(text, "a key before =")

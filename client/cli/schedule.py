@@ -40,7 +40,8 @@ from client.schedules.store import (
 )
 from client.text import format_age
 from core.clock import SystemClock
-from core.models.base import JsonDict, format_time
+from core.kube.types import Manifest
+from core.models.base import format_time
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["renew", "schedule"]
@@ -188,7 +189,7 @@ def _owned(cluster: Connection, request: ScheduleRequest, printer: Printer) -> O
     return OwnedObjects(cluster.client, request, lambda place: printer.line(f"{place}: deleted"), printer.note)
 
 
-def _print_objects(printer: Printer, objects: list[JsonDict], form: OutputFormat) -> None:
+def _print_objects(printer: Printer, objects: list[Manifest], form: OutputFormat) -> None:
     printer.document({"apiVersion": "v1", "kind": "List", "items": objects}, form)
 
 

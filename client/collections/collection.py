@@ -28,7 +28,8 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import InvalidError, NotFoundError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
-from core.models.base import JsonDict, WireModel
+from core.kube.types import UncheckedObject
+from core.models.base import WireModel
 from core.models.names import (
     BACKUP_ANNOTATION,
     BACKUP_LABEL,
@@ -53,7 +54,7 @@ _WINDOW_SECONDS: Final = 30.0
 
 _Group = TypeVar("_Group", bound=Backup | Restore)
 _Transfer = TypeVar("_Transfer", BackupTransfer, RestoreTransfer)
-_Listed = tuple[Resource, JsonDict]
+_Listed = tuple[Resource[UncheckedObject], UncheckedObject]
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
     word: str
     """What a group is called in messages and commands."""
 
-    models: Mapping[Resource, type[_Transfer]]
+    models: Mapping[Resource[UncheckedObject], type[_Transfer]]
     labels: tuple[str, ...]
     """Each of them has the name of a group; the first one is ours."""
 
@@ -263,7 +264,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             canceled.append(volume)
         return group, canceled
 
-    async def _cancel(self, resource: Resource, name: str) -> None:
+    async def _cancel(self, resource: Resource[UncheckedObject], name: str) -> None:
         try:
             await self._client.patch(resource, self._namespace, name, {"spec": {"cancel": True}})
         except InvalidError:
@@ -292,11 +293,11 @@ def _sort(groups: Iterable[_Group]) -> list[_Group]:
     return sorted(groups, key=lambda one: (-(one.created.timestamp() if one.created else 0.0), one.name))
 
 
-_BACKUP_MODELS: Final[Mapping[Resource, type[BackupTransfer]]] = {
+_BACKUP_MODELS: Final[Mapping[Resource[UncheckedObject], type[BackupTransfer]]] = {
     DATA_UPLOADS: DataUpload,
     POD_VOLUME_BACKUPS: PodVolumeBackup,
 }
-_RESTORE_MODELS: Final[Mapping[Resource, type[RestoreTransfer]]] = {
+_RESTORE_MODELS: Final[Mapping[Resource[UncheckedObject], type[RestoreTransfer]]] = {
     DATA_DOWNLOADS: DataDownload,
     POD_VOLUME_RESTORES: PodVolumeRestore,
 }

@@ -5,7 +5,7 @@ from typing import Final
 
 from client.install.objects import build_object
 from client.install.options import InstallOptions
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, Scope, agent_permissions
 
@@ -25,7 +25,7 @@ _RBAC: Final = "rbac.authorization.k8s.io"
 _API: Final = f"{_RBAC}/v1"
 
 
-def build_service_accounts(options: InstallOptions) -> list[JsonDict]:
+def build_service_accounts(options: InstallOptions) -> list[Manifest]:
     """Return the ServiceAccounts that do not exist yet: of agents, and of data movers."""
     accounts = []
     for given, name in (
@@ -43,19 +43,19 @@ def build_service_accounts(options: InstallOptions) -> list[JsonDict]:
     return accounts
 
 
-def build_agent_roles(options: InstallOptions) -> list[JsonDict]:
+def build_agent_roles(options: InstallOptions) -> list[Manifest]:
     """Return the roles of the agents and their bindings."""
     agent = options.agent
     permissions = agent_permissions(options.config_map, agent.repository_config_map, agent.maintenance_config_map)
     return _roles(options, SERVICE_ACCOUNT, options.account, permissions)
 
 
-def build_mover_roles(options: InstallOptions) -> list[JsonDict]:
+def build_mover_roles(options: InstallOptions) -> list[Manifest]:
     """Return the role of data movers and its binding."""
     return _roles(options, MOVER_SERVICE_ACCOUNT, options.mover_account, MOVER_PERMISSIONS)
 
 
-def build_volume_secrets_roles(options: InstallOptions) -> list[JsonDict]:
+def build_volume_secrets_roles(options: InstallOptions) -> list[Manifest]:
     """Return the roles by which agents copy Secrets and ConfigMaps of volumes, and their bindings."""
     return _roles(options, VOLUME_SECRETS_ROLE, options.account, COPY_PERMISSIONS)
 
@@ -65,15 +65,15 @@ def in_scope(permissions: Iterable[Permission], scope: Scope) -> list[Permission
     return [permission for permission in permissions if permission.scope is scope]
 
 
-def build_rule(permission: Permission) -> JsonDict:
+def build_rule(permission: Permission) -> Manifest:
     """Return a permission as a rule of a role."""
-    rule: JsonDict = {"apiGroups": [permission.resource.group], "resources": [permission.path]}
+    rule: Manifest = {"apiGroups": [permission.resource.group], "resources": [permission.path]}
     if permission.names:
         rule["resourceNames"] = list(permission.names)
     return {**rule, "verbs": list(permission.verbs)}
 
 
-def _roles(options: InstallOptions, name: str, account: str, permissions: Iterable[Permission]) -> list[JsonDict]:
+def _roles(options: InstallOptions, name: str, account: str, permissions: Iterable[Permission]) -> list[Manifest]:
     objects = []
     permissions = tuple(permissions)
     for scope, kind, own_name, namespace in (

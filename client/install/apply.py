@@ -15,7 +15,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import ApplyConflictError, FieldConflict, InvalidError, NotFoundError, NotServedError
 from core.kube.resources import NAMESPACES
-from core.models.base import JsonDict
+from core.kube.types import Manifest, Object
 
 __all__ = ["MANAGER", "Applied", "ApplyResult", "ApplyTools", "ConflictsError", "TakenField", "apply_installation"]
 
@@ -44,7 +44,7 @@ class ApplyResult(StrEnum):
 class Applied(NamedTuple):
     """An object as it is stored, and what became of it."""
 
-    stored: JsonDict
+    stored: Object
     result: ApplyResult
 
 
@@ -74,7 +74,7 @@ class ApplyTools:
 
 
 async def apply_installation(
-    tools: ApplyTools, definitions: Sequence[JsonDict], objects: Sequence[JsonDict], *, force: bool
+    tools: ApplyTools, definitions: Sequence[Manifest], objects: Sequence[Manifest], *, force: bool
 ) -> list[Applied]:
     """Apply everything; return what became of the objects, without the definitions, in their order.
 
@@ -105,7 +105,7 @@ async def apply_installation(
 
 
 async def _find_conflicts(
-    tools: ApplyTools, manifests: Sequence[JsonDict], defined: frozenset[str]
+    tools: ApplyTools, manifests: Sequence[Manifest], defined: frozenset[str]
 ) -> list[TakenField]:
     """Return the fields that others have set, of all objects; nothing is stored.
 
@@ -135,7 +135,7 @@ async def _find_conflicts(
     return taken
 
 
-async def _apply(tools: ApplyTools, manifest: JsonDict, *, force: bool) -> Applied:
+async def _apply(tools: ApplyTools, manifest: Manifest, *, force: bool) -> Applied:
     before = await _read(tools, manifest)
     stored = await tools.client.apply(resource_of(manifest), manifest, manager=MANAGER, force=force)
     if before is None:
@@ -147,6 +147,6 @@ async def _apply(tools: ApplyTools, manifest: JsonDict, *, force: bool) -> Appli
     return Applied(stored, result)
 
 
-async def _read(tools: ApplyTools, manifest: JsonDict) -> JsonDict | None:
+async def _read(tools: ApplyTools, manifest: Manifest) -> Object | None:
     meta = manifest["metadata"]
     return await tools.client.read(resource_of(manifest), meta.get("namespace", ""), meta["name"])

@@ -10,7 +10,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject, Manifest
 from nodeagent.config.keys import ConfigFinding
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
@@ -31,7 +31,7 @@ _SHOWN = 6
 
 
 async def check_user(
-    client: KubeClient, namespace: str, manifests: Sequence[JsonDict], *, config_maps: Iterable[str], wait: bool
+    client: KubeClient, namespace: str, manifests: Sequence[Manifest], *, config_maps: Iterable[str], wait: bool
 ) -> None:
     """Check that the user may apply these objects, read these ConfigMaps, and wait for the agents.
 
@@ -72,7 +72,7 @@ class _ConfigMapFlag:
 
     flag: str
     name: str
-    parse: Callable[[JsonDict], tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]]
+    parse: Callable[[ConfigObject], tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]]
     example: str
 
 
@@ -132,17 +132,17 @@ def _config_map_flags(options: InstallOptions) -> Sequence[_ConfigMapFlag]:
     return [flag for flag in flags if flag.name]
 
 
-def _parse_agent(config_map: JsonDict) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
+def _parse_agent(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
     parsed = parse_config_map(config_map)
     return parsed.errors, parsed.notes
 
 
-def _parse_repository(config_map: JsonDict) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
+def _parse_repository(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
     parsed = parse_settings_of(config_map)
     return parsed.errors, parsed.notes
 
 
-def _parse_maintenance(config_map: JsonDict) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
+def _parse_maintenance(config_map: ConfigObject) -> tuple[Iterable[ConfigFinding], Iterable[ConfigFinding]]:
     parsed = parse_maintenance(config_map)
     return parsed.invalid, parsed.notes
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from client.install.objects import build_object
 from client.install.options import AgentOptions, ContainerResources, InstallOptions
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
 from exposer.placement import Placement, build_node_affinity
 from nodeagent.runtime.settings import Settings
@@ -38,7 +38,7 @@ Source: Kubernetes v1.34, "Define Dependent Environment Variables"; pkg/kubelet/
 """
 
 
-def build_daemonset(options: InstallOptions) -> JsonDict:
+def build_daemonset(options: InstallOptions) -> Manifest:
     """Return the agents' apps/v1 DaemonSet."""
     agent, name = options.agent, AGENT_DAEMONSET
     daemonset = build_object("apps/v1", "DaemonSet", name, options.namespace)
@@ -66,9 +66,9 @@ def build_daemonset(options: InstallOptions) -> JsonDict:
     return daemonset
 
 
-def _build_pod(options: InstallOptions) -> JsonDict:
+def _build_pod(options: InstallOptions) -> Manifest:
     agent = options.agent
-    pod: JsonDict = {
+    pod: Manifest = {
         "serviceAccountName": options.account,
         # Enough to store outcomes and to release the leader's Lease.
         "terminationGracePeriodSeconds": 30,
@@ -91,7 +91,7 @@ def _build_pod(options: InstallOptions) -> JsonDict:
     return pod
 
 
-def _build_pod_security(agent: AgentOptions) -> JsonDict:
+def _build_pod_security(agent: AgentOptions) -> Manifest:
     if agent.privileged:
         return {"runAsUser": 0}
     return {
@@ -104,9 +104,9 @@ def _build_pod_security(agent: AgentOptions) -> JsonDict:
     }
 
 
-def _build_container(options: InstallOptions) -> JsonDict:
+def _build_container(options: InstallOptions) -> Manifest:
     agent = options.agent
-    container: JsonDict = {
+    container: Manifest = {
         "name": AGENT_DAEMONSET,
         "image": options.image,
         "imagePullPolicy": options.image_pull_policy,
@@ -144,7 +144,7 @@ def _build_args(options: InstallOptions) -> list[str]:
     return ["serve", *(f"{flag}={value}" for flag, value in flags.items() if value), *agent.extra_args]
 
 
-def _build_env(options: InstallOptions) -> list[JsonDict]:
+def _build_env(options: InstallOptions) -> list[Manifest]:
     fields = {"NODE_NAME": "spec.nodeName", "VELERO_NAMESPACE": "metadata.namespace"}
     proxy = options.proxy
     values = {
@@ -160,11 +160,11 @@ def _build_env(options: InstallOptions) -> list[JsonDict]:
     ]
 
 
-def _probe(path: str) -> JsonDict:
+def _probe(path: str) -> Manifest:
     return {"path": path, "port": "metrics"}
 
 
-def _build_resources(resources: ContainerResources) -> JsonDict:
+def _build_resources(resources: ContainerResources) -> Manifest:
     sections = {
         "requests": {"cpu": resources.cpu_request, "memory": resources.memory_request},
         "limits": {"cpu": resources.cpu_limit, "memory": resources.memory_limit},
@@ -176,15 +176,15 @@ def _build_resources(resources: ContainerResources) -> JsonDict:
     return {section: quantities for section, quantities in chosen.items() if quantities}
 
 
-def _build_security(agent: AgentOptions) -> JsonDict:
+def _build_security(agent: AgentOptions) -> Manifest:
     if agent.privileged:
         # It has all capabilities, and the API server rejects a privileged container that may gain none.
         return {"readOnlyRootFilesystem": True, "privileged": True}
     return {"readOnlyRootFilesystem": True, "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def _build_mounts(agent: AgentOptions) -> list[JsonDict]:
-    mounts: list[JsonDict] = [
+def _build_mounts(agent: AgentOptions) -> list[Manifest]:
+    mounts: list[Manifest] = [
         {"name": "scratch", "mountPath": "/scratch"},
         {"name": CREDENTIALS_SECRET, "mountPath": "/credentials", "readOnly": True},
     ]
@@ -201,8 +201,8 @@ def _build_mounts(agent: AgentOptions) -> list[JsonDict]:
     return mounts
 
 
-def _build_volumes(agent: AgentOptions) -> list[JsonDict]:
-    volumes: list[JsonDict] = [
+def _build_volumes(agent: AgentOptions) -> list[Manifest]:
+    volumes: list[Manifest] = [
         {"name": "scratch", "emptyDir": {}},
         {"name": CREDENTIALS_SECRET, "secret": {"secretName": CREDENTIALS_SECRET, "optional": True}},
     ]

@@ -1,9 +1,9 @@
 """Custom resource definitions: ours are applied, newer ones and those of others stay, all are waited for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from client.install.objects import helm_release
 from core.clock import Clock, Deadline
@@ -11,7 +11,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.discovery import is_unserved
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import is_ours
 
 __all__ = ["DefinitionError", "Definitions", "find_lacking", "sort_definitions", "wait_definitions"]
@@ -30,11 +30,11 @@ class DefinitionError(AgentError):
 class Definitions:
     """Which of our definitions are applied; of those that stay as they are, by their names, why."""
 
-    applied: tuple[JsonDict, ...]
+    applied: tuple[Manifest, ...]
     kept: dict[str, str]
 
 
-async def sort_definitions(client: KubeClient, definitions: Sequence[JsonDict]) -> Definitions:
+async def sort_definitions(client: KubeClient, definitions: Sequence[Manifest]) -> Definitions:
     """Return which definitions do not exist yet or are ours and older, and why the others stay.
 
     Raises:
@@ -54,7 +54,7 @@ async def sort_definitions(client: KubeClient, definitions: Sequence[JsonDict]) 
     return Definitions(tuple(applied), kept)
 
 
-def _explain_kept(ours: JsonDict, found: JsonDict) -> str:
+def _explain_kept(ours: Manifest, found: Mapping[str, Any]) -> str:
     """Return why the definition that exists stays as it is; empty: ours is applied."""
     lacking = find_lacking(ours, found)
     what = f"it lacks {', '.join(lacking)}" if lacking else "it has all fields of ours"
@@ -68,7 +68,7 @@ def _explain_kept(ours: JsonDict, found: JsonDict) -> str:
     return ""
 
 
-def find_lacking(ours: JsonDict, theirs: JsonDict) -> list[str]:
+def find_lacking(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the served versions and fields of our definition that theirs lacks, such as `v1 .spec.uploaderType`."""
     lacking = []
     known = {version["name"]: version for version in theirs["spec"]["versions"] if version.get("served")}
@@ -82,12 +82,12 @@ def find_lacking(ours: JsonDict, theirs: JsonDict) -> list[str]:
     return lacking
 
 
-def _schema(version: JsonDict) -> JsonDict:
-    schema: JsonDict = (version.get("schema") or {}).get("openAPIV3Schema") or {}
+def _schema(version: Manifest) -> Manifest:
+    schema: Manifest = (version.get("schema") or {}).get("openAPIV3Schema") or {}
     return schema
 
 
-def _missing_fields(ours: JsonDict, theirs: JsonDict, path: str) -> Iterator[str]:
+def _missing_fields(ours: Manifest, theirs: Manifest, path: str) -> Iterator[str]:
     """Yield the fields that `theirs` lacks; of one that it lacks, not those below it."""
     if theirs.get("x-kubernetes-preserve-unknown-fields"):
         return
@@ -101,7 +101,7 @@ def _missing_fields(ours: JsonDict, theirs: JsonDict, path: str) -> Iterator[str
         yield from _missing_fields(ours["items"], theirs["items"], f"{path}[]")
 
 
-async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[JsonDict]) -> None:
+async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[Manifest]) -> None:
     """Return once the API server serves all definitions, ours and those of others.
 
     Raises:
@@ -117,7 +117,7 @@ async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequen
             raise DefinitionError(f"CustomResourceDefinition {name} is not served: {cause}")
 
 
-async def _explain_unserved(client: KubeClient, definition: JsonDict) -> str:
+async def _explain_unserved(client: KubeClient, definition: Manifest) -> str:
     """Return why the API server does not serve the definition yet; empty: it does."""
     found = await client.read(CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
     if found is None:
@@ -131,7 +131,7 @@ async def _explain_unserved(client: KubeClient, definition: JsonDict) -> str:
     return "" if await _is_served(client, definition) else "its objects are not served yet"
 
 
-async def _is_served(client: KubeClient, definition: JsonDict) -> bool:
+async def _is_served(client: KubeClient, definition: Manifest) -> bool:
     """Return whether discovery has all versions: every user may read it."""
     spec, names = definition["spec"], definition["spec"]["names"]
     resources = [Resource(names["kind"], names["plural"], spec["group"], one["name"]) for one in spec["versions"]]

@@ -1,14 +1,14 @@
 """Objects of an installation that exist already: whose they are, and what is applied over those of others."""
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from client.install.objects import helm_release, place_of, resource_of
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, is_ours
 
 __all__ = ["fit_to_existing", "note_former_agents"]
@@ -27,8 +27,8 @@ _NEVER_MERGED: Final = frozenset(
 
 
 async def fit_to_existing(
-    client: KubeClient, objects: Iterable[JsonDict], on_note: Callable[[str], None]
-) -> list[JsonDict]:
+    client: KubeClient, objects: Iterable[Manifest], on_note: Callable[[str], None]
+) -> list[Manifest]:
     """Return the objects as they are applied to this cluster; one note names those that stay their creators'.
 
     What others have created does not get our label, by which `nodeagent uninstall` recognizes what it removes.
@@ -74,7 +74,7 @@ async def note_former_agents(client: KubeClient, namespace: str, on_note: Callab
         on_note(f"DaemonSet {namespace}/{AGENT_DAEMONSET_WINDOWS} of an earlier version moves no data: {command}")
 
 
-def _refuse(manifest: JsonDict, release: str) -> str:
+def _refuse(manifest: Manifest, release: str) -> str:
     """Return why an object of others cannot be merged with ours, and what to do."""
     name, namespace = manifest["metadata"]["name"], manifest["metadata"].get("namespace", "")
     where = f"-n {namespace} " if namespace else ""
@@ -88,7 +88,7 @@ def _refuse(manifest: JsonDict, release: str) -> str:
     return f"is not ours: delete it, or hand it over: kubectl {where}label {kind} {name} {label}"
 
 
-def _fit(manifest: JsonDict, found: JsonDict, *, own: bool) -> JsonDict:
+def _fit(manifest: Manifest, found: Mapping[str, Any], *, own: bool) -> Manifest:
     """Return the object as it is applied over the one that exists; `own`: that one is ours.
 
     Raises:
@@ -104,7 +104,7 @@ def _fit(manifest: JsonDict, found: JsonDict, *, own: bool) -> JsonDict:
     return {**manifest, "metadata": rest | ({"labels": labels} if labels else {})}
 
 
-def _fit_data(manifest: JsonDict, found: JsonDict) -> JsonDict:
+def _fit_data(manifest: Manifest, found: Mapping[str, Any]) -> Manifest:
     """Return our document under the key that the ConfigMap has: agents accept only one."""
     keys = sorted(found.get("data") or {})
     if len(keys) > 1:
@@ -112,5 +112,5 @@ def _fit_data(manifest: JsonDict, found: JsonDict) -> JsonDict:
             f"nothing was applied: {place_of(manifest)} has the keys {', '.join(keys)}, and agents accept only one: "
             "delete the others"
         )
-    data: JsonDict = manifest["data"]
+    data: Manifest = manifest["data"]
     return dict(zip(keys, data.values(), strict=True)) if keys else data

@@ -25,12 +25,12 @@ from client.install.surroundings import (
     build_priority_classes,
     build_security_constraints,
 )
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 
 __all__ = ["build_everything", "build_installation", "read_definitions"]
 
 
-def build_installation(options: InstallOptions) -> list[JsonDict]:
+def build_installation(options: InstallOptions) -> list[Manifest]:
     """Return every object but the custom resource definitions; the DaemonSet is the last."""
     objects = [build_namespace(options)]
     if options.priority_classes:
@@ -52,7 +52,7 @@ def build_installation(options: InstallOptions) -> list[JsonDict]:
     return [*objects, build_daemonset(options)]
 
 
-def build_everything(namespace: str) -> list[JsonDict]:
+def build_everything(namespace: str) -> list[Manifest]:
     """Return every object that an installation in the namespace can have, whatever was chosen."""
     return build_installation(
         InstallOptions(
@@ -70,7 +70,7 @@ def build_everything(namespace: str) -> list[JsonDict]:
 
 
 @cache
-def read_definitions() -> tuple[JsonDict, ...]:
+def read_definitions() -> tuple[Manifest, ...]:
     """Return our custom resource definitions, as apiextensions.k8s.io/v1 JSON dicts that must not be changed."""
     folder = files("client.install") / "crds"
     texts = (entry.read_text(encoding="utf-8") for entry in sorted(folder.iterdir(), key=lambda entry: entry.name))

@@ -1,10 +1,11 @@
 """What all objects of an installation have in common, and the resources that they are."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from core.kube import resources as kube
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import PART_OF_LABELS
 
 __all__ = ["build_object", "helm_release", "place_of", "resource_of"]
@@ -35,26 +36,26 @@ _RESOURCES: Final = {
 }
 
 
-def build_object(api_version: str, kind: str, name: str, namespace: str = "") -> JsonDict:
+def build_object(api_version: str, kind: str, name: str, namespace: str = "") -> Manifest:
     """Return an object without content; without `namespace` it is cluster-scoped."""
-    metadata: JsonDict = {"name": name}
+    metadata: Manifest = {"name": name}
     if namespace:
         metadata["namespace"] = namespace
     return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
 
 
-def helm_release(obj: JsonDict) -> str:
+def helm_release(obj: Mapping[str, Any]) -> str:
     """Return the release of Helm that the object belongs to; empty: none."""
     annotations = obj["metadata"].get("annotations") or {}
     return str(annotations.get(_HELM_RELEASE) or "")
 
 
-def resource_of(manifest: JsonDict) -> Resource:
+def resource_of(manifest: Mapping[str, Any]) -> Resource:
     """Return the resource of an object of an installation, or of one that agents create."""
     return _RESOURCES[manifest["kind"]]
 
 
-def place_of(obj: JsonDict) -> str:
+def place_of(obj: Mapping[str, Any]) -> str:
     """Return kind, namespace and name of an object as text, such as `DaemonSet velero/node-agent`."""
     meta = obj["metadata"]
     return f"{obj['kind']} {'/'.join(meta[key] for key in ('namespace', 'name') if meta.get(key))}"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from core.kube.types import PodToleration
 from core.models.base import JsonDict
 from core.models.names import MOVER_SERVICE_ACCOUNT, SERVICE_ACCOUNT
 from core.version import VERSION
@@ -112,7 +113,7 @@ class AgentOptions:
     pod_labels: Mapping[str, str] = field(default_factory=dict)
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
-    tolerations: tuple[JsonDict, ...] = ()
+    tolerations: tuple[PodToleration, ...] = ()
     features: str = ""
     extra_args: tuple[str, ...] = ()
 

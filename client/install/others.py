@@ -9,8 +9,8 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, NotServedError
 from core.kube.resources import Resource
+from core.kube.types import Object
 from core.kube.velero_server import has_velero_server
-from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, is_ours
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
@@ -44,10 +44,13 @@ async def find_other_agents(client: KubeClient, namespace: str) -> list[str]:
     Raises:
         KubeError: the API server rejected a request.
     """
-    found = [(kube.DAEMON_SETS, one) for one in await client.list(Selection(kube.DAEMON_SETS, namespace))]
-    found = [(resource, one) for resource, one in found if one["metadata"]["name"] in _DAEMON_SETS]
-    found += [(kube.PODS, one) for one in await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))]
-    return [_place(resource, one) for resource, one in found if not is_ours(one)]
+    daemon_sets = await client.list(Selection(kube.DAEMON_SETS, namespace))
+    pods = await client.list(Selection(kube.PODS, namespace, AGENT_SELECTOR))
+    named = [one for one in daemon_sets if one["metadata"]["name"] in _DAEMON_SETS]
+    return [
+        *(_place(kube.DAEMON_SETS, one) for one in named if not is_ours(one)),
+        *(_place(kube.PODS, one) for one in pods if not is_ours(one)),
+    ]
 
 
 async def find_class_user(client: KubeClient, namespace: str, name: str) -> str:
@@ -59,9 +62,9 @@ async def find_class_user(client: KubeClient, namespace: str, name: str) -> str:
     for one in await client.list(Selection(kube.DEPLOYMENTS, namespace)):
         if one["spec"]["template"].get("spec", {}).get("priorityClassName") == name:
             return _place(kube.DEPLOYMENTS, one)
-    for one in await client.list(Selection(kube.PODS, namespace)):
-        if one["spec"].get("priorityClassName") == name:
-            return _place(kube.PODS, one)
+    for pod in await client.list(Selection(kube.PODS, namespace)):
+        if pod["spec"].get("priorityClassName") == name:
+            return _place(kube.PODS, pod)
     return ""
 
 
@@ -93,12 +96,12 @@ async def find_dependents(client: KubeClient, namespace: str) -> Dependents:
     return Dependents(here, [*here, *elsewhere])
 
 
-async def _list(client: KubeClient, resource: Resource, namespace: str) -> list[JsonDict]:
+async def _list(client: KubeClient, resource: Resource, namespace: str) -> list[Object]:
     try:
         return await client.list(Selection(resource, namespace))
     except NotServedError:
         return []
 
 
-def _place(resource: Resource, obj: JsonDict) -> str:
+def _place(resource: Resource, obj: Object) -> str:
     return place_of({"kind": resource.kind, **obj})

@@ -15,7 +15,7 @@ from client.install.existing import fit_to_existing, note_former_agents
 from client.install.manifests import build_installation
 from client.install.options import InstallOptions
 from client.install.wait import WaitTools, wait_installation
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 
 __all__ = ["InstallRequest", "run_install"]
 
@@ -28,7 +28,7 @@ class InstallRequest:
     """
 
     namespace: str
-    definitions: Sequence[JsonDict]
+    definitions: Sequence[Manifest]
     options: InstallOptions | None
     force_conflicts: bool = True
     timeout: timedelta | None = None

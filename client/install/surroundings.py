@@ -7,6 +7,7 @@ from typing import Final
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.objects import build_object
 from client.install.options import InstallOptions, LocationOptions
+from core.kube.types import Manifest
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS
 from exposer.pod_manifest import MOVER_CAPABILITIES
@@ -34,7 +35,7 @@ _PRIORITIES: Final = (
 """Workloads have the value 0 by default: any of them can preempt a data mover with a negative value."""
 
 
-def build_namespace(options: InstallOptions) -> JsonDict:
+def build_namespace(options: InstallOptions) -> Manifest:
     """Return the namespace.
 
     Data movers run as root, because they read and write files of any owner, and the agent mounts a directory of the
@@ -47,33 +48,33 @@ def build_namespace(options: InstallOptions) -> JsonDict:
     return namespace
 
 
-def build_credentials(options: InstallOptions, content: str) -> JsonDict:
+def build_credentials(options: InstallOptions, content: str) -> Manifest:
     """Return the Secret with the file of credentials that locations use which name none."""
     secret = build_object("v1", "Secret", CREDENTIALS_SECRET, options.namespace)
     return {**secret, "type": "Opaque", "data": {"cloud": _encode(content)}}
 
 
-def build_location(options: InstallOptions, location: LocationOptions) -> JsonDict:
+def build_location(options: InstallOptions, location: LocationOptions) -> Manifest:
     """Return the BackupStorageLocation that is used where none is named."""
-    storage: JsonDict = {"bucket": location.bucket}
+    storage: Manifest = {"bucket": location.bucket}
     if location.prefix:
         storage["prefix"] = location.prefix
     if location.ca_certificate:
         storage["caCert"] = _encode(location.ca_certificate)
-    spec: JsonDict = {"provider": location.provider, "default": True, "objectStorage": storage}
+    spec: Manifest = {"provider": location.provider, "default": True, "objectStorage": storage}
     if location.config:
         spec["config"] = dict(location.config)
     return {**build_object("velero.io/v1", "BackupStorageLocation", DEFAULT_LOCATION, options.namespace), "spec": spec}
 
 
-def build_config_map(options: InstallOptions, document: JsonDict) -> JsonDict:
+def build_config_map(options: InstallOptions, document: JsonDict) -> Manifest:
     """Return the ConfigMap with the agents' configuration: one key, whose value is a JSON document."""
     name = options.config_map
     config_map = build_object("v1", "ConfigMap", name, options.namespace)
     return {**config_map, "data": {f"{name}.json": json.dumps(document, indent=2) + "\n"}}
 
 
-def build_priority_classes(options: InstallOptions) -> list[JsonDict]:
+def build_priority_classes(options: InstallOptions) -> list[Manifest]:
     """Return the PriorityClasses of server, agents and data movers."""
     classes = []
     for suffix, value, preemption, description in _PRIORITIES:
@@ -85,7 +86,7 @@ def build_priority_classes(options: InstallOptions) -> list[JsonDict]:
     return classes
 
 
-def build_network_policy(options: InstallOptions) -> JsonDict:
+def build_network_policy(options: InstallOptions) -> Manifest:
     """Return the NetworkPolicy that lets only one namespace reach the agents' HTTP pages.
 
     The kubelet's probes need no rule: traffic from a pod's own node is always allowed. Data movers accept no
@@ -101,7 +102,7 @@ def build_network_policy(options: InstallOptions) -> JsonDict:
     return policy
 
 
-def build_security_constraints(options: InstallOptions) -> list[JsonDict]:
+def build_security_constraints(options: InstallOptions) -> list[Manifest]:
     """Return the SecurityContextConstraints of agents and data movers on OpenShift.
 
     Source: OpenShift 4, "Managing security context constraints"; security.openshift.io/v1.
@@ -125,7 +126,7 @@ def build_security_constraints(options: InstallOptions) -> list[JsonDict]:
     ]
 
 
-def _constraints(options: InstallOptions, suffix: str, account: str, rules: JsonDict) -> JsonDict:
+def _constraints(options: InstallOptions, suffix: str, account: str, rules: Manifest) -> Manifest:
     return {
         **build_object("security.openshift.io/v1", "SecurityContextConstraints", options.cluster_name(suffix)),
         "allowHostIPC": False,

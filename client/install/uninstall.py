@@ -20,7 +20,7 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import NotServedError
 from core.kube.resources import Resource
-from core.models.base import JsonDict
+from core.kube.types import Object, ObjectT, UncheckedObject
 from core.models.names import (
     ADMISSIONS_CONFIGMAP,
     AGENT_LABELS,
@@ -71,7 +71,7 @@ class RemovalPlan:
     """
 
     namespace: str
-    removed: Sequence[JsonDict]
+    removed: Sequence[Object]
     kept: Sequence[str]
     unfinished: Sequence[str]
     others: Sequence[str]
@@ -126,11 +126,11 @@ def _shorten(texts: Sequence[str], separator: str = ", ") -> str:
     return separator.join(texts[:_SHOWN]) + more
 
 
-async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[JsonDict]]:
+async def _list_transfers(client: KubeClient, namespace: str) -> dict[Resource, list[UncheckedObject]]:
     return {resource: await _list(client, resource, namespace) for resource in _TRANSFERS}
 
 
-def _find_unfinished(transfers: dict[Resource, list[JsonDict]]) -> list[str]:
+def _find_unfinished(transfers: dict[Resource, list[UncheckedObject]]) -> list[str]:
     """Return the transfers that have not ended, as text with their phases."""
     phases = [
         (resource.kind, one["metadata"]["name"], (one.get("status") or {}).get("phase") or Phase.NEW)
@@ -152,7 +152,7 @@ def refuse_interruption(unfinished: Sequence[str]) -> None:
         )
 
 
-async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
+async def _find_removed(client: KubeClient, namespace: str) -> list[Object]:
     """Return the objects of the installation, DaemonSets first: agents need all others until they end."""
     ordered: dict[Resource, None] = {}
     cluster_wide = []
@@ -174,10 +174,10 @@ async def _find_removed(client: KubeClient, namespace: str) -> list[JsonDict]:
     return found
 
 
-async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
+async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     """Return what agents create and have in common, of any installer; they would create it again."""
     jobs = {job.name for job in await list_jobs(client, namespace) if job.ours}
-    found = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
+    found: list[Object] = [one for one in await _list(client, kube.JOBS, namespace) if one["metadata"]["name"] in jobs]
     for resource, name in (
         (kube.LEASES, DISPATCHER_LEASE),
         (kube.LEASES, DELETIONS_LEASE),
@@ -191,21 +191,21 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[JsonDict]:
 
 async def _find_kept(client: KubeClient, namespace: str) -> list[str]:
     """Return what stays, as text."""
-    kept = []
-    for definition in read_definitions():
-        stored = await client.read(kube.CUSTOM_RESOURCE_DEFINITIONS, "", definition["metadata"]["name"])
-        kept += [place_of(stored)] if stored is not None else []
-    if (stored := await client.read(kube.NAMESPACES, "", namespace)) is not None:
-        kept.append(place_of(stored))
-    for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET):
-        stored = await client.read(kube.SECRETS, namespace, name)
-        kept += [place_of(stored)] if stored is not None else []
+    names: list[tuple[Resource, str, str]] = [
+        *((kube.CUSTOM_RESOURCE_DEFINITIONS, "", one["metadata"]["name"]) for one in read_definitions()),
+        (kube.NAMESPACES, "", namespace),
+        *((kube.SECRETS, namespace, name) for name in (CREDENTIALS_SECRET, REPO_CREDENTIALS_SECRET)),
+    ]
+    found = [await client.read(*name) for name in names]
+    kept = [place_of(stored) for stored in found if stored is not None]
     for resource in (kube.BACKUP_STORAGE_LOCATIONS, kube.BACKUP_REPOSITORIES):
         kept += [place_of(one) for one in await _list(client, resource, namespace)]
     return kept
 
 
-async def _list(client: KubeClient, resource: Resource, namespace: str, *, label_selector: str = "") -> list[JsonDict]:
+async def _list(
+    client: KubeClient, resource: Resource[ObjectT], namespace: str, *, label_selector: str = ""
+) -> list[ObjectT]:
     """Return the objects; none of a kind that is not served."""
     try:
         return await client.list(Selection(resource, namespace, label_selector))
@@ -238,7 +238,7 @@ async def remove(
             await _delete(client, one, on_removed)
 
 
-async def _delete(client: KubeClient, obj: JsonDict, on_removed: Callable[[str], None]) -> None:
+async def _delete(client: KubeClient, obj: Object, on_removed: Callable[[str], None]) -> None:
     meta = obj["metadata"]
     await client.delete(resource_of(obj), meta.get("namespace", ""), meta["name"], uid=meta["uid"])
     on_removed(place_of(obj))

@@ -11,7 +11,7 @@ from core.clock import Clock, Deadline
 from core.errors import AgentError, ExposeError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DAEMON_SETS, EVENTS, PODS
-from core.models.base import JsonDict
+from core.kube.types import DaemonSet, Metadata, Object, Pod
 from core.models.storage import BackupStorageLocation
 from core.models.units import format_duration, parse_duration
 from exposer.causes import CauseFinder
@@ -74,7 +74,7 @@ async def _find_missing(tools: WaitTools, causes: CauseFinder, applied: Sequence
     return ""
 
 
-async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: JsonDict) -> str:
+async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: Object) -> str:
     """Return why the agents of a DaemonSet are not all ready; empty: they are.
 
     Raises:
@@ -98,12 +98,12 @@ async def _explain_rollout(tools: WaitTools, causes: CauseFinder, stored: JsonDi
     return f"{text}: {cause}" if cause else text
 
 
-def _desired(daemonset: JsonDict) -> int:
+def _desired(daemonset: DaemonSet) -> int:
     """Return how many nodes should have a pod, as far as the controller knows."""
-    return int((daemonset.get("status") or {}).get("desiredNumberScheduled", 0))
+    return (daemonset.get("status") or {}).get("desiredNumberScheduled", 0)
 
 
-async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: JsonDict) -> str:
+async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: DaemonSet) -> str:
     """Return why a pod of the DaemonSet does not exist, start or become ready; empty: no cause yet."""
     meta = daemonset["metadata"]
     pods = await tools.client.list(
@@ -117,7 +117,7 @@ async def _find_cause(tools: WaitTools, causes: CauseFinder, daemonset: JsonDict
     return ""
 
 
-async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: JsonDict) -> str:
+async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: Pod) -> str:
     """Return why an agent is not ready; empty: it is, or is starting.
 
     Raises:
@@ -140,7 +140,7 @@ async def _explain_pod(tools: WaitTools, causes: CauseFinder, pod: JsonDict) -> 
     return pending.message if pending is not None else await _last_warning(tools, meta)
 
 
-async def _last_warning(tools: WaitTools, meta: JsonDict) -> str:
+async def _last_warning(tools: WaitTools, meta: Metadata) -> str:
     """Return the last Warning about an object; empty: there is none."""
     selector = f"involvedObject.uid={meta['uid']}"
     events = await tools.client.list(Selection(EVENTS, meta["namespace"], field_selector=selector))
@@ -151,7 +151,7 @@ async def _last_warning(tools: WaitTools, meta: JsonDict) -> str:
     return f"{last.get('reason') or 'Unknown'}: {' '.join(str(last.get('message') or '').split())}"
 
 
-async def _explain_location(tools: WaitTools, stored: JsonDict, *, changed: bool) -> str:
+async def _explain_location(tools: WaitTools, stored: Object, *, changed: bool) -> str:
     """Return why the location is not reachable; empty: it is, or it is not validated.
 
     After a change, only a validation counts that came after it.

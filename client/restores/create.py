@@ -3,10 +3,10 @@
 A repetition creates none twice. Acts with the user's permissions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from client.backups.plan import ClaimName
 from client.restores.manifests import PlannedRestore, RequestedRestore
@@ -18,7 +18,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES
 from core.spelling import guess
@@ -64,7 +64,7 @@ def _check_mappings(planned: Sequence[PlannedRestore]) -> None:
                 raise RestoreError(f"{flag}: no volume of the restore has {old} ({hint})")
 
 
-async def _check_target(client: KubeClient, one: PlannedRestore) -> JsonDict | None:
+async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
     """Return the transfer if an earlier run made it; check that nothing else is written to.
 
     A PVC that has a volume, and whose transfer is gone, may be in use: it was restored already, or bound by another.
@@ -95,14 +95,14 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> JsonDict | N
     return transfer
 
 
-def _same_claim(existing: JsonDict, wanted: JsonDict) -> bool:
+def _same_claim(existing: PersistentVolumeClaim, wanted: Manifest) -> bool:
     annotations = existing["metadata"].get("annotations") or {}
     if annotations.get(RESTORE_ANNOTATION) != wanted["metadata"]["annotations"][RESTORE_ANNOTATION]:
         return False
     return bool(existing["spec"].get("selector") == wanted["spec"].get("selector"))
 
 
-async def _read_transfer(client: KubeClient, one: PlannedRestore) -> JsonDict | None:
+async def _read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
     """Return the transfer of the volume, if there is one.
 
     Raises:
@@ -115,7 +115,7 @@ async def _read_transfer(client: KubeClient, one: PlannedRestore) -> JsonDict | 
     return stored
 
 
-def _has(stored: JsonDict, wanted: JsonDict) -> bool:
+def _has(stored: Mapping[str, Any], wanted: Manifest) -> bool:
     """Return whether the stored object has the wanted values; empty ones, as the UID of a pod, are not wanted."""
     return all(
         _has(stored.get(key) or {}, value) if isinstance(value, dict) else stored.get(key) == value
@@ -172,7 +172,7 @@ async def check_restore(tools: RestoreTools, planned: Sequence[PlannedRestore]) 
             raise RestoreError(f"PVC {one.target} cannot be restored, nothing was created: {e}") from e
 
 
-async def _try(client: KubeClient, resource: Resource, manifest: JsonDict) -> None:
+async def _try(client: KubeClient, resource: Resource, manifest: Manifest) -> None:
     with suppress(AlreadyExistsError):
         await client.try_create(resource, manifest)
 
@@ -188,7 +188,7 @@ async def _is_missing(client: KubeClient, namespace: str) -> bool:
         return False
 
 
-def _namespace(name: str) -> JsonDict:
+def _namespace(name: str) -> Manifest:
     return {"apiVersion": NAMESPACES.api_version, "kind": NAMESPACES.kind, "metadata": {"name": name}}
 
 
@@ -264,7 +264,7 @@ async def _ensure_pod(client: KubeClient, one: PlannedRestore) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def _same_pod(existing: JsonDict, wanted: JsonDict) -> bool:
+def _same_pod(existing: Pod, wanted: Manifest) -> bool:
     """Return whether it is a pod of this restore that waits for this snapshot in this PVC, and can still do so."""
     if existing["metadata"].get("deletionTimestamp"):
         return False

@@ -14,7 +14,7 @@ from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import WaitingPod
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
-from core.models.base import JsonDict
+from core.kube.types import Manifest, UncheckedObject
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -101,11 +101,11 @@ class PlannedRestore:
         return WaitingPod(self.target.namespace, self.name)
 
     @property
-    def resource(self) -> Resource:
+    def resource(self) -> Resource[UncheckedObject]:
         """The kind of its transfer."""
         return POD_VOLUME_RESTORES if self.by_pod else DATA_DOWNLOADS
 
-    def build_claim(self) -> JsonDict:
+    def build_claim(self) -> Manifest:
         """Return the PVC. No provisioner fills it, unless a pod waits in it: it selects the volume that is restored.
 
         Raises:
@@ -123,7 +123,7 @@ class PlannedRestore:
                 f"PVC {self.volume.name}: its backup does not say its size: set --size, and --storage-class"
             )
         labels = {key: value for key, value in claim.labels.items() if not is_reserved(key)}
-        spec: JsonDict = {
+        spec: Manifest = {
             "accessModes": list(claim.access_modes or _DEFAULT_MODES),
             "resources": {"requests": {"storage": self.size}},
             "volumeMode": claim.volume_mode,
@@ -141,7 +141,7 @@ class PlannedRestore:
         kind = PERSISTENT_VOLUME_CLAIMS
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
 
-    def build_pod(self) -> JsonDict | None:
+    def build_pod(self) -> Manifest | None:
         """Return the pod that waits for the data in its PVC, and then ends; None: none is needed."""
         if not self.by_pod:
             return None
@@ -162,7 +162,7 @@ class PlannedRestore:
         meta = {**self._meta({}), "namespace": self.target.namespace}
         return {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta, "spec": spec}
 
-    def _container(self, name: str, command: list[str]) -> JsonDict:
+    def _container(self, name: str, command: list[str]) -> Manifest:
         """Return a container that may remove the done file of any owner, and nothing else."""
         capabilities = {"drop": ["ALL"], "add": ["DAC_OVERRIDE"]}
         return {
@@ -183,11 +183,11 @@ class PlannedRestore:
         """The UID that the done file is named by: the same each time, so that a repetition waits for the same."""
         return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{self.name}/{self.volume.snapshot_id}"))
 
-    def build_transfer(self, pod_uid: str = "") -> JsonDict:
+    def build_transfer(self, pod_uid: str = "") -> Manifest:
         """Return the transfer; that into a pod needs the UID of its pod."""
         volume, kind = self.volume, self.resource
         meta = self._meta({RESTORE_VOLUMES_ANNOTATION: str(self.volumes)})
-        spec: JsonDict = {
+        spec: Manifest = {
             "snapshotID": volume.snapshot_id,
             "sourceNamespace": volume.repository,
             "backupStorageLocation": volume.location,
@@ -203,7 +203,7 @@ class PlannedRestore:
             spec |= {"targetVolume": target, "operationTimeout": OPERATION_TIMEOUT, "nodeOS": "linux"}
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
 
-    def _meta(self, annotations: JsonDict) -> JsonDict:
+    def _meta(self, annotations: Manifest) -> Manifest:
         return {
             "name": self.name,
             "namespace": self.request.namespace,

@@ -11,7 +11,7 @@ from core.clock import Clock, Deadline
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import POD_VOLUME_RESTORES, PODS
-from core.models.base import JsonDict
+from core.kube.types import Pod
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES, Phase
 
@@ -95,7 +95,7 @@ async def _is_over(tools: RestoreTools, namespace: str, pod: WaitingPod, deadlin
         await tools.clock.sleep(_POLL_SECONDS)
 
 
-async def _read_own(tools: RestoreTools, pod: WaitingPod) -> JsonDict | None:
+async def _read_own(tools: RestoreTools, pod: WaitingPod) -> Pod | None:
     """Return the pod, if a restore of ours made it."""
     found = await tools.client.read(PODS, pod.namespace, pod.name)
     if found is None or RESTORE_ANNOTATION not in (found["metadata"].get("annotations") or {}):

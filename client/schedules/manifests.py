@@ -12,7 +12,7 @@ from client.permissions import READ_BACK_PERMISSIONS
 from client.schedules.permissions import EXPIRY_PERMISSIONS, SCHEDULED_PERMISSIONS
 from client.schedules.request import ScheduleRequest, ScheduleTimes
 from core.kube import resources as kube
-from core.models.base import JsonDict
+from core.kube.types import DaemonSet, Manifest, Object
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
 from core.models.units import format_duration
 from exposer.placement import Placement, build_node_affinity
@@ -67,7 +67,7 @@ class AgentImage:
     pull_secrets: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, daemonset: JsonDict) -> "AgentImage":
+    def of(cls, daemonset: DaemonSet) -> "AgentImage":
         """Return that of the agents' apps/v1 DaemonSet: its first container is the agent."""
         spec = daemonset["spec"]["template"]["spec"]
         container = spec["containers"][0]
@@ -89,7 +89,7 @@ def _shared_role_name(request: ScheduleRequest) -> str:
     return f"node-agent-schedule.{request.namespace}.{request.name}"
 
 
-def is_role_of(request: ScheduleRequest, role: JsonDict) -> bool:
+def is_role_of(request: ScheduleRequest, role: Object) -> bool:
     """Return whether a role or binding with the schedule's label has a name of its roles."""
     meta = role["metadata"]
     in_own = meta.get("namespace") == request.namespace and meta["name"] == account_name(request.name)
@@ -116,7 +116,7 @@ def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
     )
 
 
-def build_accounts(request: ScheduleRequest) -> list[JsonDict]:
+def build_accounts(request: ScheduleRequest) -> list[Manifest]:
     """Return the account of a schedule, with its roles in the agents' and the PVCs' namespaces, and in the cluster."""
     account = account_name(request.name)
     permissions = schedule_permissions(request)
@@ -133,7 +133,7 @@ def build_accounts(request: ScheduleRequest) -> list[JsonDict]:
     return objects
 
 
-def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> list[JsonDict]:
+def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> list[Manifest]:
     """Return the objects of a schedule, the CronJob last: when it runs, the others are there.
 
     `now` is from when on the longest pause between two runs counts, which is how often verifications are due.
@@ -152,11 +152,11 @@ class _Builder:
     def labels(self) -> dict[str, str]:
         return {SCHEDULE_LABEL: self.request.label}
 
-    def build(self, version: str, kind: str, name: str, namespace: str) -> JsonDict:
+    def build(self, version: str, kind: str, name: str, namespace: str) -> Manifest:
         meta = {"name": name} | ({"namespace": namespace} if namespace else {})
         return {"apiVersion": version, "kind": kind, "metadata": {**meta, "labels": self.labels}}
 
-    def build_role(self, name: str, namespace: str, permissions: Iterable[Permission]) -> list[JsonDict]:
+    def build_role(self, name: str, namespace: str, permissions: Iterable[Permission]) -> list[Manifest]:
         """Return a role and its binding; without `namespace`, of the cluster."""
         kind, version = "Role" if namespace else "ClusterRole", f"{_RBAC}/v1"
         account = account_name(self.request.name)
@@ -168,7 +168,7 @@ class _Builder:
         ]
 
 
-def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> JsonDict:
+def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: AgentImage, now: datetime) -> Manifest:
     builder, account = _Builder(request), account_name(request.name)
     cron_job = builder.build(kube.CRON_JOBS.api_version, kube.CRON_JOBS.kind, request.name, request.namespace)
     annotations = {}
@@ -198,7 +198,7 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
     }
 
 
-def _build_pod(account: str, argv: Sequence[str], agent: AgentImage) -> JsonDict:
+def _build_pod(account: str, argv: Sequence[str], agent: AgentImage) -> Manifest:
     job = {"fieldRef": {"fieldPath": f"metadata.labels['{_JOB_LABEL}']"}}
     container = {
         "name": "schedule",

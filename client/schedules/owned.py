@@ -1,8 +1,8 @@
 """The objects of a schedule in the cluster: only its own are changed and deleted."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from client.install.apply import ApplyResult
 from client.schedules.manifests import is_role_of
@@ -12,7 +12,7 @@ from core.kube import resources as kube
 from core.kube.answers import Deletion
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import AlreadyExistsError, ForbiddenError
-from core.models.base import JsonDict
+from core.kube.types import Manifest, Object
 from core.models.names import DELETIONS_CONFIGMAP, DELETIONS_LEASE, RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL
 
 __all__ = ["OwnedObjects", "Place", "place_of"]
@@ -29,7 +29,7 @@ Place = tuple[str, str, str]
 """Kind, namespace and name of an object; without a namespace, of the cluster."""
 
 
-def place_of(manifest: JsonDict) -> Place:
+def place_of(manifest: Mapping[str, Any]) -> Place:
     """Return where the object is."""
     meta = manifest["metadata"]
     return manifest["kind"], meta.get("namespace", ""), meta["name"]
@@ -44,7 +44,7 @@ class OwnedObjects:
     on_deleted: Callable[[str], None]
     on_note: Callable[[str], None]
 
-    async def check(self, manifests: Iterable[JsonDict]) -> None:
+    async def check(self, manifests: Iterable[Manifest]) -> None:
         """Check that what has these names is of the schedule.
 
         Raises:
@@ -53,7 +53,7 @@ class OwnedObjects:
         for manifest in manifests:
             await self._read(manifest)
 
-    async def put(self, manifest: JsonDict) -> ApplyResult:
+    async def put(self, manifest: Manifest) -> ApplyResult:
         """Create the object, or change it to what it is to be.
 
         Raises:
@@ -73,7 +73,7 @@ class OwnedObjects:
             return ApplyResult.UNCHANGED if same else ApplyResult.CHANGED
         return ApplyResult.CREATED
 
-    async def _read(self, manifest: JsonDict) -> JsonDict | None:
+    async def _read(self, manifest: Manifest | Object) -> Object | None:
         """Return the object of the schedule that exists; None for one of all schedules."""
         kind, namespace, name = place = place_of(manifest)
         if (kind, name) in _SHARED:
@@ -83,7 +83,7 @@ class OwnedObjects:
             raise ConfigError(f"{_show(place)} exists, and is not of schedule {self.request.name}: it is left alone")
         return stored
 
-    async def remove_roles(self, known: Sequence[JsonDict], keep: Iterable[JsonDict] = ()) -> None:
+    async def remove_roles(self, known: Sequence[Manifest], keep: Iterable[Manifest] = ()) -> None:
         """Delete the schedule's roles and bindings, those that are `known` and those with its label, but not `keep`.
 
         Raises:
@@ -91,14 +91,14 @@ class OwnedObjects:
             KubeError: the API server rejected a request.
         """
         kept = {place_of(one) for one in keep}
-        found = {place_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
+        found: dict[Place, Manifest | Object] = {place_of(one): one for one in known if _KINDS[one["kind"]] in _ROLES}
         for resource in _ROLES:
             found |= {place_of(one): one for one in await self._list(resource)}
         # Bindings first: they grant.
         order = sorted(found.keys() - kept, key=lambda one: (_ROLES.index(_KINDS[one[0]]), one))
         await self.remove([found[one] for one in order])
 
-    async def _list(self, resource: kube.Resource) -> list[JsonDict]:
+    async def _list(self, resource: kube.Resource) -> list[Object]:
         label = f"{SCHEDULE_LABEL}={self.request.label}"
         try:
             listed = await self.client.list(Selection(resource, label_selector=label))
@@ -108,7 +108,7 @@ class OwnedObjects:
         # Items of a list have no kind.
         return [one | {"kind": resource.kind} for one in listed if is_role_of(self.request, one)]
 
-    async def remove(self, manifests: Iterable[JsonDict]) -> None:
+    async def remove(self, manifests: Iterable[Manifest | Object]) -> None:
         """Delete these objects where they are of the schedule.
 
         Raises:
@@ -137,13 +137,13 @@ def _show(place: Place) -> str:
     return f"{kind} {'/'.join(filter(None, (namespace, name)))}"
 
 
-def _is_own(stored: JsonDict, manifest: JsonDict) -> bool:
+def _is_own(stored: Mapping[str, Any], manifest: Mapping[str, Any]) -> bool:
     labels, wanted = stored["metadata"].get("labels") or {}, manifest["metadata"]["labels"]
     same_role = "roleRef" not in manifest or stored.get("roleRef") == manifest["roleRef"]
     return labels.get(SCHEDULE_LABEL) == wanted[SCHEDULE_LABEL] and same_role
 
 
-def _patch_of(manifest: JsonDict) -> JsonDict:
+def _patch_of(manifest: Manifest) -> Manifest:
     """Return the merge patch; what may be absent is removed by it."""
     patch = {key: value for key, value in manifest.items() if key not in {"apiVersion", "kind", "roleRef"}}
     if manifest["kind"] == kube.CRON_JOBS.kind:

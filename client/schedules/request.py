@@ -12,7 +12,7 @@ from client.backups.manifests import check_pairs, parse_pairs
 from client.backups.methods import Method
 from client.backups.plan import Choice
 from core.errors import ConfigError
-from core.models.base import JsonDict
+from core.kube.types import UncheckedObject
 from core.models.names import OBJECT_NAME, SCHEDULE_COMMAND, label_value
 from core.models.units import format_duration, parse_positive_duration
 from nodeagent.config.windows import Window, longest_pause, parse_schedule, parse_time_zone
@@ -210,7 +210,7 @@ def _parse_ttl(text: str) -> timedelta | None:
         raise ConfigError(f"--ttl: {e}") from e
 
 
-def read_cron_job(cron_job: JsonDict) -> ScheduleRequest:
+def read_cron_job(cron_job: UncheckedObject) -> ScheduleRequest:
     """Return the schedule of a batch/v1 CronJob.
 
     Raises:
@@ -219,12 +219,12 @@ def read_cron_job(cron_job: JsonDict) -> ScheduleRequest:
     return parse_run(_words_of(cron_job)[1:])[0]
 
 
-def is_schedule(cron_job: JsonDict) -> bool:
+def is_schedule(cron_job: UncheckedObject) -> bool:
     """Return whether a CronJob is a schedule of ours."""
     return bool(_words_of(cron_job))
 
 
-def _words_of(cron_job: JsonDict) -> list[str]:
+def _words_of(cron_job: UncheckedObject) -> list[str]:
     """Return the words after the program; none: it is not a schedule of ours."""
     template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]

@@ -1,9 +1,9 @@
 """Schedules in the cluster: creating, listing, renewing and deleting them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import field
@@ -18,6 +18,7 @@ from client.schedules.request import ScheduleRequest, ScheduleTimes, is_schedule
 from core.errors import AgentError, ConfigError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
+from core.kube.types import Manifest, UncheckedObject
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
 from core.models.retention import deletes_by_old_rules
@@ -119,7 +120,7 @@ async def check_schedule(tools: BackupTools, request: ScheduleRequest) -> None:
     await note_absent_claims(tools, request.choice.claims)
 
 
-async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict]) -> ApplyResult:
+async def apply_schedule(owned: OwnedObjects, objects: Sequence[Manifest]) -> ApplyResult:
     """Create or update the objects of a schedule; `CREATED`: its CronJob did not exist.
 
     Roles that it does not need any more are deleted before the CronJob changes, which says where they were: so an
@@ -141,7 +142,7 @@ async def apply_schedule(owned: OwnedObjects, objects: Sequence[JsonDict]) -> Ap
     return ApplyResult.CHANGED if changed and result is ApplyResult.UNCHANGED else result
 
 
-def _known(cron_job: JsonDict) -> list[JsonDict]:
+def _known(cron_job: UncheckedObject) -> list[Manifest]:
     """Return the objects that the CronJob needs; none, if it is of a version that cannot be read."""
     try:
         return build_accounts(read_cron_job(cron_job))
@@ -165,7 +166,7 @@ async def find_schedules(client: KubeClient, namespace: str, names: Sequence[str
     return ScheduleList(schedules=found, notes=notes)
 
 
-async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[str]) -> list[JsonDict]:
+async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[str]) -> list[UncheckedObject]:
     """Return the CronJobs of the schedules of these names, all if there are none, in the order of their names.
 
     They have `metadata.managedFields`, which other lists do not.
@@ -183,7 +184,7 @@ async def _list_cron_jobs(client: KubeClient, namespace: str, names: Sequence[st
     return [found[name] for name in sorted(set(names) or found)]
 
 
-def _build(raw: JsonDict, request: ScheduleRequest, now: datetime) -> Schedule:
+def _build(raw: UncheckedObject, request: ScheduleRequest, now: datetime) -> Schedule:
     cron_job = _CronJob.from_wire(raw)
     spec, status, times = cron_job.spec, cron_job.status, _times_of(cron_job)
     return Schedule(
@@ -257,7 +258,7 @@ async def renew_schedules(
     return failures
 
 
-def find_applier(obj: JsonDict) -> str | None:
+def find_applier(obj: Mapping[str, Any]) -> str | None:
     """Return what applies the object from files, and would undo changes; None: nothing that is known.
 
     Source: Kubernetes v1.34, API concepts, "Server-Side Apply": `operation` of `metadata.managedFields`.
@@ -270,7 +271,7 @@ def find_applier(obj: JsonDict) -> str | None:
 
 
 async def _renew(
-    tools: BackupTools, cron_job: JsonDict, image: AgentImage, on_line: Callable[[str], None]
+    tools: BackupTools, cron_job: UncheckedObject, image: AgentImage, on_line: Callable[[str], None]
 ) -> ApplyResult:
     """Apply the objects of a schedule as its pods' command line describes it.
 

@@ -19,6 +19,7 @@ from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import NotFoundError, UnauthorizedError, UnreachableError
 from core.kube.resources import BACKUPS, PODS
+from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
 from core.models.attempts import Interruption
 from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict, Time, WireModel
@@ -151,21 +152,21 @@ class TransferReader:
             self._notes.append(f"{what} could not be read: {e}")
             return otherwise
 
-    async def _read_schedule(self, raw: JsonDict) -> str:
+    async def _read_schedule(self, raw: UncheckedObject) -> str:
         labels = raw["metadata"].get("labels") or {}
         backup = labels.get(VELERO_BACKUP_LABEL)
         if not backup:
-            return str(labels.get(SCHEDULE_LABEL, ""))
-        owner = await self._client.read(BACKUPS, self._namespace, backup) or {}
-        return str(((owner.get("metadata") or {}).get("labels") or {}).get(VELERO_SCHEDULE_LABEL, ""))
+            return labels.get(SCHEDULE_LABEL, "")
+        owner = await self._client.read(BACKUPS, self._namespace, backup)
+        return (owner["metadata"].get("labels") or {}).get(VELERO_SCHEDULE_LABEL, "") if owner else ""
 
-    async def _read_pods(self, raw: JsonDict) -> list[JsonDict]:
+    async def _read_pods(self, raw: Object) -> list[Pod]:
         """Return the pods of the transfer, the newest first."""
         selection = Selection(PODS, self._namespace, f"{OWNER_UID_LABEL}={raw['metadata']['uid']}")
         pods = await self._client.list(selection)
         return sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True)
 
-    async def _read_log(self, pods: list[JsonDict]) -> list[str]:
+    async def _read_log(self, pods: list[Pod]) -> list[str]:
         """Return the last lines of the newest pod's log, without secrets; none before its container has started."""
         meta = pods[0]["metadata"]
         if not any((one.get("state") or {}).keys() & {"running", "terminated"} for one in _containers(pods[0])):
@@ -174,11 +175,11 @@ class TransferReader:
         return redact(log).splitlines()[-_LOG_LINES:]
 
 
-def _containers(pod: JsonDict) -> list[JsonDict]:
+def _containers(pod: Pod) -> list[ContainerStatus]:
     return list((pod.get("status") or {}).get("containerStatuses") or [])
 
 
-def _pod_line(pod: JsonDict) -> PodLine:
+def _pod_line(pod: Pod) -> PodLine:
     status = pod.get("status") or {}
     try:
         end, pending = parse_pod_end(pod), diagnose_pod(pod)
@@ -227,11 +228,11 @@ def _history(cr: Transfer, events: list[EventLine]) -> list[Moment]:
     return sorted(moments, key=lambda moment: moment.at)
 
 
-def _annotation(raw: JsonDict, name: str) -> str:
+def _annotation(raw: UncheckedObject, name: str) -> str:
     return redact(str((raw["metadata"].get("annotations") or {}).get(name, "")))
 
 
-def _plain_spec(raw: JsonDict) -> JsonDict:
+def _plain_spec(raw: UncheckedObject) -> JsonDict:
     """Return the fields of the spec whose values are no objects."""
     spec = raw.get("spec")
     return {key: value for key, value in spec.items() if not isinstance(value, dict | list)} if spec else {}

@@ -23,7 +23,7 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
-from core.models.base import JsonDict
+from core.kube.types import Object
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
@@ -82,11 +82,11 @@ class StatusFollower:
         self._clock = clock
         self._rules: ClusterSnapshot | None = None
 
-        def watched(part: UnreadPart, selection: Selection, trim: Callable[[JsonDict], object]) -> _Watched:
+        def watched(part: UnreadPart, selection: Selection, trim: Callable[[Any], object]) -> _Watched:
             informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
             return _Watched(part, informer)
 
-        def trimmed(parse: Callable[[JsonDict], object]) -> Callable[[JsonDict], object]:
+        def trimmed(parse: Callable[[Any], object]) -> Callable[[Any], object]:
             return partial(_or_fault, parse)
 
         self._transfers = [
@@ -200,7 +200,7 @@ def _first_of(group: ExceptionGroup[Exception]) -> Exception:
     return _first_of(first) if isinstance(first, ExceptionGroup) else first
 
 
-def _or_fault(parse: Callable[[JsonDict], object], raw: JsonDict) -> object:
+def _or_fault(parse: Callable[[Any], object], raw: Object) -> object:
     """Return the record of an object, or the error that it has."""
     try:
         return parse(raw)

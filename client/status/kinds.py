@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.resources import Resource
+from core.kube.types import UncheckedObject
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.spelling import guess
 
@@ -17,7 +18,7 @@ __all__ = ["TRANSFER_KINDS", "TransferKind", "kind_named", "parse_target"]
 class TransferKind:
     """One kind: its resource, the model of its objects, the short name that commands accept, and its direction."""
 
-    resource: Resource
+    resource: Resource[UncheckedObject]
     model: type[Transfer]
     short: str
     restores: bool

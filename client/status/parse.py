@@ -5,7 +5,7 @@ Nothing that tenants or other versions wrote is an error here: a transfer that c
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import field
@@ -21,8 +21,9 @@ from client.status.records import (
 )
 from core.errors import ConfigError, ContractError
 from core.kube.decode import parse_json
+from core.kube.types import ConfigObject, LeaseObject
 from core.models.attempts import Attempts
-from core.models.base import JsonDict, ObjectMeta, Time, WireModel, format_time, parse_time
+from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
 from core.models.names import BACKUP_ANNOTATION, CONFIG_ANNOTATION, VELERO_BACKUP_LABEL
 from core.models.phases import FINAL_PHASES, Phase
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
@@ -101,7 +102,7 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
     )
 
 
-def transfer_record(kind: TransferKind, raw: JsonDict) -> TransferRecord:
+def transfer_record(kind: TransferKind, raw: Mapping[str, Any]) -> TransferRecord:
     """Return the record of a transfer as JSON dict."""
     try:
         return _record(kind, kind.model.parse(raw))
@@ -230,7 +231,7 @@ _SLACK: Final = timedelta(seconds=5)
 """A Date header has whole seconds, and a renewal may be under way."""
 
 
-def lease_record(raw: JsonDict | None, changed_at: str = "") -> LeaseRecord:
+def lease_record(raw: LeaseObject | None, changed_at: str = "") -> LeaseRecord:
     """Return the record of the leader's Lease; None: there is none.
 
     `changed_at` is when it was changed, by the API server's clock; empty: not known, and the leader's clock counts.
@@ -252,7 +253,7 @@ def lease_record(raw: JsonDict | None, changed_at: str = "") -> LeaseRecord:
     return LeaseRecord(holder=spec.holder_identity, expires=expires)
 
 
-def config_record(name: str, raw: JsonDict | None) -> tuple[ConfigRecord, LoadConcurrency]:
+def config_record(name: str, raw: ConfigObject | None) -> tuple[ConfigRecord, LoadConcurrency]:
     """Return the record of the agents' ConfigMap, None if it does not exist, and its `loadConcurrency`."""
     if raw is None:
         absent = ConfigRecord(name=name, errors=(f"ConfigMap {name} does not exist",)) if name else ConfigRecord()
@@ -290,7 +291,7 @@ def slots_by_node(texts: list[msgspec.Raw], concurrency: LoadConcurrency) -> Map
     return {node.name: resolve_slots(node.labels, concurrency) for node in nodes}
 
 
-def location_record(raw: JsonDict) -> LocationRecord:
+def location_record(raw: Mapping[str, Any]) -> LocationRecord:
     """Return the record of a BackupStorageLocation.
 
     Raises:
@@ -307,7 +308,7 @@ def location_record(raw: JsonDict) -> LocationRecord:
     )
 
 
-def repository_record(raw: JsonDict) -> RepositoryRecord:
+def repository_record(raw: Mapping[str, Any]) -> RepositoryRecord:
     """Return the record of a BackupRepository.
 
     Raises:

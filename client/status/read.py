@@ -45,7 +45,7 @@ from core.kube.resources import (
     NODES,
     PODS,
 )
-from core.models.base import JsonDict
+from core.kube.types import Object
 from core.models.names import DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
 from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
 from nodeagent.config.models import LoadConcurrency
@@ -166,7 +166,7 @@ class StatusReader:
             self._unread.append(Unread(part, str(e)))
         return otherwise
 
-    async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]) -> tuple[_T, ...]:
+    async def _each(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
         """Return the records of all objects; one that is invalid counts as not read."""
         records = []
         async for page in self._client.pages(selection):
@@ -186,9 +186,7 @@ class StatusReader:
         texts = [text async for page in self._client.raw_pages(selection) for text in page]
         return tuple(decode_agent(text) for text in texts)
 
-    async def _read_all(
-        self, part: UnreadPart, selection: Selection, parse: Callable[[JsonDict], _T]
-    ) -> tuple[_T, ...]:
+    async def _read_all(self, part: UnreadPart, selection: Selection, parse: Callable[[Object], _T]) -> tuple[_T, ...]:
         none: tuple[_T, ...] = ()
         return await self._try(part, lambda: self._each(part, selection, parse), none)
 
@@ -212,7 +210,7 @@ class StatusReader:
 
     async def _read_retention(self) -> RetentionReport | None:
         stored = await self._client.read(CONFIG_MAPS, self._namespace, DELETIONS_CONFIGMAP)
-        return read_report((stored or {}).get("data"))
+        return read_report(stored.get("data") if stored else None)
 
     async def _read_old_schedules(self) -> tuple[str, ...]:
         cron_jobs = await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))

@@ -10,7 +10,7 @@ from core.contract import parse_result
 from core.kube.client import Selection
 from core.kube.errors import NotFoundError
 from core.kube.resources import BACKUP_REPOSITORIES
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
 from core.mover_specs import VerifySnapshots
@@ -54,7 +54,7 @@ async def find_repository(tools: JobTools, key: RepositoryKey) -> BackupReposito
     return min(found, key=lambda repository: repository.name)
 
 
-async def plan_verification(tools: JobTools, work: VerificationWork) -> JsonDict:
+async def plan_verification(tools: JobTools, work: VerificationWork) -> Manifest:
     """Return the manifest of the Job.
 
     Raises:
@@ -79,7 +79,7 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
     await run_verification(tools, await plan_verification(tools, work), "verification", work, keep)
 
 
-async def run_verification(tools: JobTools, manifest: JsonDict, what: str, work: VerificationWork, keep: Keep) -> None:
+async def run_verification(tools: JobTools, manifest: Manifest, what: str, work: VerificationWork, keep: Keep) -> None:
     """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
 
     Raises:

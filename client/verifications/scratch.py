@@ -31,7 +31,8 @@ from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DATA_DOWNLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
-from core.models.base import JsonDict, parse_time
+from core.kube.types import Job, Metadata, VolumeSource
+from core.models.base import parse_time
 from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
@@ -70,7 +71,7 @@ async def compare_restored(tools: JobTools, volume: BackupVolume, work: Verifica
     await check_restore(restoring, planned)
     scratch = _Scratch(tools, planned[0])
     mode = VolumeMode(saved.claim.volume_mode)
-    source = {"persistentVolumeClaim": {"claimName": planned[0].target.name}}
+    source: VolumeSource = {"persistentVolumeClaim": {"claimName": planned[0].target.name}}
     manifest = await plan_verification(tools, replace(work, volume=MoverVolume(source, mode, read_only=True)))
     try:
         await start_restore(restoring, planned)
@@ -100,19 +101,19 @@ async def remove_abandoned(tools: JobTools, now: datetime) -> None:
         tools.on_note(f"what verifications that were killed have left was not removed: {e}")
 
 
-def _is_abandoned(meta: JsonDict, now: datetime) -> bool:
+def _is_abandoned(meta: Metadata, now: datetime) -> bool:
     name, restore = meta["name"], (meta.get("annotations") or {}).get(RESTORE_ANNOTATION)
     old = now - parse_time(meta["creationTimestamp"]) >= _ABANDONED_AFTER
     # Of a PVC that a person restores, the restore has another name.
     return bool(old and name.startswith(_PREFIX) and restore == name)
 
 
-def _mounts(job: JsonDict, claim: str) -> bool:
+def _mounts(job: Job, claim: str) -> bool:
     volumes = job["spec"]["template"]["spec"].get("volumes") or []
-    return any((one.get("persistentVolumeClaim") or {}).get("claimName") == claim for one in volumes)
+    return any("persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] == claim for one in volumes)
 
 
-def _is_in_use(job: JsonDict, now: datetime) -> bool:
+def _is_in_use(job: Job, now: datetime) -> bool:
     """Return whether the Job has not ended, or so recently that its command may not have read the result."""
     conditions = (job.get("status") or {}).get("conditions") or []
     ended = [

@@ -1,13 +1,14 @@
 """Client of the API server for objects and lists; watches are in `core.kube.watch`.
 
-Turns verbs into requests, with preconditions, paging and retries. Objects are JSON dicts.
+Turns verbs into requests, with preconditions, paging and retries. Objects are the dictionaries of
+`core.kube.types`.
 """
 
 import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +27,7 @@ from core.kube.paths import collection_path, object_path
 from core.kube.resources import PODS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH, Request, Response, Transport
+from core.kube.types import Manifest, Object_co, ObjectT
 from core.models.base import JsonDict, ObjectMeta
 
 __all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
@@ -50,10 +52,10 @@ _SHORT_LINE_BYTES: Final = 50
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Generic[Object_co]):
     """The objects of a list or watch; an empty namespace selects all namespaces."""
 
-    resource: Resource
+    resource: Resource[Object_co]
     namespace: str = ""
     label_selector: str = ""
     field_selector: str = ""
@@ -81,10 +83,10 @@ def select_labels(labels: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class ListPage:
+class ListPage(Generic[ObjectT]):
     """One page of a list: its objects, those that are malformed, and the list's resourceVersion."""
 
-    items: list[JsonDict]
+    items: list[ObjectT]
     malformed: list[JsonDict]
     resource_version: str
 
@@ -132,7 +134,7 @@ class KubeClient:
         _log.warning("object skipped: %s", error)
         self.count_skipped(resource)
 
-    def _checked(self, resource: Resource, obj: JsonDict) -> JsonDict:
+    def _checked(self, resource: Resource[ObjectT], obj: JsonDict) -> ObjectT:
         """Return `obj`, which was read or written alone.
 
         Raises:
@@ -144,7 +146,7 @@ class KubeClient:
         except MalformedObjectError:
             self.count_skipped(resource)
             raise
-        return obj
+        return cast("ObjectT", obj)
 
     def count_skipped(self, resource: Resource) -> None:
         """Count an object that could not be handled."""
@@ -179,7 +181,7 @@ class KubeClient:
 
         return await self._retry.run(once, after_lost_response=again)
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> JsonDict:
+    async def get(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT:
         """Return the object by a quorum read.
 
         Raises:
@@ -191,7 +193,7 @@ class KubeClient:
         request = Request("GET", object_path(resource, namespace, name, attempted=attempted))
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=True))
 
-    async def read_stamped(self, resource: Resource, namespace: str, name: str) -> tuple[JsonDict | None, str]:
+    async def read_stamped(self, resource: Resource[ObjectT], namespace: str, name: str) -> tuple[ObjectT | None, str]:
         """Return the object, or None, with the time of its last change by the API server's clock; empty: not known.
 
         Source: Kubernetes v1.34, API concepts, "Field management": the time of a manager's entry in
@@ -210,14 +212,14 @@ class KubeClient:
         stamps = [str(one.get("time") or "") for one in managers if isinstance(one, dict)]
         return self._checked(resource, obj), max(stamps, default="")
 
-    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+    async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, or None where it does not exist."""
         try:
             return await self.get(resource, namespace, name)
         except NotFoundError:
             return None
 
-    async def pages(self, selection: Selection) -> AsyncGenerator[ListPage, None]:
+    async def pages(self, selection: Selection[ObjectT]) -> AsyncGenerator[ListPage[ObjectT], None]:
         """Yield the selected objects page by page, by a quorum read; malformed ones are logged and set apart.
 
         Raises:
@@ -261,9 +263,9 @@ class KubeClient:
                 return
             query = query | {"continue": page.metadata.token}
 
-    def _sort(self, resource: Resource, body: JsonDict) -> ListPage:
+    def _sort(self, resource: Resource[ObjectT], body: JsonDict) -> ListPage[ObjectT]:
         """Return a page with those of its objects apart that are malformed."""
-        page = ListPage([], [], body["metadata"].get("resourceVersion", ""))
+        page = ListPage[ObjectT]([], [], body["metadata"].get("resourceVersion", ""))
         for item in body.get("items", []):
             # Items of a list lack these fields; readers of objects expect them.
             obj = {"apiVersion": resource.api_version, "kind": resource.kind} | (item if isinstance(item, dict) else {})
@@ -274,14 +276,14 @@ class KubeClient:
                 self.skip(resource, e)
                 page.malformed.append(obj)
             else:
-                page.items.append(obj)
+                page.items.append(cast("ObjectT", obj))
         return page
 
-    async def list(self, selection: Selection) -> list[JsonDict]:
+    async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
         """Return all selected objects but those that are malformed."""
         return [item async for page in self.pages(selection) for item in page.items]
 
-    async def create(self, resource: Resource, manifest: JsonDict) -> JsonDict:
+    async def create(self, resource: Resource[ObjectT], manifest: Manifest) -> ObjectT:
         """Create the object and return it as stored.
 
         Raises:
@@ -301,7 +303,7 @@ class KubeClient:
         )
         return self._checked(resource, created)
 
-    async def try_create(self, resource: Resource, manifest: JsonDict) -> None:
+    async def try_create(self, resource: Resource, manifest: Manifest) -> None:
         """Return if the API server would create the object now: it is validated and admitted, and not stored.
 
         Raises:
@@ -319,8 +321,8 @@ class KubeClient:
         await self._send(resource, request, attempted, parse_object, again=True)
 
     async def patch(
-        self, resource: Resource, namespace: str, name: str, patch: JsonDict, *, again: bool = True
-    ) -> JsonDict:
+        self, resource: Resource[ObjectT], namespace: str, name: str, patch: Manifest, *, again: bool = True
+    ) -> ObjectT:
         """Apply a JSON merge patch and return the object as stored.
 
         Put `metadata.uid` and `metadata.resourceVersion` into `patch` to make them
@@ -335,7 +337,9 @@ class KubeClient:
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=again))
 
-    async def patch_if_unchanged(self, resource: Resource, seen: JsonDict | ObjectMeta, change: JsonDict) -> JsonDict:
+    async def patch_if_unchanged(
+        self, resource: Resource[ObjectT], seen: ObjectT | ObjectMeta, change: Manifest
+    ) -> ObjectT:
         """Apply a JSON merge patch to the object `seen`, or with these metadata; return it as stored.
 
         Raises:
@@ -352,8 +356,14 @@ class KubeClient:
         return await self.patch(resource, namespace, name, change | {"metadata": metadata})
 
     async def apply(
-        self, resource: Resource, manifest: JsonDict, *, manager: str, force: bool = False, dry_run: bool = False
-    ) -> JsonDict:
+        self,
+        resource: Resource[ObjectT],
+        manifest: Manifest,
+        *,
+        manager: str,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> ObjectT:
         """Create or update the object by server-side apply, and return it as stored.
 
         `force` takes over fields that other managers set; with `dry_run` nothing is stored. An object that already is
@@ -378,7 +388,7 @@ class KubeClient:
         )
         applied = await self._send(resource, request, attempted, parse_object, again=True)
         # What was not created has no resourceVersion.
-        return applied if dry_run else self._checked(resource, applied)
+        return cast("ObjectT", applied) if dry_run else self._checked(resource, applied)
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str = "", resource_version: str = ""

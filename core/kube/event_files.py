@@ -11,10 +11,10 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from core.files import read_start
-from core.models.base import JsonDict
+from core.kube.types import Event, Manifest
 
 __all__ = ["MESSAGE_LIMIT_BYTES", "EventFiles", "write_event"]
 
@@ -25,7 +25,7 @@ MESSAGE_LIMIT_BYTES: Final = 1024
 """What the message of an Event may have. Source: Kubernetes, validation of an Event's note."""
 
 
-def write_event(directory: Path, event: JsonDict) -> None:
+def write_event(directory: Path, event: Manifest) -> None:
     """Write a core/v1 Event in place of the one with the same reason; a reader, of any user, sees either as a whole.
 
     Raises:
@@ -58,12 +58,12 @@ class EventFiles:
         """Return whether an Event with one of these reasons was written. A tenant may have filled the directory."""
         return bool(self._read) or any(os.path.lexists(f"{self.directory}/{reason}") for reason in reasons)
 
-    def read_new(self, reasons: Iterable[str]) -> list[JsonDict]:
+    def read_new(self, reasons: Iterable[str]) -> list[Event]:
         """Return the Events with these reasons that were written since the last call, the oldest first.
 
         What is no Event of its reason is left out.
         """
-        found: list[tuple[int, JsonDict]] = []
+        found: list[tuple[int, Event]] = []
         for reason in reasons:
             file = f"{self.directory}/{reason}"
             try:
@@ -80,7 +80,7 @@ class EventFiles:
         return [event for _, event in sorted(found, key=lambda each: each[0])]
 
 
-def _parse(content: bytes) -> JsonDict | None:
+def _parse(content: bytes) -> Event | None:
     try:
         event = json.loads(content)
     except (ValueError, RecursionError):
@@ -88,4 +88,5 @@ def _parse(content: bytes) -> JsonDict | None:
     texts = ("reason", "message", "lastTimestamp")
     if not isinstance(event, dict) or not all(isinstance(event.get(key), str) for key in texts):
         return None
-    return event if len(event["message"].encode(errors="replace")) <= MESSAGE_LIMIT_BYTES else None
+    fits = len(event["message"].encode(errors="replace")) <= MESSAGE_LIMIT_BYTES
+    return cast("Event", event) if fits else None

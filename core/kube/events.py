@@ -16,7 +16,8 @@ from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
 from core.kube.event_files import MESSAGE_LIMIT_BYTES, write_event
 from core.kube.resources import EVENTS
-from core.models.base import CustomResource, JsonDict, format_time
+from core.kube.types import Manifest, Object
+from core.models.base import CustomResource, format_time
 from core.redact import redact
 
 __all__ = ["EventRecorder", "ObjectRef"]
@@ -42,7 +43,7 @@ class ObjectRef:
     resource_version: str = ""
 
     @classmethod
-    def of(cls, obj: JsonDict | CustomResource) -> Self:
+    def of(cls, obj: Object | CustomResource) -> Self:
         """Return the reference to `obj`."""
         if isinstance(obj, CustomResource):
             meta = obj.metadata
@@ -57,7 +58,7 @@ class ObjectRef:
             raw.get("resourceVersion", ""),
         )
 
-    def to_wire(self) -> JsonDict:
+    def to_wire(self) -> dict[str, str]:
         """Return it as `involvedObject`."""
         fields = {
             "apiVersion": self.api_version,
@@ -98,7 +99,7 @@ class EventRecorder:
         now = format_time(self._clock.now())
         # Unique among the Events of the object, as in client-go: a time in nanoseconds.
         suffix = f".{time.time_ns():x}"
-        event: JsonDict = {
+        event: Manifest = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {

@@ -3,8 +3,11 @@
 Source: Kubernetes v1.34 API reference; tests/recordings/velero-1.18.2/crds for velero.io.
 """
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Generic
+
+from core.kube import types
+from core.kube.types import Object, Object_co
 
 __all__ = [
     "BACKUPS",
@@ -47,14 +50,18 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Resource:
-    """One API resource: group, version, kind and path."""
+class Resource(Generic[Object_co]):
+    """One API resource: group, version, kind, path and the type of its objects.
+
+    `form` is the type that its objects are checked against. What is not stored, such as a review, has none.
+    """
 
     kind: str
     plural: str
     group: str = ""
     version: str = "v1"
     namespaced: bool = True
+    form: type[Object_co] | None = field(default=None, compare=False, repr=False)
 
     @property
     def api_version(self) -> str:
@@ -81,44 +88,66 @@ class Resource:
 _RBAC = "rbac.authorization.k8s.io"
 _SNAPSHOTS = "snapshot.storage.k8s.io"
 
-PODS: Final = Resource("Pod", "pods")
-EVENTS: Final = Resource("Event", "events")
-SECRETS: Final = Resource("Secret", "secrets")
-CONFIG_MAPS: Final = Resource("ConfigMap", "configmaps")
-PERSISTENT_VOLUME_CLAIMS: Final = Resource("PersistentVolumeClaim", "persistentvolumeclaims")
-PERSISTENT_VOLUMES: Final = Resource("PersistentVolume", "persistentvolumes", namespaced=False)
-NODES: Final = Resource("Node", "nodes", namespaced=False)
-DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps")
-DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps")
-JOBS: Final = Resource("Job", "jobs", "batch")
-CRON_JOBS: Final = Resource("CronJob", "cronjobs", "batch")
-LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io")
-STORAGE_CLASSES: Final = Resource("StorageClass", "storageclasses", "storage.k8s.io", namespaced=False)
-VOLUME_ATTACHMENTS: Final = Resource("VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False)
-PRIORITY_CLASSES: Final = Resource("PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False)
-VOLUME_SNAPSHOTS: Final = Resource("VolumeSnapshot", "volumesnapshots", _SNAPSHOTS)
-VOLUME_SNAPSHOT_CONTENTS: Final = Resource(
-    "VolumeSnapshotContent", "volumesnapshotcontents", _SNAPSHOTS, namespaced=False
+PODS: Final = Resource("Pod", "pods", form=types.Pod)
+EVENTS: Final = Resource("Event", "events", form=types.Event)
+SECRETS: Final = Resource("Secret", "secrets", form=types.ConfigObject)
+CONFIG_MAPS: Final = Resource("ConfigMap", "configmaps", form=types.ConfigObject)
+PERSISTENT_VOLUME_CLAIMS: Final = Resource(
+    "PersistentVolumeClaim", "persistentvolumeclaims", form=types.PersistentVolumeClaim
 )
-DATA_UPLOADS: Final = Resource("DataUpload", "datauploads", "velero.io", "v2alpha1")
-DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "v2alpha1")
-POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io")
-POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io")
-BACKUPS: Final = Resource("Backup", "backups", "velero.io")
-SCHEDULES: Final = Resource("Schedule", "schedules", "velero.io")
-BACKUP_REPOSITORIES: Final = Resource("BackupRepository", "backuprepositories", "velero.io")
-BACKUP_STORAGE_LOCATIONS: Final = Resource("BackupStorageLocation", "backupstoragelocations", "velero.io")
-NAMESPACES: Final = Resource("Namespace", "namespaces", namespaced=False)
-SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "serviceaccounts")
-ROLES: Final = Resource("Role", "roles", _RBAC)
-ROLE_BINDINGS: Final = Resource("RoleBinding", "rolebindings", _RBAC)
-CLUSTER_ROLES: Final = Resource("ClusterRole", "clusterroles", _RBAC, namespaced=False)
-CLUSTER_ROLE_BINDINGS: Final = Resource("ClusterRoleBinding", "clusterrolebindings", _RBAC, namespaced=False)
-NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networkpolicies", "networking.k8s.io")
+PERSISTENT_VOLUMES: Final = Resource(
+    "PersistentVolume", "persistentvolumes", namespaced=False, form=types.PersistentVolume
+)
+NODES: Final = Resource("Node", "nodes", namespaced=False, form=types.NodeObject)
+DAEMON_SETS: Final = Resource("DaemonSet", "daemonsets", "apps", form=types.DaemonSet)
+DEPLOYMENTS: Final = Resource("Deployment", "deployments", "apps", form=types.UncheckedObject)
+JOBS: Final = Resource("Job", "jobs", "batch", form=types.Job)
+CRON_JOBS: Final = Resource("CronJob", "cronjobs", "batch", form=types.UncheckedObject)
+LEASES: Final = Resource("Lease", "leases", "coordination.k8s.io", form=types.LeaseObject)
+STORAGE_CLASSES: Final = Resource(
+    "StorageClass", "storageclasses", "storage.k8s.io", namespaced=False, form=types.StorageClass
+)
+VOLUME_ATTACHMENTS: Final = Resource(
+    "VolumeAttachment", "volumeattachments", "storage.k8s.io", namespaced=False, form=types.VolumeAttachment
+)
+PRIORITY_CLASSES: Final = Resource(
+    "PriorityClass", "priorityclasses", "scheduling.k8s.io", namespaced=False, form=types.PriorityClassObject
+)
+VOLUME_SNAPSHOTS: Final = Resource("VolumeSnapshot", "volumesnapshots", _SNAPSHOTS, form=types.VolumeSnapshot)
+VOLUME_SNAPSHOT_CONTENTS: Final = Resource(
+    "VolumeSnapshotContent", "volumesnapshotcontents", _SNAPSHOTS, namespaced=False, form=types.VolumeSnapshotContent
+)
+DATA_UPLOADS: Final = Resource("DataUpload", "datauploads", "velero.io", "v2alpha1", form=types.UncheckedObject)
+DATA_DOWNLOADS: Final = Resource("DataDownload", "datadownloads", "velero.io", "v2alpha1", form=types.UncheckedObject)
+POD_VOLUME_BACKUPS: Final = Resource("PodVolumeBackup", "podvolumebackups", "velero.io", form=types.UncheckedObject)
+POD_VOLUME_RESTORES: Final = Resource("PodVolumeRestore", "podvolumerestores", "velero.io", form=types.UncheckedObject)
+BACKUPS: Final = Resource("Backup", "backups", "velero.io", form=types.UncheckedObject)
+SCHEDULES: Final = Resource("Schedule", "schedules", "velero.io", form=types.UncheckedObject)
+BACKUP_REPOSITORIES: Final = Resource(
+    "BackupRepository", "backuprepositories", "velero.io", form=types.RepositoryObject
+)
+BACKUP_STORAGE_LOCATIONS: Final = Resource(
+    "BackupStorageLocation", "backupstoragelocations", "velero.io", form=types.UncheckedObject
+)
+NAMESPACES: Final = Resource("Namespace", "namespaces", namespaced=False, form=Object)
+SERVICE_ACCOUNTS: Final = Resource("ServiceAccount", "serviceaccounts", form=Object)
+ROLES: Final = Resource("Role", "roles", _RBAC, form=Object)
+ROLE_BINDINGS: Final = Resource("RoleBinding", "rolebindings", _RBAC, form=Object)
+CLUSTER_ROLES: Final = Resource("ClusterRole", "clusterroles", _RBAC, namespaced=False, form=Object)
+CLUSTER_ROLE_BINDINGS: Final = Resource(
+    "ClusterRoleBinding", "clusterrolebindings", _RBAC, namespaced=False, form=Object
+)
+NETWORK_POLICIES: Final = Resource("NetworkPolicy", "networkpolicies", "networking.k8s.io", form=Object)
 CUSTOM_RESOURCE_DEFINITIONS: Final = Resource(
-    "CustomResourceDefinition", "customresourcedefinitions", "apiextensions.k8s.io", namespaced=False
+    "CustomResourceDefinition",
+    "customresourcedefinitions",
+    "apiextensions.k8s.io",
+    namespaced=False,
+    form=types.UncheckedObject,
 )
 SECURITY_CONTEXT_CONSTRAINTS: Final = Resource(
-    "SecurityContextConstraints", "securitycontextconstraints", "security.openshift.io", namespaced=False
+    "SecurityContextConstraints", "securitycontextconstraints", "security.openshift.io", namespaced=False, form=Object
 )
-VOLUME_SNAPSHOT_CLASSES: Final = Resource("VolumeSnapshotClass", "volumesnapshotclasses", _SNAPSHOTS, namespaced=False)
+VOLUME_SNAPSHOT_CLASSES: Final = Resource(
+    "VolumeSnapshotClass", "volumesnapshotclasses", _SNAPSHOTS, namespaced=False, form=types.VolumeSnapshotClass
+)

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple, TypedDict
+from typing import Any, Final, Generic, NamedTuple, TypedDict, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from core.kube.errors import GoneError, KubeError, MalformedObjectError, Unreach
 from core.kube.forms import check_form, check_identity
 from core.kube.resources import Resource
 from core.kube.transport import Request
+from core.kube.types import Object_co, ObjectT
 from core.models.base import JsonDict
 
 __all__ = ["ChangeKind", "WatchChange", "WatchState", "watch_objects", "watch_one"]
@@ -72,11 +73,11 @@ _OF_OBJECTS: Final = {str(kind): kind for kind in (ChangeKind.ADDED, ChangeKind.
 
 
 @dataclass(frozen=True)
-class WatchChange:
-    """One change; `obj` is empty for LISTING and LISTED."""
+class WatchChange(Generic[Object_co]):
+    """One change; `obj` is empty for LISTING and LISTED, and has only its metadata for some of DELETED."""
 
     kind: ChangeKind
-    obj: JsonDict = field(default_factory=dict)
+    obj: Object_co = field(default_factory=cast("Any", dict))
 
 
 class WatchState:
@@ -105,8 +106,8 @@ class WatchState:
 
 
 async def watch_objects(
-    client: KubeClient, selection: Selection, *, clock: Clock, state: WatchState | None = None
-) -> AsyncGenerator[WatchChange, None]:
+    client: KubeClient, selection: Selection[ObjectT], *, clock: Clock, state: WatchState | None = None
+) -> AsyncGenerator[WatchChange[ObjectT], None]:
     """Yield LISTING, every selected object as ADDED, LISTED, then the changes, indefinitely.
 
     After an interruption the watch continues at the last version. Where that is too old (410), the
@@ -131,10 +132,10 @@ async def watch_objects(
         await clock.sleep(follower.pause_seconds)
 
 
-class _Follower:
+class _Follower(Generic[ObjectT]):
     """The state of one watch."""
 
-    def __init__(self, client: KubeClient, selection: Selection, clock: Clock, state: WatchState) -> None:
+    def __init__(self, client: KubeClient, selection: Selection[ObjectT], clock: Clock, state: WatchState) -> None:
         self._client = client
         self._selection = selection
         self._clock = clock
@@ -150,7 +151,7 @@ class _Follower:
         """Delay before the next attempt."""
         return _PAUSE.seconds_after(self._failures) if self._failures else 0.0
 
-    async def attempt(self) -> AsyncGenerator[WatchChange, None]:
+    async def attempt(self) -> AsyncGenerator[WatchChange[ObjectT], None]:
         """List where needed, then watch until the watch ends; count a failure."""
         self._opened_at = None
         try:
@@ -181,7 +182,7 @@ class _Follower:
         if isinstance(error, GoneError) or (self._failures and self._failures % _FAILURES_BEFORE_LIST == 0):
             self._version = ""
 
-    async def _list(self) -> AsyncGenerator[WatchChange, None]:
+    async def _list(self) -> AsyncGenerator[WatchChange[ObjectT], None]:
         """Yield LISTING, each object as ADDED, and LISTED once the version is known."""
         yield WatchChange(ChangeKind.LISTING)
         version = ""
@@ -190,13 +191,13 @@ class _Follower:
                 version = version or page.resource_version
                 for obj in page.items:
                     yield WatchChange(ChangeKind.ADDED, obj)
-                for obj in page.malformed:
+                for obj in cast("list[ObjectT]", page.malformed):
                     yield WatchChange(ChangeKind.MALFORMED, obj)
         self._version = version
         self._listed_once = True
         yield WatchChange(ChangeKind.LISTED)
 
-    async def _watch(self) -> AsyncGenerator[WatchChange, None]:
+    async def _watch(self) -> AsyncGenerator[WatchChange[ObjectT], None]:
         """Yield the changes after the current version, and advance it."""
         seconds = round(random.uniform(*_WATCH_SECONDS))  # noqa: S311 - spreads reconnects, no secret
         selection = self._selection
@@ -216,21 +217,21 @@ class _Follower:
                 self._version = event.version or self._version
                 # The others are bookmarks, which only advance the version.
                 if event.kind in _OF_OBJECTS:
-                    yield self._check(WatchChange(_OF_OBJECTS[event.kind], event.obj))
+                    yield self._check(_OF_OBJECTS[event.kind], event.obj)
 
-    def _check(self, change: WatchChange) -> WatchChange:
-        """Return `change`, as MALFORMED if its object is; of one that is deleted then, the metadata is left."""
-        resource, obj = self._selection.resource, change.obj
+    def _check(self, kind: ChangeKind, obj: JsonDict) -> WatchChange[ObjectT]:
+        """Return the change, as MALFORMED if its object is; of one that is deleted then, the metadata is left."""
+        resource = self._selection.resource
         try:
             check_form(resource, obj)
         except MalformedObjectError as e:
-            if change.kind is ChangeKind.DELETED:
+            if kind is ChangeKind.DELETED:
                 with suppress(MalformedObjectError):
                     check_identity(resource, obj)
-                    return WatchChange(change.kind, {"metadata": obj["metadata"]})
+                    return WatchChange(kind, cast("ObjectT", {"metadata": obj["metadata"]}))
             self._client.skip(resource, e)
-            return WatchChange(ChangeKind.MALFORMED, obj)
-        return change
+            kind = ChangeKind.MALFORMED
+        return WatchChange(kind, cast("ObjectT", obj))
 
 
 class _Line(TypedDict):
@@ -275,8 +276,8 @@ def _parse_event(line: bytes, shown: str) -> _Event:
 
 
 async def watch_one(
-    client: KubeClient, resource: Resource, namespace: str, *, name: str, clock: Clock
-) -> AsyncGenerator[JsonDict | None, None]:
+    client: KubeClient, resource: Resource[ObjectT], namespace: str, *, name: str, clock: Clock
+) -> AsyncGenerator[ObjectT | None, None]:
     """Yield the object in its current state, then after every change; None: it does not exist.
 
     The same state may be yielded twice, after a watch was restarted. Close the generator
@@ -287,7 +288,9 @@ async def watch_one(
             retried.
     """
     selection = Selection(resource, namespace, field_selector=f"metadata.name={name}")
-    listing, latest, before = False, None, None
+    listing = False
+    latest: ObjectT | None = None
+    before: ObjectT | None = None
     async with aclosing(watch_objects(client, selection, clock=clock)) as changes:
         async for change in changes:
             match change.kind:

@@ -8,6 +8,7 @@ volume, and pydantic costs it 15 MiB and 0.1 s (docs/benchmarks.md).
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, Self, dataclass_transform
 
@@ -179,7 +180,7 @@ class CustomResource(WireModel):
     metadata: ObjectMeta
 
     @classmethod
-    def parse(cls, raw: JsonDict) -> Self:
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
         """Return the model of `raw`, an object as the API server delivers it.
 
         Raises:

@@ -6,9 +6,8 @@ recorded in tests/recordings/velero-1.18.2, and our own names.
 
 import hashlib
 import re
-from typing import Final
-
-from core.models.base import JsonDict
+from collections.abc import Mapping
+from typing import Any, Final
 
 __all__ = [
     "ACCEPT_FENCE_ANNOTATION",
@@ -293,7 +292,7 @@ _HASHED_PREFIX: Final = 57
 _HASH_DIGITS: Final = 6
 
 
-def is_ours(obj: JsonDict) -> bool:
+def is_ours(obj: Mapping[str, Any]) -> bool:
     """Return whether an installation of this project created the object."""
     return PART_OF_LABELS.items() <= (obj["metadata"].get("labels") or {}).items()
 

@@ -4,12 +4,12 @@ The report is in the ConfigMap DELETIONS_CONFIGMAP, beside the record of what is
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import field
 
 from core.errors import ContractError
-from core.models.base import Int64, JsonDict, Time, WireModel, format_time
+from core.models.base import Int64, Time, WireModel, format_time
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND
 
 __all__ = ["REPORT_KEY", "HeldBackup", "HeldRule", "RetentionReport", "deletes_by_old_rules", "read_report"]
@@ -80,7 +80,7 @@ def read_report(data: Mapping[str, str] | None) -> RetentionReport | None:
         return None
 
 
-def deletes_by_old_rules(cron_job: JsonDict) -> bool:
+def deletes_by_old_rules(cron_job: Mapping[str, Any]) -> bool:
     """Return whether a batch/v1 CronJob is a schedule of ours that deletes, with an image whose rules may be older.
 
     A CronJob keeps the image of the day when it was made, and so its rules.

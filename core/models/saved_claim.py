@@ -5,13 +5,13 @@ to the bucket chooses what a tag says, so it is checked like any input.
 """
 
 from collections.abc import Mapping
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from msgspec import field
 from msgspec.structs import replace
 
 from core.errors import ContractError
-from core.models.base import JsonDict, WireModel
+from core.models.base import WireModel
 from core.models.names import CLAIM_ANNOTATION, OBJECT_NAME
 from core.models.units import parse_quantity
 
@@ -55,7 +55,7 @@ class SavedClaim(WireModel, omit_defaults=True):
             raise ValueError(text)
 
     @classmethod
-    def from_claim(cls, claim: JsonDict) -> Self:
+    def from_claim(cls, claim: Mapping[str, Any]) -> Self:
         """Return what is kept of `claim`, a v1 PersistentVolumeClaim as JSON dict.
 
         Raises:

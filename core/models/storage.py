@@ -3,8 +3,9 @@
 Source: Velero v1.18, pkg/apis/velero/v1, as recorded in tests/recordings/velero-1.18.2/crds.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 from msgspec import field
 
@@ -127,7 +128,7 @@ class RepositoryKey(NamedTuple):
     repository_type: str = REPOSITORY_TYPE
 
     @classmethod
-    def of(cls, raw: JsonDict) -> Self:
+    def of(cls, raw: Mapping[str, Any]) -> Self:
         """Return the key of a BackupRepository as JSON dict; an absent type reads as kopia."""
         spec = raw.get("spec") or {}
         repository_type = spec.get("repositoryType") or REPOSITORY_TYPE

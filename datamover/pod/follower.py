@@ -16,9 +16,9 @@ from core.errors import AgentError, ContractError, DataPathError, FencedError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.retry import Retry
+from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.models.attempts import Attempts, AttemptStage
-from core.models.base import JsonDict
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from datamover.kinds import MoverKind
@@ -96,7 +96,7 @@ class TransferFollower:
         Raises:
             KubeError: the API server did not answer, or with an error.
         """
-        found: list[JsonDict] = []
+        found: list[Object] = []
         async with aclosing(self._once.pages(self._watched.selection)) as pages:
             async for page in pages:
                 if page.malformed:
@@ -138,7 +138,7 @@ class TransferFollower:
                 self._listed = True
                 self._read(change.obj)
 
-    def _read(self, raw: JsonDict) -> None:
+    def _read(self, raw: Object) -> None:
         """Observe the custom resource, unless an edit has made it invalid: that ends no data path."""
         try:
             cr = self._watched.kind.model.parse(raw)
@@ -175,6 +175,6 @@ class TransferFollower:
             self._canceler.fail(FencedError(f"{text}{self._watched.description} ended itself"))
 
 
-def _attempts_of(raw: JsonDict) -> Attempts:
+def _attempts_of(raw: Object) -> Attempts:
     """Return the attempts of a transfer that may be invalid otherwise."""
     return Attempts.of(raw["metadata"].get("annotations") or {})

@@ -26,9 +26,10 @@ from core.errors import AgentError, DataPathError
 from core.kube.client import Selection, select_labels
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import JOBS
+from core.kube.types import Job
 from core.kube.velero_server import has_velero_server
 from core.kube.watch import watch_one
-from core.models.base import JsonDict, format_time, parse_time
+from core.models.base import format_time, parse_time
 from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, REPOSITORY_ID_ANNOTATION, repo_name_label
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.units import format_duration
@@ -147,7 +148,7 @@ async def _wait_for_release(job: str, context: PodContext) -> timedelta:
     except TimeoutError as e:
         waited = format_duration(_LABEL_TIMEOUT)
         raise MaintenanceError(f"{shown} has no label {REPO_NAME_LABEL} after {waited}: no leader released it") from e
-    return timedelta(seconds=(raw or {}).get("spec", {}).get("activeDeadlineSeconds", 0))
+    return timedelta(seconds=raw.get("spec", {}).get("activeDeadlineSeconds", 0) if raw else 0)
 
 
 def _check_writable(location: BackupStorageLocation) -> None:
@@ -288,7 +289,7 @@ class _Run:
             return result
 
 
-def _span_of(job: JsonDict, now: datetime) -> Span:
+def _span_of(job: Job, now: datetime) -> Span:
     """Return when a Job ran; one that failed has no completion, but a condition."""
     status = job.get("status") or {}
     ends = [

@@ -10,8 +10,8 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, NotFoundError
 from core.kube.resources import BACKUPS, Resource
+from core.kube.types import UncheckedObject
 from core.models.attempts import Attempts
-from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
 from datamover.kinds import TRANSFER_KINDS, MoverKind
 from datamover.kopia.references import CompletedTransfer, References
@@ -60,7 +60,7 @@ async def read_named_snapshots(
     }
 
 
-async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, JsonDict, str]]:
+async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, UncheckedObject, str]]:
     """Yield all transfers that refer to a snapshot, with its ID."""
     for kind in TRANSFER_KINDS.values():
         async for raw in _list(client, kind.resource, namespace):
@@ -68,7 +68,9 @@ async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple
                 yield kind, raw, found
 
 
-async def _list(client: KubeClient, resource: Resource, namespace: str) -> AsyncIterator[JsonDict]:
+async def _list(
+    client: KubeClient, resource: Resource[UncheckedObject], namespace: str
+) -> AsyncIterator[UncheckedObject]:
     """Yield all objects of a kind.
 
     Raises:
@@ -82,7 +84,7 @@ async def _list(client: KubeClient, resource: Resource, namespace: str) -> Async
             yield raw
 
 
-def _named_snapshot(raw: JsonDict, verb: MoverVerb) -> str:
+def _named_snapshot(raw: UncheckedObject, verb: MoverVerb) -> str:
     """Return the ID of the kopia snapshot that the transfer refers to; empty if it does not.
 
     Raises:
@@ -99,5 +101,5 @@ def _named_snapshot(raw: JsonDict, verb: MoverVerb) -> str:
     return "" if ended else found or ""
 
 
-def _malformed(raw: JsonDict) -> ContractError:
+def _malformed(raw: UncheckedObject) -> ContractError:
     return ContractError(f"{raw['kind']} {raw['metadata']['name']} is malformed")

@@ -8,16 +8,17 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from core.errors import ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
+from core.kube.types import DaemonSet, Object
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
 from core.spelling import guess
@@ -132,7 +133,7 @@ async def _check_selectors(client: KubeClient, selectors: Iterable[tuple[str, La
     ]
 
 
-async def _list(client: KubeClient, resource: Resource, what: str) -> list[JsonDict] | ConfigFinding:
+async def _list(client: KubeClient, resource: Resource, what: str) -> list[Object] | ConfigFinding:
     try:
         return await client.list(Selection(resource))
     except KubeError as e:
@@ -211,7 +212,7 @@ def _checked(parsed: ParsedConfig) -> _Checked:
     return _Checked(parsed.errors, parsed.notes, find_names, parsed.digest or NO_CONFIG)
 
 
-def _checked_maintenance(config_map: JsonDict) -> _Checked:
+def _checked_maintenance(config_map: Mapping[str, Any]) -> _Checked:
     parsed = parse_maintenance(config_map)
     return _Checked(parsed.invalid, parsed.notes, partial(check_maintenance_names, parsed=parsed))
 
@@ -299,10 +300,10 @@ async def _read_flag(client: KubeClient, namespace: str, flag: str) -> str:
     return _flag_value(daemonset, flag)
 
 
-def _flag_value(daemonset: JsonDict, flag: str = _FLAG) -> str:
+def _flag_value(daemonset: DaemonSet, flag: str = _FLAG) -> str:
     """Return the value of the flag among the arguments of the DaemonSet's first container."""
     container = daemonset["spec"]["template"]["spec"]["containers"][0]
-    words = [str(word) for word in (*(container.get("command") or []), *(container.get("args") or []))]
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if word == flag:
             return following

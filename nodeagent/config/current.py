@@ -13,9 +13,9 @@ from core.clock import Clock
 from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS
+from core.kube.types import ConfigObject, NodeObject
 from core.kube.watch import watch_one
 from core.models.attempts import RetryRules
-from core.models.base import JsonDict
 from core.models.transfers import Transfer
 from nodeagent.config.models import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig
@@ -142,7 +142,7 @@ class ConfigWatch:
             async for config_map in states:
                 await self._update(config_map)
 
-    async def _update(self, config_map: JsonDict | None) -> None:
+    async def _update(self, config_map: ConfigObject | None) -> None:
         """Activate the current ConfigMap, or report why it is rejected."""
         try:
             if config_map is None:
@@ -179,5 +179,5 @@ def resolve_slots(labels: Mapping[str, str], concurrency: LoadConcurrency) -> in
     return min(numbers, default=concurrency.global_config)
 
 
-def labels_of(node: JsonDict | None) -> Mapping[str, str]:
-    return dict(((node or {}).get("metadata") or {}).get("labels") or {})
+def labels_of(node: NodeObject | None) -> Mapping[str, str]:
+    return dict(node["metadata"].get("labels") or {}) if node else {}

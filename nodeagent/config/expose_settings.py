@@ -5,8 +5,10 @@ Knows which key becomes which setting. Does not know which values a key accepts
 """
 
 from dataclasses import replace
+from typing import cast
 
 from core.kube.resources import CONFIG_MAPS, SECRETS
+from core.kube.types import NodeRequirement
 from core.models.attempts import RetryRules
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import (
@@ -106,11 +108,13 @@ def _node_rules(config: AgentConfig) -> PlacementRules:
     return PlacementRules(rules, any_of=config.load_affinity_mode is AffinityMode.ANY)
 
 
-def node_requirements(selector: LabelSelector) -> list[dict[str, object]]:
+def node_requirements(selector: LabelSelector) -> list[NodeRequirement]:
     """Return a node selector as the `matchExpressions` of a pod."""
-    labels: list[dict[str, object]] = [
+    labels: list[NodeRequirement] = [
         {"key": key, "operator": "In", "values": [value]} for key, value in sorted(selector.match_labels.items())
     ]
     expressions = [requirement.model_dump(mode="json", by_alias=True) for requirement in selector.match_expressions]
     # The API server rejects an empty list of values beside Exists.
-    return labels + [{key: value for key, value in one.items() if value != []} for one in expressions]
+    return labels + [
+        cast("NodeRequirement", {key: value for key, value in one.items() if value != []}) for one in expressions
+    ]

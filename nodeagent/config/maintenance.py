@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, StrictInt
 from pydantic_core import ErrorDetails
@@ -19,7 +19,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject
 from core.models.storage import REPOSITORY_TYPE, RepositoryKey
 from core.models.units import parse_quantity
 from exposer.maintenance_job import JobSettings, is_reserved_label
@@ -183,7 +183,7 @@ def _alternatives(affinity: tuple[LoadAffinity, ...], mode: AffinityMode) -> Alt
     return tuple(tuple(node_requirements(entry.node_selector)) for entry in chosen)
 
 
-def parse_maintenance(config_map: JsonDict) -> ParsedMaintenance:
+def parse_maintenance(config_map: Mapping[str, Any]) -> ParsedMaintenance:
     """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict, with all findings."""
     entries: dict[str, RepositoryEntry] = {}
     unreadable: dict[str, str] = {}
@@ -243,7 +243,7 @@ def _below(key: str, findings: Iterable[ConfigFinding]) -> list[ConfigFinding]:
     return [replace(one, path=f"{place}{'' if one.path[:1] in {'', '['} else '.'}{one.path}") for one in findings]
 
 
-async def read_maintenance(client: KubeClient, namespace: str, name: str) -> JsonDict:
+async def read_maintenance(client: KubeClient, namespace: str, name: str) -> ConfigObject:
     """Return the ConfigMap, as an agent needs it at start.
 
     Raises:

@@ -9,12 +9,12 @@ does not have are marked as our own.
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
 from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from core.models.base import JsonDict
+from core.kube.types import Quantities, ResourceRequirements
 from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, REPO_CREDENTIALS_SECRET
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
@@ -241,9 +241,9 @@ class PodResources(Section):
             raise expected(f"at least the request, {request}")
         return limit
 
-    def to_wire(self) -> JsonDict:
+    def to_wire(self) -> ResourceRequirements:
         """Return it as `resources` of a container; empty if nothing is set."""
-        found: dict[str, dict[str, str]] = {}
+        found: dict[str, Quantities] = {}
         for name, request, limit in (
             ("cpu", self.cpu_request, self.cpu_limit),
             ("memory", self.memory_request, self.memory_limit),
@@ -253,7 +253,7 @@ class PodResources(Section):
                 # Source: Velero v1.18, pkg/util/kube/resource_requirements.go: 0 is unbounded.
                 if text and not is_zero(text):
                     found.setdefault(kind, {})[name] = text
-        return found
+        return cast("ResourceRequirements", found)
 
 
 def _form_of_tolerations(value: Any) -> str | None:  # noqa: ANN401 - raw JSON

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from core.models.base import JsonDict
+from core.kube.types import VolumeSource
 from core.models.compression import Compression
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
@@ -77,7 +77,7 @@ class RepositoryVolume(Section):
             raise expected("either persistentVolumeClaim or nfs")
         return self
 
-    def to_wire(self) -> JsonDict:
+    def to_wire(self) -> VolumeSource:
         """Return it as a volume of a pod, without its name."""
         if self.nfs.server:
             return {"nfs": {"server": self.nfs.server, "path": self.nfs.path}}

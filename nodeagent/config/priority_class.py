@@ -15,8 +15,8 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PRIORITY_CLASSES
+from core.kube.types import PriorityClassObject
 from core.kube.watch import watch_one
-from core.models.base import JsonDict
 from nodeagent.config.current import CurrentConfig
 from nodeagent.metrics.table import PRIORITY_CLASS_USABLE
 from nodeagent.runtime.own_pod import AgentReport
@@ -112,7 +112,7 @@ class PriorityClass:
                 self._warn_unchecked(e)
                 await self._clock.sleep(_RETRY_SECONDS)
 
-    async def _observe(self, priority_class: JsonDict | None) -> None:
+    async def _observe(self, priority_class: PriorityClassObject | None) -> None:
         """Update whether the class exists, and report a change."""
         found = priority_class is not None
         if found is self._found:

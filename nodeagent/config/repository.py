@@ -17,7 +17,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -55,7 +55,7 @@ class ParsedSettings:
         return [*(f"{error}; the key is treated as unset" for error in self.errors), *map(str, self.notes)]
 
 
-def parse_settings_of(config_map: JsonDict) -> ParsedSettings:
+def parse_settings_of(config_map: ConfigObject) -> ParsedSettings:
     """Return the settings for repositories in `config_map`, a v1 ConfigMap as JSON dict.
 
     Keys that kopia repositories do not know are passed on unchanged. `null` is an empty document, as in Velero.

@@ -7,13 +7,13 @@ Source: Kubernetes v1.34, pkg/apis/core/validation; apimachinery pkg/apis/meta/v
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
 from pydantic.alias_generators import to_camel
 from pydantic_core.core_schema import ValidationInfo
 
-from core.models.base import JsonDict
+from core.kube.types import PodToleration
 from nodeagent.config.value_types import LabelKey, LabelMap, LabelValue, OptionalLabelKey, expected
 
 __all__ = ["NUMBER_OPERATORS", "LabelSelector", "Operator", "Requirement", "Section", "Toleration"]
@@ -158,6 +158,7 @@ class Toleration(Section):
             raise expected("none, which only the effect NoExecute allows")
         return seconds
 
-    def to_wire(self) -> JsonDict:
+    def to_wire(self) -> PodToleration:
         """Return it as an entry of a pod's `tolerations`."""
-        return {key: value for key, value in self.model_dump(by_alias=True).items() if value not in ("", None)}
+        wire = {key: value for key, value in self.model_dump(by_alias=True).items() if value not in ("", None)}
+        return cast("PodToleration", wire)

@@ -5,6 +5,7 @@ Knows what makes a ConfigMap or a file unusable. Does not know the document's ke
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject, Manifest
 from nodeagent.config.keys import load_json
 from nodeagent.config.parse import ParsedConfig, parse_config
 
@@ -54,7 +55,7 @@ def absent(namespace: str, name: str) -> ConfigError:
     )
 
 
-def parse_config_map(config_map: JsonDict) -> ParsedConfig:
+def parse_config_map(config_map: ConfigObject) -> ParsedConfig:
     """Return the configuration in `config_map`, a v1 ConfigMap as JSON dict.
 
     Raises:
@@ -67,7 +68,7 @@ def parse_config_map(config_map: JsonDict) -> ParsedConfig:
         raise ConfigError(f"ConfigMap {meta['namespace']}/{meta['name']}: {e}") from e
 
 
-def document_of(config_map: JsonDict) -> str:
+def document_of(config_map: Mapping[str, Any]) -> str:
     """Return the one value of a v1 ConfigMap.
 
     Raises:
@@ -97,7 +98,7 @@ def read_document(path: str) -> str:
         raise ConfigError(f"{path}: {e}") from e
 
 
-def read_config_map(path: str) -> JsonDict:
+def read_config_map(path: str) -> Manifest:
     """Return the v1 ConfigMap whose manifest is in the file at `path`; `-` is standard input.
 
     Raises:
@@ -132,7 +133,7 @@ def document_in(text: str) -> str:
     return document_of(manifests[0]) if manifests else text
 
 
-def _manifests_in(text: str) -> list[JsonDict]:
+def _manifests_in(text: str) -> list[Manifest]:
     """Return the ConfigMaps in `text`, which is JSON or YAML."""
     try:
         whole = load_json(text)
@@ -148,9 +149,9 @@ def _load_yaml(text: str) -> list[Any]:
         return []
 
 
-def _config_maps(objects: list[Any]) -> list[JsonDict]:
+def _config_maps(objects: list[Any]) -> list[Manifest]:
     """Return the ConfigMaps among `objects`, including those in a List."""
-    found: list[JsonDict] = []
+    found: list[Manifest] = []
     for obj in objects:
         if not isinstance(obj, dict):
             continue

@@ -11,7 +11,7 @@ from core.errors import ConfigError, ContractError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, MalformedObjectError, UnreachableError
 from core.kube.resources import DAEMON_SETS, NAMESPACES
-from core.models.base import JsonDict
+from core.kube.types import DaemonSet
 from core.models.names import AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS, CLUSTER_NAMESPACE, is_ours
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings
 from exposer.template import AgentTemplate
@@ -70,7 +70,7 @@ async def read_template(client: KubeClient, namespace: str) -> AgentTemplate:
         raise ConfigError(str(e)) from e
 
 
-async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> JsonDict | None:
+async def _read_daemonset(client: KubeClient, namespace: str, name: str) -> DaemonSet | None:
     try:
         return await client.read(DAEMON_SETS, namespace, name)
     except KubeError as e:

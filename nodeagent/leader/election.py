@@ -16,8 +16,8 @@ from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ConflictError, KubeError
 from core.kube.resources import LEASES
+from core.kube.types import LeaseObject
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.names import DISPATCHER_LEASE
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.lease import RENEWALS_PER_LEASE, Lease
@@ -115,14 +115,14 @@ class LeaderElection:
                 if await self._wait_for_chance(lease) and await self._try_acquire(lease):
                     await self._hold(lead)
 
-    def _on_change(self, lease: JsonDict) -> None:
+    def _on_change(self, lease: LeaseObject) -> None:
         self._holder = (lease.get("spec") or {}).get("holderIdentity") or ""
         self._changed_at_seconds = self._clock.monotonic()
         self._changed.set()
 
-    async def _wait_for_chance(self, lease: JsonDict | None) -> bool:
+    async def _wait_for_chance(self, lease: LeaseObject | None) -> bool:
         """Wait until the Lease may be acquired; return False if it changed meanwhile."""
-        spec = (lease or {}).get("spec") or {}
+        spec = (lease.get("spec") or {}) if lease else {}
         wait_seconds, spread_seconds = 0.0, _SPREAD_SECONDS * _RELEASED_SHARE
         # Its own is that of an attempt or a release whose response was lost: nothing leads here.
         if spec.get("holderIdentity") not in {None, "", self._identity}:
@@ -136,7 +136,7 @@ class LeaderElection:
             return False
         return not await wait_for_event(self._changed, _SETTLE_SECONDS)
 
-    async def _try_acquire(self, lease: JsonDict | None) -> bool:
+    async def _try_acquire(self, lease: LeaseObject | None) -> bool:
         """Acquire the Lease as last observed; return whether that succeeded."""
         try:
             await self._lease.acquire(lease)

@@ -15,9 +15,9 @@ from core.clock import Clock
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS
+from core.kube.types import Metadata, UncheckedObject
 from core.logs import fields
 from core.models.attempts import AttemptStage, InterruptionCause
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, NOT_PREPARED_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared
@@ -102,7 +102,7 @@ class Entry:
         return (self.kind, self.namespace, self.name)
 
 
-def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
+def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
     fault = location = ""
     copies: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def build_entry(kind: Admits[Any], raw: JsonDict) -> Entry:
     )
 
 
-def _parse_not_prepared(meta: JsonDict) -> NotPrepared | None:
+def _parse_not_prepared(meta: Metadata) -> NotPrepared | None:
     """Return why a transfer failed before Prepared; None where that is not recorded, or by no agent."""
     text = (meta.get("annotations") or {}).get(NOT_PREPARED_ANNOTATION)
     return NotPrepared(text) if text in set(NotPrepared) else None

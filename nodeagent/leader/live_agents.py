@@ -8,12 +8,12 @@ as on Windows nodes, or while a DaemonSet is rolled over: its pods have the same
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
-from core.models.base import JsonDict
+from core.kube.types import Object, Pod
 from core.models.names import CONFIG_ANNOTATION, label_value
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
@@ -91,12 +91,12 @@ class LiveAgents:
         """Return the configuration hash that each live agent announces, by node name."""
         return {agent.node: agent.config for agent in self._informer.items() if agent.live}
 
-    def pod(self, label: str) -> JsonDict | None:
+    def pod(self, label: str) -> Object | None:
         """Return the live agent's pod with that node label, with its identity only; None if there is none."""
         for agent in self._informer.items():
             if agent.live and label_value(agent.node) == label:
                 meta = {"namespace": self._namespace, "name": agent.name, "uid": agent.uid}
-                return {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta}
+                return cast("Object", {"apiVersion": PODS.api_version, "kind": PODS.kind, "metadata": meta})
         return None
 
     def seconds_unavailable(self, label: str) -> float:
@@ -108,7 +108,7 @@ class LiveAgents:
         self._unavailable.retain(labels)
 
 
-def _trim(pod: JsonDict) -> _LiveAgent:
+def _trim(pod: Pod) -> _LiveAgent:
     meta = pod["metadata"]
     node = (pod.get("spec") or {}).get("nodeName", "")
     runs = bool(node) and is_ready(pod)

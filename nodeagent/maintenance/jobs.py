@@ -14,7 +14,8 @@ from core.contract import MAINTENANCE_ERROR, MaintenanceCause, MaintenanceMode, 
 from core.errors import ResultError
 from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import JOBS, PODS
-from core.models.base import JsonDict, parse_time
+from core.kube.types import Condition, Job, Pod
+from core.models.base import parse_time
 from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.models.units import format_duration, parse_quantity
@@ -62,7 +63,7 @@ class MaintenanceJob:
     message: str
 
     @classmethod
-    def parse(cls, raw: JsonDict) -> Self:
+    def parse(cls, raw: Job) -> Self:
         """Return the Job `raw`, a batch/v1 Job as JSON dict.
 
         As in Velero, its counters tell whether it has ended. Its condition counts too: a Job that ran into its own
@@ -74,7 +75,7 @@ class MaintenanceJob:
         meta, status = raw["metadata"], raw.get("status") or {}
         labels = meta.get("labels") or {}
         conditions = {one["type"]: one for one in status.get("conditions") or [] if one.get("status") == "True"}
-        failed: JsonDict = conditions.get("Failed", {})
+        failed = conditions.get("Failed", Condition())
         completed = status.get("completionTime")
         # The counter may come before the time.
         succeeded = "Complete" in conditions or bool(status.get("succeeded") and completed)
@@ -157,14 +158,14 @@ async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
     return [MaintenanceJob.parse(raw) for raw in await client.list(Selection(JOBS, namespace))]
 
 
-async def read_pod(client: KubeClient, namespace: str, job_name: str) -> JsonDict | None:
+async def read_pod(client: KubeClient, namespace: str, job_name: str) -> Pod | None:
     """Return the pod of the Job, the newest if there are several; None if there is none."""
     selector = select_labels({_JOB_NAME_LABEL: job_name})
     pods = await client.list(Selection(PODS, namespace, label_selector=selector))
     return max(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), default=None)
 
 
-def describe_end(job: MaintenanceJob, pod: JsonDict | None) -> JobEnd:
+def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
     """Return how the Job ended, from itself and its pod."""
     end = parse_pod_end(pod) if pod is not None else None
     if job.succeeded:
@@ -210,11 +211,11 @@ def _classify(cause: str) -> FailureCause:
     return next((meaning for known, meaning in _CAUSES.items() if known == begins), FailureCause.OTHER)
 
 
-def _memory_limit(pod: JsonDict | None) -> int:
+def _memory_limit(pod: Pod | None) -> int:
     text = memory_limit(pod) if pod is not None else ""
     return int(parse_quantity(text)) if text else 0
 
 
-def _deadline(pod: JsonDict | None) -> str:
-    seconds = (pod or {}).get("spec", {}).get("activeDeadlineSeconds")
+def _deadline(pod: Pod | None) -> str:
+    seconds = pod["spec"].get("activeDeadlineSeconds") if pod else None
     return f" of {format_duration(timedelta(seconds=seconds))}" if seconds else ""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from core.contract import FOREIGN_INTERVALS, MaintenanceMode
-from core.models.base import JsonDict
+from core.kube.types import ResourceRequirements
 from core.models.storage import BackupStorageLocation, MaintenanceEntry, MaintenanceOutcome
 from nodeagent.config.windows import Window, is_open, next_start
 from nodeagent.maintenance.record import FULLS_AFTER_CHANGE, MaintenanceRecord
@@ -359,7 +359,7 @@ class Memory(NamedTuple):
     too_small: bool
 
     @property
-    def resources(self) -> JsonDict:
+    def resources(self) -> ResourceRequirements:
         """The `resources` of the container."""
         return {
             "requests": {"memory": f"{-(-self.request_bytes // _MIB)}Mi"},

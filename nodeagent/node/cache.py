@@ -14,8 +14,8 @@ from core.clock import Clock
 from core.errors import AgentError, ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
+from core.kube.types import Pod, UncheckedObject
 from core.models.attempts import AttemptStage
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
@@ -43,8 +43,8 @@ class TransferRead:
     """
 
     cr: Transfer
-    pod: JsonDict | None
-    departed: JsonDict | None
+    pod: Pod | None
+    departed: Pod | None
     watched: bool
 
 
@@ -68,11 +68,11 @@ class TransferCache:
         self._client = client
         self._listeners: list[TransferListener] = []
         self._kinds = {kind.spec.name: kind for kind in kinds}
-        self._departed: dict[TransferKey, JsonDict] = {}
+        self._departed: dict[TransferKey, Pod] = {}
         self._written: dict[TransferKey, tuple[str, str]] = {}
         selector = f"{NODE_LABEL}={site.label}"
         self._transfers = {
-            kind.spec.name: Informer(
+            kind.spec.name: Informer[UncheckedObject](
                 client,
                 Selection(kind.spec.resource, site.namespace, label_selector=selector),
                 clock=clock,
@@ -90,7 +90,7 @@ class TransferCache:
             on_change=self._notify_pod,
         )
         transfers = {f"{name}s": informer for name, informer in self._transfers.items()}
-        self._named: dict[str, Informer[JsonDict]] = {**transfers, "mover pods": self._pods}
+        self._named: dict[str, Informer[UncheckedObject] | Informer[Pod]] = {**transfers, "mover pods": self._pods}
 
     def subscribe(self, listener: TransferListener) -> None:
         """Notify `listener` of every change, after the cache has it."""
@@ -120,7 +120,7 @@ class TransferCache:
         """Return the keys of this node's transfers."""
         return [_key(name, raw) for name, informer in self._transfers.items() for raw in informer.items()]
 
-    def raw(self, key: TransferKey) -> JsonDict | None:
+    def raw(self, key: TransferKey) -> UncheckedObject | None:
         """Return a cached transfer as JSON dict; None if there is none."""
         return self._transfers[key[0]].get(key[1], key[2])
 
@@ -139,7 +139,7 @@ class TransferCache:
         if self.raw(key) is not None:
             self._written[key] = (cr.uid, cr.metadata.resource_version)
 
-    def current(self, key: TransferKey) -> JsonDict | None:
+    def current(self, key: TransferKey) -> UncheckedObject | None:
         """Return a cached transfer; None if there is none, or it is older than the last write of this agent.
 
         Writes of others may be missing for as long as a watch takes: the preconditions of the next
@@ -152,11 +152,11 @@ class TransferCache:
         uid, version = self._written.get(key, ("", ""))
         return None if meta["uid"] == uid and _is_older(meta["resourceVersion"], version) else raw
 
-    def pod(self, key: TransferKey) -> JsonDict | None:
+    def pod(self, key: TransferKey) -> Pod | None:
         """Return the cached pod of the transfer's name on this node, trimmed."""
         return self._pods.get(key[1], key[2])
 
-    def departed(self, key: TransferKey) -> JsonDict | None:
+    def departed(self, key: TransferKey) -> Pod | None:
         """Return the last version of the last pod of the transfer's name that disappeared from this node."""
         return self._departed.get(key)
 
@@ -196,14 +196,14 @@ class TransferCache:
         """Drop the pod that disappeared of that transfer."""
         self._departed.pop(key, None)
 
-    def _notify_transfer(self, kind_name: str, raw: JsonDict) -> None:
+    def _notify_transfer(self, kind_name: str, raw: UncheckedObject) -> None:
         key = _key(kind_name, raw)
         if self.raw(key) is None:
             self._written.pop(key, None)
         for listener in self._listeners:
             listener.on_transfer(key, raw["metadata"]["uid"])
 
-    def _notify_pod(self, pod: JsonDict) -> None:
+    def _notify_pod(self, pod: Pod) -> None:
         meta = pod["metadata"]
         for owner in meta.get("ownerReferences") or []:
             key = (owner["kind"], meta["namespace"], owner["name"])
@@ -215,7 +215,7 @@ class TransferCache:
                 listener.on_pod(key)
 
 
-def _parse(kind: NodeKind[Any], raw: JsonDict) -> Transfer:
+def _parse(kind: NodeKind[Any], raw: UncheckedObject) -> Transfer:
     try:
         cr: Transfer = kind.parse(raw)
     except ContractError as e:
@@ -233,6 +233,6 @@ def _is_older(version: str, than: str) -> bool:
     return version != than
 
 
-def _key(kind_name: str, raw: JsonDict) -> TransferKey:
+def _key(kind_name: str, raw: UncheckedObject) -> TransferKey:
     meta = raw["metadata"]
     return (kind_name, meta["namespace"], meta["name"])

@@ -12,7 +12,7 @@ from typing import Final
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
-from core.models.base import JsonDict
+from core.kube.types import Pod, UncheckedObject
 from core.models.names import MOVER_LOST_ANNOTATION, NODE_LABEL, label_value
 from core.models.phases import Phase
 from core.models.reasons import NotPrepared, PendingReason
@@ -42,7 +42,7 @@ from nodeagent.transfers.status import Change
 __all__ = ["ExposeSteps", "build_guard"]
 
 
-def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], JsonDict | None]) -> Guard:
+def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable[[], UncheckedObject | None]) -> Guard:
     """Return the check that the transfer of `case` has not started and has the label of `site`.
 
     `current` returns the transfer as cached; None if it is not cached, or older than the last write of this agent.
@@ -50,7 +50,7 @@ def build_guard(client: KubeClient, case: Case, site: Site, *, current: Callable
     kind, cr = case.kind, case.cr
     place = f"{kind.spec.name} {cr.metadata.namespace}/{cr.name}"
 
-    def parse(raw: JsonDict | None) -> Transfer | None:
+    def parse(raw: UncheckedObject | None) -> Transfer | None:
         """Return the transfer if it is this one, and not final."""
         now = kind.parse(raw) if raw is not None else None
         return None if now is None or now.uid != cr.uid or now.phase.final else now
@@ -245,7 +245,7 @@ class ExposeSteps(StepBase):
         return True
 
 
-def _lost_pod(pod: JsonDict | None) -> LostPod:
+def _lost_pod(pod: Pod | None) -> LostPod:
     """Return what the status of a lost mover pod shows; nothing if the pod no longer exists."""
     if pod is None:
         return LostPod()

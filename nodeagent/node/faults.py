@@ -10,7 +10,6 @@ from typing import Any
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.reasons import UNREADABLE, PendingReason
 from nodeagent.node.cache import TransferCache
 from nodeagent.node.lifecycle import TransferKey
@@ -49,7 +48,7 @@ class TransferFaults:
         """Report that a step failed with `error` and will be retried."""
         if not self._faults.report(key, "step failed, will retry", error, extra=_identity(key)):
             return
-        raw: JsonDict | None = self._cache.raw(key)
+        raw = self._cache.raw(key)
         if raw is not None:
             await self._events.record_warning(raw, PendingReason.STEP_FAILED, str(error))
         await self._write_message(kind, key, str(error))

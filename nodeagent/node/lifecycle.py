@@ -11,8 +11,8 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import Any
 
+from core.kube.types import Pod, UncheckedObject
 from core.models.attempts import AttemptStage, RetryRules
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import HOLDING_PHASES, RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
@@ -221,7 +221,7 @@ TransferKey = tuple[str, str, str]
 """A transfer in the work queue: kind, namespace, name."""
 
 
-ReadCurrent = Callable[[TransferKey], JsonDict | None]
+ReadCurrent = Callable[[TransferKey], UncheckedObject | None]
 """Returns a transfer as cached; None if it is not cached, or older than the last write of this agent."""
 
 
@@ -269,10 +269,10 @@ class Case:
 
     kind: NodeKind[Any]
     cr: Transfer
-    pod: JsonDict | None
+    pod: Pod | None
     outcome: Outcome | None
     view: View
-    departed: JsonDict | None = None
+    departed: Pod | None = None
     ending: Ending | None = None
     refused: str = ""
     delay_seconds: float = 0.0
@@ -294,8 +294,8 @@ class Observation:
     """
 
     cr: Transfer
-    pod: JsonDict | None
-    departed: JsonDict | None
+    pod: Pod | None
+    departed: Pod | None
     has_slot: bool = False
     measured: Measured = field(default_factory=Measured)
     rules: RetryRules = field(default_factory=RetryRules)
@@ -337,12 +337,12 @@ def build_view(seen: Observation, site: Site, limits: Timeouts, *, outcome_recor
     )
 
 
-def _succeeded(pod: JsonDict | None) -> bool:
+def _succeeded(pod: Pod | None) -> bool:
     end = parse_pod_end(pod) if pod is not None else None
     return end is not None and end.exit_code == 0
 
 
-def _find_ending(view: View, pod: JsonDict | None, departed: JsonDict | None) -> Ending | None:
+def _find_ending(view: View, pod: Pod | None, departed: Pod | None) -> Ending | None:
     """Return how the attempt was interrupted; None while it was not, or if no other one may follow such an end."""
     if view.phase is not Phase.IN_PROGRESS or view.stage in {AttemptStage.WAITING, AttemptStage.READY}:
         return None
@@ -377,17 +377,17 @@ def is_owned(cr: Transfer, site: Site) -> bool:
     return cr.metadata.labels.get(NODE_LABEL) == site.label
 
 
-def _own(pod: JsonDict | None, cr: Transfer) -> JsonDict | None:
+def _own(pod: Pod | None, cr: Transfer) -> Pod | None:
     return pod if pod is not None and is_current(pod, cr) else None
 
 
-def _state_of(pod: JsonDict | None, cr: Transfer, site: Site) -> PodState:
+def _state_of(pod: Pod | None, cr: Transfer, site: Site) -> PodState:
     elsewhere = pod is not None and pod_node(pod) not in {"", site.node}
     # The agent of the pod's node takes the transfer over before its start; until then it is being exposed.
     return PodState.PENDING if elsewhere and cr.preparing else pod_state(pod)
 
 
-def _is_taken(pod: JsonDict | None, cr: Transfer, site: Site) -> bool:
+def _is_taken(pod: Pod | None, cr: Transfer, site: Site) -> bool:
     """Return whether an agent that sets no node label has taken over the transfer, which is owned here.
 
     That is one of Velero's on the pod's node. A result that the agent of a lost node has left is this agent's to read.

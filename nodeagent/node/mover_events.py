@@ -9,7 +9,7 @@ from msgspec import structs
 
 from core.contract import DataPathReason, ProgressMessage, parse_progress
 from core.errors import ContractError
-from core.models.base import JsonDict
+from core.kube.types import Event
 from core.models.transfers import Progress
 
 __all__ = ["MoverPending", "Reported", "read_progress"]
@@ -31,7 +31,7 @@ class MoverPending:
     reported: deque[str] = field(default_factory=lambda: deque(maxlen=_MOST_TEXTS))
     at: str = ""
 
-    def observe_event(self, event: JsonDict) -> None:
+    def observe_event(self, event: Event) -> None:
         """Take in a core/v1 Event of the mover; other reasons change nothing.
 
         A list is in the order of names, which end in the time for the Events of one component; only
@@ -101,7 +101,7 @@ class Reported:
         return replace(self, message=shown, attempt_bytes=message.done_bytes)
 
 
-def read_progress(event: JsonDict) -> ProgressMessage | None:
+def read_progress(event: Event) -> ProgressMessage | None:
     """Return the progress that a `Data-Path-Progress` Event reports; None, and a warning, if it is invalid."""
     try:
         return parse_progress(event.get("message", ""))

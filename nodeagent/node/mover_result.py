@@ -8,7 +8,7 @@ reports. Does not know when to look (`nodeagent.node.progress` sees the mover's 
 from typing import Any
 
 from core.errors import ResultError
-from core.models.base import JsonDict
+from core.kube.types import Pod
 from exposer.host_pods import read_termination_message
 from exposer.pod_status import mover_status
 from nodeagent.transfers.kinds.base import NodeKind
@@ -17,7 +17,7 @@ from nodeagent.transfers.mover_pod import PodState, is_own, pod_state
 __all__ = ["add_result"]
 
 
-def add_result(pod: JsonDict, kind: NodeKind[Any], host_pods: str) -> JsonDict | None:
+def add_result(pod: Pod, kind: NodeKind[Any], host_pods: str) -> Pod | None:
     """Return `pod`, a trimmed v1 Pod, as the kubelet will report it; None if its mover has not left a result.
 
     Args:

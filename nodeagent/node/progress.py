@@ -19,6 +19,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import KubeError
 from core.kube.event_files import EventFiles
 from core.kube.resources import EVENTS
+from core.kube.types import Event, Pod
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
 from core.logs import fields
 from core.models.base import JsonDict
@@ -134,7 +135,7 @@ class _Reading:
     pending: MoverPending = field(default_factory=MoverPending)
     counted: _Counted = field(default_factory=_Counted)
     heard: int = 0
-    source: EventFiles | Selection | None = None
+    source: EventFiles | Selection[Event] | None = None
     unwritten: Path | None = None
     followed: Followed | None = None
     again: bool = False
@@ -185,7 +186,7 @@ class ProgressFollower:
             group.create_task(self._queue.run(self._report), name="progress reports")
             await self._keep_sources(group)
 
-    def follow(self, cr: Transfer, followed: Followed, pod: JsonDict | None) -> None:
+    def follow(self, cr: Transfer, followed: Followed, pod: Pod | None) -> None:
         """Start to follow `cr`, which is read by `followed`; may be called again.
 
         `pod` is the trimmed v1 Pod of its mover, None before there is one, and after it has ended.
@@ -212,7 +213,7 @@ class ProgressFollower:
         reading = self._readings.get(uid)
         return reading is not None and reading.reported.completed
 
-    def leave(self, kind_name: str, uid: str, *, again: bool, pod: JsonDict | None = None) -> None:
+    def leave(self, kind_name: str, uid: str, *, again: bool, pod: Pod | None = None) -> None:
         """Stop following that transfer; if it may run `again`, its mover is still heard, and its progress is kept.
 
         `pod` is the mover's that may still run although the transfer was interrupted, maybe before this process began.
@@ -252,9 +253,9 @@ class ProgressFollower:
             self._metrics.inc(MOVED_BYTES, kind_name, by=total_bytes - reading.counted.done_bytes)
             reading.counted = replace(reading.counted, done_bytes=max(total_bytes, reading.counted.done_bytes))
 
-    def _choose_source(self, reading: _Reading, pod: JsonDict) -> None:
+    def _choose_source(self, reading: _Reading, pod: Pod) -> None:
         """Decide where the Events of the mover in `pod` come from."""
-        source: EventFiles | Selection = self._labeled
+        source: EventFiles | Selection[Event] = self._labeled
         uid = pod["metadata"]["uid"]
         if not is_own(pod):
             source = Selection(EVENTS, self._site.namespace, field_selector=f"involvedObject.uid={reading.uid}")
@@ -271,7 +272,7 @@ class ProgressFollower:
 
     async def _keep_sources(self, group: asyncio.TaskGroup) -> None:
         """Read and watch what the followed transfers need."""
-        tasks: dict[EventFiles | Selection, asyncio.Task[None]] = {}
+        tasks: dict[EventFiles | Selection[Event], asyncio.Task[None]] = {}
         while True:
             self._changed.clear()
             wanted = {reading.source: uid for uid, reading in self._readings.items() if reading.source is not None}
@@ -304,7 +305,7 @@ class ProgressFollower:
             if self._take(uid, event):
                 self._enqueue({uid})
 
-    async def _watch(self, selection: Selection) -> None:
+    async def _watch(self, selection: Selection[Event]) -> None:
         """Take in the selected Events until canceled; only the last Event of a list is current."""
         while True:
             try:
@@ -339,7 +340,7 @@ class ProgressFollower:
         for uid in [uid for uid, reading in self._readings.items() if reading.unknown and uid not in but]:
             del self._readings[uid]
 
-    def _take_change(self, change: WatchChange) -> bool:
+    def _take_change(self, change: WatchChange[Event]) -> bool:
         """Take in what a watch delivers; return whether the status of its transfer may have to change."""
         uid = _owner_uid(change)
         if change.kind in _CHANGED:
@@ -350,7 +351,7 @@ class ProgressFollower:
             del self._readings[uid]
         return False
 
-    def _take(self, uid: str, event: JsonDict) -> bool:
+    def _take(self, uid: str, event: Event) -> bool:
         """Take in an Event about a transfer; return whether the status of that may have to change."""
         if event.get("reason") not in _READ_REASONS:
             return False
@@ -456,6 +457,6 @@ def _start_marks(cr: Transfer, message: ProgressMessage) -> dict[str, str | None
     return {ATTEMPTS_ANNOTATION: cr.attempts.with_start(message.snapshot_started).to_json()}
 
 
-def _owner_uid(change: WatchChange) -> str:
+def _owner_uid(change: WatchChange[Event]) -> str:
     """Return the UID of the object that an Event is about; empty if it names none."""
     return str((change.obj.get("involvedObject") or {}).get("uid", ""))

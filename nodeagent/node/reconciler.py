@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from core.errors import AgentError
 from core.kube.errors import ConflictError, NotFoundError
+from core.kube.types import Pod
 from core.logs import fields
 from core.models.attempts import AttemptStage
 from core.models.base import JsonDict
@@ -262,7 +263,7 @@ class Reconciler:
             return await self._steps.perform(action, case)
         return self._next_check(case) if read.watched else Requeue(_POLL_SECONDS)
 
-    def _find_ended(self, key: TransferKey) -> tuple[str, JsonDict] | None:
+    def _find_ended(self, key: TransferKey) -> tuple[str, Pod] | None:
         """Return the UID of the transfer and its mover pod, if its mover has ended, or has left its result."""
         cr, pod = self._cache.transfer(key), self._cache.pod(key) or self._cache.departed(key)
         if cr is None or pod is None or not is_current(pod, cr):
@@ -287,7 +288,7 @@ class Reconciler:
             left = pod if owned and cr.interrupted and pod is not None and not has_ended(pod) else None
             self._tools.progress.leave(key[0], cr.uid, again=not cr.phase.final, pod=left)
 
-    def _observe_slot(self, cr: Transfer, pod: JsonDict | None) -> None:
+    def _observe_slot(self, cr: Transfer, pod: Pod | None) -> None:
         """Update the slots by an owned transfer; one in another attempt needs a slot once its mover is ready."""
         slots, request = self._tools.slots, SlotRequest.of(cr, now=self._tools.clock.now())
         if not cr.interrupted:
@@ -347,7 +348,7 @@ class Reconciler:
         self._faults.forget(key, uid)
 
 
-def _newer(pod: JsonDict, ended: JsonDict) -> JsonDict:
+def _newer(pod: Pod, ended: Pod) -> Pod:
     """Return `ended` if it is the same pod, and `pod` as it was read has not ended."""
     same = pod["metadata"]["uid"] == ended["metadata"]["uid"]
     return ended if same and not has_ended(pod) else pod

@@ -13,14 +13,19 @@ from typing import Final, Self
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError, NotFoundError
 from core.kube.resources import Resource
+from core.kube.types import Manifest, UncheckedObject
 from core.models.base import JsonDict
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = ["missing_permissions"]
 
 _GROUP: Final = "authorization.k8s.io"
-_ACCESS_REVIEWS: Final = Resource("SelfSubjectAccessReview", "selfsubjectaccessreviews", _GROUP, namespaced=False)
-_RULES_REVIEWS: Final = Resource("SelfSubjectRulesReview", "selfsubjectrulesreviews", _GROUP, namespaced=False)
+_ACCESS_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+    "SelfSubjectAccessReview", "selfsubjectaccessreviews", _GROUP, namespaced=False
+)
+_RULES_REVIEWS: Final[Resource[UncheckedObject]] = Resource(
+    "SelfSubjectRulesReview", "selfsubjectrulesreviews", _GROUP, namespaced=False
+)
 """Every authenticated user may create both. Source: Kubernetes, ClusterRole system:basic-user."""
 
 _NO_NAMESPACE: Final = "no.namespace"
@@ -118,5 +123,5 @@ async def _allowed(client: KubeClient, namespace: str, permission: Permission, *
     return bool(answer["status"].get("allowed"))
 
 
-def _build_review(kind: Resource, spec: JsonDict) -> JsonDict:
+def _build_review(kind: Resource, spec: Manifest) -> Manifest:
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {}, "spec": spec}

@@ -8,23 +8,24 @@ callback is logged with its traceback.
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError, ServerError, ThrottledError
+from core.kube.types import Object
 from core.kube.watch import ChangeKind, WatchChange, WatchState, watch_objects
 from core.logs import fields
-from core.models.base import JsonDict
 
 __all__ = ["Informer", "Key"]
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_Read = TypeVar("_Read")
 
 Key = tuple[str, str]
 """An object in a collection: namespace (empty for cluster-scoped objects) and name."""
@@ -56,10 +57,10 @@ class Informer(Generic[_T]):
     def __init__(
         self,
         client: KubeClient,
-        selection: Selection,
+        selection: Selection[_Read],
         *,
         clock: Clock,
-        trim: Callable[[JsonDict], _T],
+        trim: Callable[[_Read], _T],
         on_change: Callable[[_T], None],
     ) -> None:
         """Watch `selection` once `run` is called.
@@ -76,9 +77,9 @@ class Informer(Generic[_T]):
         self.synced = asyncio.Event()
         self._state = WatchState(clock)
         self._client = client
-        self._selection = selection
+        self._selection: Selection[Any] = selection
         self._clock = clock
-        self._trim = trim
+        self._trim: Callable[[Any], _T] = trim
         self._on_change = on_change
         self._kept: dict[Key, _Kept[_T]] = {}
         self._listed: set[Key] | None = None
@@ -154,7 +155,7 @@ class Informer(Generic[_T]):
             case ChangeKind.MALFORMED:
                 self._retain(change.obj)
 
-    def _keep(self, obj: JsonDict) -> None:
+    def _keep(self, obj: Object) -> None:
         key, meta = _key(obj), obj["metadata"]
         if self._listed is not None:
             self._listed.add(key)
@@ -173,7 +174,7 @@ class Informer(Generic[_T]):
             self._notify(key, before.obj)
         self._notify(key, kept.obj)
 
-    def _retain(self, obj: JsonDict) -> None:
+    def _retain(self, obj: Mapping[str, Any]) -> None:
         """Keep what is known about a malformed object: it exists."""
         meta = obj.get("metadata")
         name, namespace = (meta.get("name"), meta.get("namespace", "")) if isinstance(meta, dict) else (None, "")
@@ -207,6 +208,6 @@ class Informer(Generic[_T]):
         self.synced.set()
 
 
-def _key(obj: JsonDict) -> Key:
+def _key(obj: Object) -> Key:
     meta = obj["metadata"]
     return sys.intern(meta.get("namespace", "")), meta["name"]

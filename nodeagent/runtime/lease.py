@@ -16,7 +16,7 @@ from core.clock import Clock, Deadline
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, KubeError
 from core.kube.resources import LEASES
-from core.models.base import JsonDict
+from core.kube.types import LeaseObject, Manifest
 
 __all__ = ["RENEWALS_PER_LEASE", "Lease"]
 
@@ -39,7 +39,7 @@ _RELEASE_SECONDS: Final = 2.0
 class _Held:
     """The Lease as this process stored it, and when its last renewal started."""
 
-    lease: JsonDict
+    lease: LeaseObject
     renewed_at_seconds: float
 
 
@@ -80,7 +80,7 @@ class Lease:
         until = self._held.renewed_at_seconds + self._duration_seconds * _SAFE_SHARE
         return max(0.0, until - self._clock.monotonic())
 
-    async def acquire(self, observed: JsonDict | None) -> None:
+    async def acquire(self, observed: LeaseObject | None) -> None:
         """Take the Lease in the version that was observed; None: there is none.
 
         Raises:
@@ -90,7 +90,7 @@ class Lease:
         """
         began = self._clock.monotonic()
         now = _format_micro_time(self._clock.now())
-        spec: JsonDict = {
+        spec: Manifest = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": math.ceil(self._duration_seconds),
             "acquireTime": now,
@@ -156,7 +156,7 @@ class Lease:
         except (KubeError, TimeoutError) as e:
             _log.warning("cannot release Lease %s, it will expire: %s", self._name, str(e) or "timed out")
 
-    async def _patch_own(self, held: _Held, spec: JsonDict) -> JsonDict | None:
+    async def _patch_own(self, held: _Held, spec: Manifest) -> LeaseObject | None:
         """Write a Lease that this process holds, and return it; None if it no longer does.
 
         Its version may be older than that of its last renewal, of which no response arrived.
@@ -169,13 +169,13 @@ class Lease:
                 return None
             return await self._patch(lease, spec)
 
-    async def _patch(self, lease: JsonDict, spec: JsonDict) -> JsonDict:
+    async def _patch(self, lease: LeaseObject, spec: Manifest) -> LeaseObject:
         return await self._client.patch_if_unchanged(LEASES, lease, {"spec": spec})
 
-    def _build(self, spec: JsonDict) -> JsonDict:
+    def _build(self, spec: Manifest) -> Manifest:
         meta = {"name": self._name, "namespace": self._namespace}
         return {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": meta, "spec": spec}
 
-    def _keep(self, stored: JsonDict, began_seconds: float) -> None:
+    def _keep(self, stored: LeaseObject, began_seconds: float) -> None:
         """Record a successful write; the Lease counts from its start."""
         self._held = _Held(stored, began_seconds)

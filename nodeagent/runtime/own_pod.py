@@ -11,7 +11,7 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import PODS
-from core.models.base import JsonDict
+from core.kube.types import Pod
 from core.models.names import AGENT_LABELS
 from nodeagent.metrics.registry import Metrics
 
@@ -65,7 +65,7 @@ class OwnPod:
         self._namespace = namespace
         self._node = node
         self._hostname = hostname
-        self._pod: JsonDict | None = None
+        self._pod: Pod | None = None
 
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         """Log `message` and record it as an Event on the pod; an Event that cannot be recorded is only logged."""
@@ -91,7 +91,7 @@ class OwnPod:
         self._pod = None
         self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
 
-    async def _find(self) -> JsonDict | None:
+    async def _find(self) -> Pod | None:
         """Return the pod; read it by this machine's hostname first.
 
         Pods are listed only if that fails (host network): all agents of a large cluster may start at once.
@@ -101,7 +101,7 @@ class OwnPod:
             self._pod = named if named is not None and _is_agent(named) else await self._find_on_node()
         return self._pod
 
-    async def _find_on_node(self) -> JsonDict | None:
+    async def _find_on_node(self) -> Pod | None:
         selection = Selection(
             PODS, self._namespace, label_selector=AGENT_SELECTOR, field_selector=f"spec.nodeName={self._node}"
         )
@@ -111,7 +111,7 @@ class OwnPod:
         return alive[0] if len(alive) == 1 else None
 
 
-def _is_agent(pod: JsonDict) -> bool:
+def _is_agent(pod: Pod) -> bool:
     labels: dict[str, str] = pod["metadata"].get("labels") or {}
     return labels.items() >= AGENT_LABELS.items()
 

@@ -5,6 +5,7 @@
 their own, the agent's needs both.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -297,7 +298,7 @@ def agent_permissions(
 
 def copy_permissions(secrets: tuple[str, ...], config_maps: tuple[str, ...]) -> tuple[Permission, ...]:
     """Return what copying the objects of these names needs: `get` on them alone, so that a role may name them."""
-    named = {kube.SECRETS: secrets, kube.CONFIG_MAPS: config_maps}
+    named: Mapping[kube.Resource, tuple[str, ...]] = {kube.SECRETS: secrets, kube.CONFIG_MAPS: config_maps}
     return tuple(
         replace(permission, names=() if permission.scope is _OWN else named[permission.resource])
         for permission in COPY_PERMISSIONS

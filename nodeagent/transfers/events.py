@@ -10,8 +10,9 @@ from typing import Any
 
 from core.kube.errors import KubeError
 from core.kube.events import EventRecorder, ObjectRef
+from core.kube.types import Object
 from core.logs import fields
-from core.models.base import CustomResource, JsonDict
+from core.models.base import CustomResource
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from nodeagent.metrics.registry import Metrics
@@ -43,7 +44,7 @@ class EventLog:
         _log.log(logging.WARNING if warning else logging.INFO, "%s", message, extra=identity)
         await self._send(ObjectRef.of(cr), reason, message, warning=warning)
 
-    async def record_warning(self, raw: JsonDict, reason: str, message: str) -> None:
+    async def record_warning(self, raw: Object, reason: str, message: str) -> None:
         """Record a Warning about `raw`, which may be an invalid object."""
         await self._send(ObjectRef.of(raw), reason, message, warning=True)
 

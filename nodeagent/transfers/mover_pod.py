@@ -10,13 +10,13 @@ import logging
 import re
 import signal
 from enum import Enum, auto
-from typing import Final
+from typing import Final, cast
 
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
+from core.kube.types import Condition, Pod, PodStatus
 from core.logs import bind
-from core.models.base import JsonDict
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -31,6 +31,7 @@ from exposer.pod_status import (
     attempt_of,
     explain_exit,
     memory_limit,
+    mover_end,
     mover_status,
     parse_pod_end,
     signal_of,
@@ -95,7 +96,7 @@ _OUT_OF_MEMORY: Final = "OOMKilled"
 """Another pod would end in the same way; a kill for any other reason came from outside."""
 
 
-def pod_state(pod: JsonDict | None) -> PodState:
+def pod_state(pod: Pod | None) -> PodState:
     """Return the state of a mover pod."""
     if pod is None:
         return PodState.ABSENT
@@ -109,19 +110,19 @@ def pod_state(pod: JsonDict | None) -> PodState:
     return PodState.RUNNING if phase == "Running" else PodState.PENDING
 
 
-def has_ended(pod: JsonDict) -> bool:
+def has_ended(pod: Pod) -> bool:
     """Return whether `pod` has ended, for whatever reason."""
     return pod_state(pod) in {PodState.ENDED, PodState.LOST}
 
 
-def belongs_to(pod: JsonDict, cr: Transfer) -> bool:
+def belongs_to(pod: Pod, cr: Transfer) -> bool:
     """Return whether `pod` was created for `cr`; a mover pod of Velero has an owner, but no label of ours."""
     meta = pod["metadata"]
     owners = {reference["uid"] for reference in meta.get("ownerReferences") or []}
     return cr.uid in owners or (meta.get("labels") or {}).get(OWNER_UID_LABEL) == cr.uid
 
 
-def is_current(pod: JsonDict, cr: Transfer) -> bool:
+def is_current(pod: Pod, cr: Transfer) -> bool:
     """Return whether `pod` was created for `cr`, and for the attempt that gets a mover or has one.
 
     Between two attempts any pod of `cr` is: it must be gone before the next one.
@@ -129,18 +130,18 @@ def is_current(pod: JsonDict, cr: Transfer) -> bool:
     return belongs_to(pod, cr) and (cr.between_attempts or attempt_of(pod) == cr.attempts.number)
 
 
-async def read_mover(client: KubeClient, cr: Transfer) -> JsonDict | None:
+async def read_mover(client: KubeClient, cr: Transfer) -> Pod | None:
     """Return the mover pod of `cr`; None if there is none, or the pod of that name belongs to another transfer."""
     pod = await client.read(PODS, cr.metadata.namespace, cr.name)
     return pod if pod is not None and belongs_to(pod, cr) else None
 
 
-def is_own(pod: JsonDict) -> bool:
+def is_own(pod: Pod) -> bool:
     """Return whether an agent of this project created `pod`, and not Velero's."""
     return OWNER_UID_LABEL in (pod["metadata"].get("labels") or {})
 
 
-def may_take_over(pod: JsonDict) -> bool:
+def may_take_over(pod: Pod) -> bool:
     """Return whether `pod`, of another agent's transfer, may make it the transfer of the agent on its node.
 
     As with Velero, whichever agent created it.
@@ -150,12 +151,12 @@ def may_take_over(pod: JsonDict) -> bool:
     return is_mover and pod_state(pod) in {PodState.RUNNING, PodState.ENDED}
 
 
-def pod_node(pod: JsonDict) -> str:
+def pod_node(pod: Pod) -> str:
     """Return the node of `pod`; empty before it is scheduled."""
     return str((pod.get("spec") or {}).get("nodeName", ""))
 
 
-def explain_loss(pod: JsonDict) -> str:
+def explain_loss(pod: Pod) -> str:
     """Return why `pod` was lost, as far as its status shows; empty if it does not."""
     status = pod.get("status") or {}
     disruption = disruption_of(status)
@@ -167,7 +168,7 @@ def explain_loss(pod: JsonDict) -> str:
     return ": ".join(part for part in (reason, message) if part)
 
 
-def rejection_reason(pod: JsonDict) -> str:
+def rejection_reason(pod: Pod) -> str:
     """Return the kubelet's reason for not admitting `pod`, such as `OutOfcpu`; empty if it was lost in another way.
 
     Source: Kubernetes v1.34, pkg/kubelet/lifecycle/predicate.go and rejectPod in pkg/kubelet/kubelet.go; a pod
@@ -178,30 +179,33 @@ def rejection_reason(pod: JsonDict) -> str:
     return "" if admitted or disruption_of(status) else str(status.get("reason") or "")
 
 
-def was_killed(pod: JsonDict) -> bool:
+def was_killed(pod: Pod) -> bool:
     """Return whether `pod` got SIGKILL for an unknown reason, which may kill the next one as well."""
     end = parse_pod_end(pod)
     terminating = bool(pod["metadata"].get("deletionTimestamp"))
     return end is not None and signal_of(end) == signal.SIGKILL and end.plain and not terminating
 
 
-def trim_pod(pod: JsonDict) -> JsonDict:
+_IDENTITY: Final = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp", "resourceVersion")
+_STATE: Final = ("phase", "reason", "message", "conditions", "containerStatuses")
+
+
+def trim_pod(pod: Pod) -> Pod:
     """Return the part of a pod that the life cycle reads: its owner and its state."""
     meta, status = pod["metadata"], pod.get("status") or {}
-    identity = ("name", "namespace", "uid", "labels", "ownerReferences", "deletionTimestamp")
-    state = ("phase", "reason", "message", "conditions", "containerStatuses")
     limit = memory_limit(pod)
     containers = {"containers": [{"resources": {"limits": {"memory": limit}}}]} if limit else {}
-    return {
+    trimmed = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {key: meta[key] for key in (*identity, "resourceVersion") if key in meta},
+        "metadata": {key: meta[key] for key in _IDENTITY if key in meta},
         "spec": {"nodeName": pod_node(pod), **containers},
-        "status": {key: status[key] for key in state if key in status},
+        "status": {key: status[key] for key in _STATE if key in status},
     }
+    return cast("Pod", trimmed)
 
 
-def _is_lost(pod: JsonDict, end: PodEnd) -> bool:
+def _is_lost(pod: Pod, end: PodEnd) -> bool:
     """Return whether the mover did not end by itself."""
     status = pod.get("status") or {}
     rejected = end.exit_code is None and status.get("phase") == "Failed"
@@ -211,15 +215,14 @@ def _is_lost(pod: JsonDict, end: PodEnd) -> bool:
     return rejected or killed or disrupted or not_started or end.reason in LOST_CONTAINER
 
 
-def disruption_of(status: JsonDict) -> JsonDict:
+def disruption_of(status: PodStatus) -> Condition:
     """Return the condition that the pod is disrupted; empty if it is not.
 
     Source: Kubernetes v1.34, pkg/apis/core/types.go (DisruptionTarget).
     """
     for condition in status.get("conditions") or []:
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
-            found: JsonDict = condition
-            return found
+            return condition
     return {}
 
 
@@ -270,7 +273,7 @@ class MoverLogs:
         self._copied: dict[str, tuple[str, str]] = {}
         self._reads = asyncio.Semaphore(_READS)
 
-    async def copy(self, cr: Transfer, pod: JsonDict | None) -> str:
+    async def copy(self, cr: Transfer, pod: Pod | None) -> str:
         """Copy the log of `pod`, the mover pod of `cr`, into the agent's log.
 
         Nothing is copied if there is no pod, if it never ran, or if its log was copied before. A log
@@ -298,7 +301,7 @@ class MoverLogs:
                 text = await self._client.pod_log(
                     meta["namespace"],
                     meta["name"],
-                    container=mover_status(pod).get("name", ""),
+                    container=mover.get("name", "") if (mover := mover_status(pod)) else "",
                     limit_bytes=_LIMIT_BYTES,
                 )
         except (KubeError, TimeoutError) as e:
@@ -319,9 +322,9 @@ class MoverLogs:
         self._copied.pop(uid, None)
 
 
-def _has_run(pod: JsonDict) -> bool:
+def _has_run(pod: Pod) -> bool:
     """Return whether the mover of `pod` was ever started, so that there is a log."""
     phase = (pod.get("status") or {}).get("phase", "Pending")
-    ended = (mover_status(pod).get("state") or {}).get("terminated")
+    ended = mover_end(pod)
     # A pod that was rejected by the kubelet, or evicted before it started, has failed without a container.
     return phase != "Pending" and (phase != "Failed" or bool(ended))

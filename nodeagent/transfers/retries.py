@@ -10,11 +10,11 @@ from typing import Final
 
 from core.contract import CANCELED_ENDING, FENCE_TIMEOUT
 from core.errors import FencedError, KopiaCrashError, StorageOutageError
+from core.kube.types import Pod
 from core.models.attempts import Attempts, InterruptionCause, RetryRules
-from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL
 from core.models.units import format_duration
-from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_status, parse_pod_end, signal_of
+from exposer.pod_status import LOST_CONTAINER, PodEnd, explain_exit, mover_end, parse_pod_end, signal_of
 from nodeagent.transfers.mover_pod import disruption_of, explain_loss, rejection_reason
 
 __all__ = [
@@ -74,7 +74,7 @@ class Ending:
     terminated: bool
 
 
-def find_interruption(pod: JsonDict | None, departed: JsonDict | None) -> Ending | None:
+def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
     """Return how an attempt was interrupted; None if it runs, has a result, or failed in a way that no retry helps.
 
     A mover that is disrupted may fail for that very reason with any exit code. One that is only being deleted
@@ -135,7 +135,7 @@ def fence_seconds(attempts: Attempts, restores: bool) -> float:  # noqa: FBT001 
     return FENCE_SECONDS if restores and last is not None and not last.terminated else 0.0
 
 
-def fence_refusal(ending: Ending, pod: JsonDict | None) -> str:
+def fence_refusal(ending: Ending, pod: Pod | None) -> str:
     """Return why no attempt may follow on one that wrote to its volume and ended so; empty: one may.
 
     Movers that know no attempts, of Velero or of older versions, do not end themselves when they are cut off. A pod
@@ -151,13 +151,13 @@ def fence_refusal(ending: Ending, pod: JsonDict | None) -> str:
     return "its data mover, of Velero or of an older version, may still write to the volume"
 
 
-def _lost_while_running(pod: JsonDict) -> Ending:
+def _lost_while_running(pod: Pod) -> Ending:
     """Return the ending of a pod that no longer exists, and had not ended when it was last seen."""
     cause = _disruption_cause(pod) or InterruptionCause.DELETED
     return Ending(cause, explain_loss(pod) or _DELETED, terminated=False)
 
 
-def _cause_of(pod: JsonDict, end: PodEnd, *, deleted: bool) -> InterruptionCause | None:
+def _cause_of(pod: Pod, end: PodEnd, *, deleted: bool) -> InterruptionCause | None:
     """Return why a pod that has ended was interrupted; None if it was not."""
     if end.exit_code == 0:
         return None
@@ -186,7 +186,7 @@ def _was_stopped(end: PodEnd) -> bool:
     return end.message.strip().endswith(CANCELED_ENDING)
 
 
-def _disruption_cause(pod: JsonDict) -> InterruptionCause | None:
+def _disruption_cause(pod: Pod) -> InterruptionCause | None:
     """Return why the cluster ended `pod`; None if its status does not show that it did."""
     reasons = ((pod.get("status") or {}).get("reason"), disruption_of(pod.get("status") or {}).get("reason"))
     known = [_DISRUPTIONS[reason] for reason in reasons if reason in _DISRUPTIONS]
@@ -197,18 +197,18 @@ def _disruption_cause(pod: JsonDict) -> InterruptionCause | None:
     return InterruptionCause.EVICTED if any(reasons) or disruption_of(pod.get("status") or {}) else None
 
 
-def _container_reason(pod: JsonDict) -> str:
+def _container_reason(pod: Pod) -> str:
     """Return the reason of the mover's terminated container; empty if there is none."""
-    return str(((mover_status(pod).get("state") or {}).get("terminated") or {}).get("reason") or "")
+    return (mover_end(pod) or {}).get("reason", "")
 
 
-def _has_exited(pod: JsonDict) -> bool:
+def _has_exited(pod: Pod) -> bool:
     """Return whether the runtime reported the exit of the mover's container, and the kubelet did not only miss it."""
-    terminated = (mover_status(pod).get("state") or {}).get("terminated") or {}
+    terminated = mover_end(pod) or {}
     return "exitCode" in terminated and _container_reason(pod) not in LOST_CONTAINER
 
 
-def _explain(pod: JsonDict, end: PodEnd, cause: InterruptionCause) -> str:
+def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
     """Return what ended the attempt: the mover's words where it chose its end, else those of the cluster.
 
     A mover that did not choose its end leaves the end of its log in the place of the message.

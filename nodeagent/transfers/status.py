@@ -12,6 +12,7 @@ from typing import Any, Final
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError
+from core.kube.types import Manifest
 from core.models.base import JsonDict, format_time
 from core.models.names import (
     ACCEPT_FENCE_ANNOTATION,
@@ -199,7 +200,7 @@ class StatusWriter:
             metadata["annotations"] = annotations
         if change.finalizers is not None:
             metadata["finalizers"] = change.finalizers
-        patch: JsonDict = {"metadata": metadata}
+        patch: Manifest = {"metadata": metadata}
         # Velero's CRDs prune unknown fields; such a field is never written.
         status = {key: value for key, value in change.status.items() if key in kind.spec.status_fields}
         if status.get("message"):
@@ -231,7 +232,7 @@ def _ends(change: Change) -> bool:
     return OUTCOME_ANNOTATION in change.annotations or (phase is not None and Phase(str(phase)).final)
 
 
-def _contains(stored: JsonDict, patch: JsonDict) -> bool:
+def _contains(stored: Mapping[str, Any], patch: Manifest) -> bool:
     """Return whether the merge patch would change nothing in `stored`."""
     for key, value in patch.items():
         found = stored.get(key)

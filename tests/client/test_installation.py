@@ -11,6 +11,7 @@ from core.errors import ConfigError
 from nodeagent.runtime.serve_flags import parse_serve
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.client.support.user_scene import UserScene
+from tests.support.objects import only
 
 _VELERO = Path(__file__).parents[1] / "data" / "velero-1.18.2"
 
@@ -25,7 +26,7 @@ _VELERO = Path(__file__).parents[1] / "data" / "velero-1.18.2"
     ids=["ours", "Velero's", "without flags"],
 )
 def test_the_arguments_are_those_of_serve(container: dict[str, Any], words: list[str]) -> None:
-    assert serve_words({"spec": {"template": {"spec": {"containers": [container]}}}}) == words
+    assert serve_words(only(spec={"template": {"spec": {"containers": [container]}}})) == words
 
 
 @pytest.mark.parametrize("name", ["plain", "all-flags", "no-host-path"])
@@ -37,7 +38,7 @@ def test_a_daemonset_of_velero_has_settings(name: str) -> None:
 @pytest.mark.parametrize("spec", [{}, {"containers": []}, {"containers": [{"args": ["sleep"]}]}], ids=str)
 def test_a_daemonset_that_starts_something_else_is_an_error(spec: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="does not start an agent"):
-        serve_words({"spec": {"template": {"spec": spec}}})
+        serve_words(only(spec={"template": {"spec": spec}}))
 
 
 async def test_the_settings_are_those_that_serve_would_have() -> None:

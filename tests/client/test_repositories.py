@@ -9,10 +9,10 @@ import pytest
 from client.repository_view import RepositorySummary
 from core.errors import ContractError
 from core.kube.errors import ForbiddenError, NotFoundError
-from core.models.base import JsonDict
 from core.snapshot_contract import SnapshotTotal
 from tests.client.support.user_scene import NAME, RECORD, UserScene
 from tests.nodeagent.support.maintenance_scene import result
+from tests.support.objects import JsonDict
 
 
 async def _only(scene: UserScene) -> RepositorySummary:

@@ -16,7 +16,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Transport
 from core.kube.watch import ChangeKind, WatchChange, watch_objects
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 TIMEOUT_SECONDS = 10.0
 HOLD = "test.nodeagent.io/hold"

@@ -32,8 +32,8 @@ from core.kube.resources import (
 )
 from core.kube.transport import Request
 from core.kube.watch import ChangeKind
-from core.models.base import JsonDict
 from tests.contract.bench import HOLD, Bench
+from tests.support.objects import JsonDict
 
 
 def _meta(obj: JsonDict) -> JsonDict:
@@ -200,7 +200,7 @@ class KubeContract:
         await recorder.record(about, "Data-Path-Started", "started")
         await recorder.record(ObjectRef.of(await bench.upload("b")), "Data-Path-Progress", "{}")
         selector = f"involvedObject.uid={about.uid},reason=Data-Path-Progress"
-        found = await bench.client.list(bench.selection(EVENTS, field_selector=selector))
+        found: list[JsonDict] = await bench.client.list(bench.selection(EVENTS, field_selector=selector))
         assert [(event["involvedObject"]["name"], event["message"]) for event in found] == [("a", "{}")]
 
     async def test_unknown_field_of_a_selector_is_rejected(self, bench: Bench) -> None:

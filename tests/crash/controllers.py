@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from core.kube.client import KubeClient
     from core.kube.resources import Resource
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 _TICK_SECONDS = 0.2
 _MOVE_SECONDS = 0.3

@@ -12,7 +12,7 @@ from core.kube.transport import Request
 
 if TYPE_CHECKING:
     from core.kube.client import KubeClient
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 _PASSING = {"events", "leases"}
 """Kinds whose objects come and go in every run."""
@@ -25,6 +25,7 @@ async def list_everything(client: KubeClient) -> Listing:
     """Return all objects there are; a UID in a volume's name is left out."""
     found: Listing = {}
     for resource in await _resources(client):
+        obj: JsonDict
         for obj in await client.list(Selection(resource)):
             metadata, spec = obj["metadata"], obj.get("spec") or {}
             reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or {}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from core.kube.client import KubeClient
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 _NAMESPACES = Resource("Namespace", "namespaces", namespaced=False)
 _ACCOUNTS = Resource("ServiceAccount", "serviceaccounts")

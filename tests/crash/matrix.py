@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from core.kube.client import KubeClient
-    from core.models.base import JsonDict
     from tests.nodeagent.support.harness import Fuse
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 LEDGER = "configmaps node-agent-admissions"
 _SNAPSHOT = ["volumesnapshotcontents content-of-*", "volumesnapshots velero-data-lwkc4"]
@@ -106,6 +106,7 @@ async def settle(client: KubeClient, worlds: Sequence[World]) -> None:
 
 async def _leaving(client: KubeClient, namespaces: set[str]) -> bool:
     for resource in (PODS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, VOLUME_SNAPSHOT_CONTENTS):
+        obj: JsonDict
         for obj in await client.list(Selection(resource)):
             spec = obj["spec"]
             reference = spec.get("claimRef") or spec.get("volumeSnapshotRef") or obj["metadata"]

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
     from core.kube.client import KubeClient
-    from core.models.base import JsonDict
     from tests.crash.controllers import RealCluster
     from tests.crash.listing import Listing
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 _LEADER_NODE = "node-of-leader"
 """It has no agent pod, so no transfer is assigned to it."""
@@ -275,7 +275,7 @@ class Site:
 
     async def _holder(self) -> str:
         lease = await self.bench.client.read(LEASES, self.namespace, DISPATCHER_LEASE)
-        return str(((lease or {}).get("spec") or {}).get("holderIdentity") or "")
+        return (lease.get("spec") or {}).get("holderIdentity", "") if lease else ""
 
     async def _has_leader_other_than(self, before: str) -> bool:
         return await self._holder() not in {"", before}

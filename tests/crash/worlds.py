@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from core.kube.transport import Request
-    from core.models.base import JsonDict
     from nodeagent.startup import AgentSpec
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 _CLOCK = SystemClock()
 _DAEMON_SET = Path(__file__).parents[2] / "deploy" / "agent" / "daemonset.yaml"

@@ -12,6 +12,7 @@ from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_of
 from nodeagent.runtime.serve_flags import parse_settings
 from nodeagent.runtime.settings import Settings
+from tests.support.objects import JsonDict
 from tools.manifests import generate
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -22,7 +23,7 @@ def _load(name: str) -> Any:
     return yaml.safe_load((_DEPLOY / name).read_text(encoding="utf-8"))
 
 
-def _daemonset() -> dict[str, Any]:
+def _daemonset() -> JsonDict:
     daemonset: dict[str, Any] = _load("agent/daemonset.yaml")
     return daemonset
 

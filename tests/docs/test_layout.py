@@ -14,6 +14,7 @@ _TESTED_ELSEWHERE: Final = {
     "core/kube/paths.py": "tests/core/kube/test_client.py",
     "core/kube/resources.py": "tests/contract/test_kube_contract.py",
     "core/kube/transport.py": "tests/core/kube/test_client.py",
+    "core/kube/types.py": "tests/core/kube/test_forms.py",
     "core/models/base.py": "tests/core/models/test_transfers.py",
     "core/models/names.py": "tests/core/models/test_units.py",
     "core/models/storage.py": "tests/core/models/test_transfers.py",

@@ -7,12 +7,12 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import EVENTS, PERSISTENT_VOLUME_CLAIMS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.model import Pending
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

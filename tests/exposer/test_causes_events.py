@@ -8,9 +8,10 @@ from datetime import timedelta
 
 import pytest
 
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
 from exposer.causes import EventCause, find_pod_cause, find_pvc_cause
 from tests.support.clock import NOON
+from tests.support.objects import JsonDict
 
 
 def event(reason: str, message: str, second: int, *, warning: bool = True, by: str = "kubelet") -> JsonDict:

@@ -6,7 +6,6 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
-from core.models.base import JsonDict
 from core.models.names import OWNER_KIND_ANNOTATION
 from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
 from exposer.model import Pending
@@ -22,6 +21,7 @@ from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.test_pods_velero import source_objects
 from tests.support.golden import assert_golden, recorded
+from tests.support.objects import JsonDict, only
 
 OWNER = snapshot_request().owner
 
@@ -32,7 +32,8 @@ def backup_claim(mode: VolumeMode = VolumeMode.FILESYSTEM, **settings: Any) -> J
 
 
 def restore_claim(recording: str, *, node: str = "") -> JsonDict:
-    return build_restore_claim(restore_request().owner, recorded(recording), node=node, excluded=DEFAULT_EXCLUDED)
+    target: JsonDict = recorded(recording)
+    return build_restore_claim(restore_request().owner, target, node=node, excluded=DEFAULT_EXCLUDED)
 
 
 def content() -> JsonDict:
@@ -74,7 +75,7 @@ def test_a_backup_pvc_without_a_class_does_not_get_the_clusters_default() -> Non
 
 def test_the_restore_pvc_has_nothing_of_the_targets_binding() -> None:
     """The last recorded version of the target has all annotations of the controllers."""
-    bound = recorded("target-pvc-of-datadownload", -1)
+    bound: JsonDict = recorded("target-pvc-of-datadownload", -1)
     bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"] = "node-a"
     bound["spec"] |= {"dataSource": {"kind": "Other"}, "volumeAttributesClassName": "gold"}
 
@@ -104,7 +105,8 @@ def test_a_content_records_its_source() -> None:
     snapshot, source, claim = source_objects(VolumeMode.BLOCK)
     parsed = parse_snapshot_source(snapshot, source, claim)
 
-    assert parse_source_annotation(build_backup_content(OWNER, source, parsed)) == parsed
+    content: JsonDict = build_backup_content(OWNER, source, parsed)
+    assert parse_source_annotation(content) == parsed
 
 
 def test_a_content_without_a_recorded_source_is_an_error() -> None:
@@ -139,7 +141,7 @@ def test_a_source_without_a_handle_is_rejected() -> None:
     ],
 )
 def test_a_snapshot_has_a_pending_reason(status: JsonDict, reason: str | None) -> None:
-    found = diagnose_snapshot({"metadata": {"namespace": "app", "name": "s"}, "status": status})
+    found = diagnose_snapshot(only(metadata={"namespace": "app", "name": "s"}, status=status))
 
     assert (found.reason if isinstance(found, Pending) else None) == reason
     if reason == "SnapshotError":

@@ -14,7 +14,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.models.base import JsonDict
+from core.kube.types import NodeRequirement
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, Pending
 from exposer.placement import PlacementRule, PlacementRules
@@ -23,6 +23,7 @@ from exposer.snapshots import SOURCE_ANNOTATION
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard
+from tests.support.objects import JsonDict
 
 BYSTANDERS = {
     "PersistentVolumeClaim app/data",
@@ -330,7 +331,7 @@ async def test_a_pod_matches_its_pvc_when_the_configuration_changes_in_between(r
 
 async def test_a_backup_runs_where_rules_and_the_sources_zone_match() -> None:
     scene = BackupScene(binding="WaitForFirstConsumer")
-    zone, pool = ({"key": key, "operator": "In", "values": ["a"]} for key in ("zone", "pool"))
+    zone, pool = (NodeRequirement(key=key, operator="In", values=["a"]) for key in ("zone", "pool"))
     terms = [{"matchExpressions": [zone]}]
     spec = {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}
     scene.world.put(PERSISTENT_VOLUMES, "pvc-source", spec=spec)

@@ -15,7 +15,6 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending
@@ -24,6 +23,7 @@ from exposer.volumes import delete_claim
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

@@ -9,6 +9,7 @@ from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
 from core.kube.transport import Request, Response
+from core.kube.types import NodeRequirement
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
@@ -134,7 +135,7 @@ async def test_an_unused_target_is_pending(binding: str, node: str, ignore: bool
     assert (found.reason if found else None) == reason
 
 
-POOL = {"key": "pool", "operator": "In", "values": ["movers"]}
+POOL: NodeRequirement = {"key": "pool", "operator": "In", "values": ["movers"]}
 NOT_WINDOWS = {"key": "kubernetes.io/os", "operator": "NotIn", "values": ["windows"]}
 
 

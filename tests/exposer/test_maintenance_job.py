@@ -9,7 +9,7 @@ import pytest
 import yaml
 from msgspec import structs
 
-from core.models.base import JsonDict
+from core.kube.types import PodToleration
 from core.models.names import (
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
@@ -30,6 +30,7 @@ from nodeagent.config.maintenance import parse_maintenance
 from tests.exposer.support.inputs import POD_SETTINGS, template
 from tests.exposer.test_pods_velero import flat
 from tests.support.golden import RECORDINGS, assert_golden
+from tests.support.objects import JsonDict
 
 _FOLDER: Final = RECORDINGS / "maintenance"
 NAME: Final = "app1-default-kopia-maintain-job-1795331160000"
@@ -281,9 +282,9 @@ def test_what_the_deployment_of_velero_passes_on_the_daemonset_passes_on() -> No
 
 
 def test_of_the_configuration_of_movers_their_account_and_tolerations_apply() -> None:
-    toleration = {"key": "storage", "operator": "Exists", "effect": "NoSchedule"}
+    toleration: PodToleration = {"key": "storage", "operator": "Exists", "effect": "NoSchedule"}
     pod = replace(POD_SETTINGS, service_account="movers", tolerations=(toleration,))
-    own = {"key": "maintenance", "operator": "Exists"}
+    own: PodToleration = {"key": "maintenance", "operator": "Exists"}
     job = build_maintenance_job(run(settings=JobSettings(tolerations=(own,))), expose(pod=pod), SPEC)
     spec = job["spec"]["template"]["spec"]
     assert spec["serviceAccountName"] == "movers"
@@ -369,7 +370,7 @@ def test_a_repository_on_a_shared_volume_is_mounted_writable() -> None:
 def test_its_container_is_found_beside_that_of_a_webhook() -> None:
     terminated = {"state": {"terminated": {"exitCode": 0, "message": "{}"}}}
     other = {"name": "sidecar", "state": {"running": {}}}
-    pod = {
+    pod: JsonDict = {
         "metadata": {"name": "p", "ownerReferences": [{"kind": "Job", "uid": "u"}]},
         "status": {"containerStatuses": [other, {"name": MAINTENANCE_CONTAINER, **terminated}]},
     }
@@ -381,7 +382,7 @@ def test_its_container_is_found_beside_that_of_a_webhook() -> None:
 def test_whole_jobs() -> None:
     assert_golden("maintenance-job", build_maintenance_job(run(), expose(template=template()), SPEC))
     configured = settings_of(common=_LABELS % ("a", "b", "c"), own=_IN_B_OR_C)
-    resources = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+    resources: JsonDict = {"requests": {"memory": "256Mi"}, "limits": {"memory": "512Mi"}}
     whole = run(replace(configured, resources=resources), cache_limit_mib=2048)
     spec = MaintainRepository(job=NAME, ignore_foreign=True, verify_blobs=100_000, full_interval_seconds=43_200)
     pod = PodSettings(service_account="node-agent-mover")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.contract import VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import VolumeSource
 from core.models.names import (
     OWNER_UID_LABEL,
     SNAPSHOT_DELETION_LABEL,
@@ -28,6 +28,7 @@ from tests.exposer.support.inputs import template
 from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, SPEC, differences, expose, run
 from tests.exposer.test_pods_velero import flat
 from tests.support.golden import assert_golden
+from tests.support.objects import JsonDict
 
 __all__: list[str] = []
 
@@ -112,7 +113,7 @@ def _verification(volume: MoverVolume) -> JsonDict:
 
 
 def test_a_job_mounts_the_volume_that_it_compares_and_only_reads_it() -> None:
-    source = {"persistentVolumeClaim": {"claimName": "scratch"}}
+    source: VolumeSource = {"persistentVolumeClaim": {"claimName": "scratch"}}
     files = MoverVolume(source, read_only=True)
     spec = _verification(files)["spec"]["template"]["spec"]
     (container,) = spec["containers"]

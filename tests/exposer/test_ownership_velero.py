@@ -13,12 +13,12 @@ from core.kube.resources import (
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
-from core.models.base import JsonDict
 from core.models.names import OWNER_UID_LABEL
 from exposer.model import Exposed, Owner
 from exposer.ownership import belongs, created_by_velero
 from tests.exposer.support.scenes import HANDLE, BackupScene
 from tests.exposer.support.world import no_guard
+from tests.support.objects import JsonDict
 
 RECORDINGS = Path(__file__).parents[1] / "recordings" / "velero-1.18.2"
 NAME = "b1-q9txn"

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from core.models.base import JsonDict
+from core.kube.types import NodeSelectorTerm
 from exposer.placement import (
     Alternatives,
     Placement,
@@ -14,6 +14,7 @@ from exposer.placement import (
     describe_nodes,
 )
 from exposer.pod_status import diagnose_pod
+from tests.support.objects import JsonDict
 
 
 def requirement(value: str, key: str = "pool") -> JsonDict:
@@ -107,7 +108,7 @@ def test_requirements_become_one_term(placement: Placement, expected: list[JsonD
 def test_each_topology_is_combined_with_each_rule() -> None:
     """One matching term is enough, so each term has all requirements."""
     rules = PlacementRules((rule("a"), rule("b")), any_of=True).choose("")
-    topology = tuple({"matchExpressions": [zone]} for zone in (ZONE_A, ZONE_B))
+    topology = tuple(NodeSelectorTerm(matchExpressions=[zone]) for zone in (ZONE_A, ZONE_B))
 
     found = terms(Placement(alternatives=rules, topology=topology, avoid_nodes=("n",)))
 

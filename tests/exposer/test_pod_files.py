@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from core.contract import VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import EnvVar
 from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
 from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import template
+from tests.support.objects import JsonDict
 
 VOLUME = MoverVolume({"persistentVolumeClaim": {"claimName": "data"}})
 BLOCK = replace(VOLUME, mode=VolumeMode.BLOCK)
@@ -20,7 +21,7 @@ CREDENTIALS = {"name": "cloud-credentials", "mountPath": "/credentials"}
 
 def inheriting(*mounts: JsonDict, **sources: JsonDict) -> AgentTemplate:
     """Return the template of an agent with these mounts, and volumes with these sources."""
-    volumes = tuple({"name": name, **source} for name, source in sources.items())
+    volumes: JsonDict = tuple({"name": name, **source} for name, source in sources.items())
     return AgentTemplate("image", volumes=volumes, volume_mounts=mounts)
 
 
@@ -126,7 +127,7 @@ def test_scratch_is_added_where_the_agent_has_none() -> None:
 
 def test_the_agents_environment_names_the_scratch_directory() -> None:
     inherited = inheriting({"name": "tmp", "mountPath": "/work/"}, tmp={"emptyDir": {}})
-    env = ({"name": "VELERO_SCRATCH_DIR", "value": "/work/"},)
+    env = (EnvVar(name="VELERO_SCRATCH_DIR", value="/work/"),)
 
     built = files(replace(inherited, env=env))
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError
-from core.models.base import JsonDict
 from exposer.model import Pending
 from exposer.pod_status import PodEnd, diagnose_pod, parse_pod_end
 from tests.support.golden import recorded
+from tests.support.objects import JsonDict
 
 
 def pod(*, node: str = "node-a", **status: Any) -> JsonDict:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.models.base import JsonDict
+from core.kube.types import NodeSelectorTerm
 from core.models.compression import Compression
 from core.models.storage import BackupRepository
 from exposer.claims import build_backup_claim
@@ -39,6 +39,7 @@ from tests.exposer.support.inputs import (
     template,
 )
 from tests.support.golden import assert_golden, recorded
+from tests.support.objects import JsonDict
 
 ANYWHERE = Placement()
 MODE = VolumeMode.FILESYSTEM
@@ -59,7 +60,7 @@ def backup_pod(
     **changes: Any,
 ) -> JsonDict:
     request = snapshot_request(recording, **changes)
-    claim = build_backup_claim(request, size="2Gi", mode=mode_of(recording))
+    claim: JsonDict = build_backup_claim(request, size="2Gi", mode=mode_of(recording))
     return build_backup_pod(request, claim, placement, storage=storage)
 
 
@@ -72,10 +73,10 @@ def restore_pod(
 
 
 def pod_volume_pod(recording: str = "podvolumebackup", *, cached: bool = False, **changes: Any) -> JsonDict:
-    tolerations = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
+    tolerations: JsonDict = ({"operator": "Exists", "effect": "NoSchedule"}, {"key": "k", "effect": "NoExecute"})
     request = pod_volume_request(recording, **changes)
     root = request.settings.template.kubelet_root
-    pv = {"metadata": {"name": "pvc-3dcf"}, "spec": {"csi": {}}}
+    pv: JsonDict = {"metadata": {"name": "pvc-3dcf"}, "spec": {"csi": {}}}
     directory = build_volume_directory(root, "e7f1", {"name": "fs"}, pv=pv)
     cache = CACHE if cached else None
     located = LocatedVolume("node-a", directory, tolerations)
@@ -102,7 +103,9 @@ LOUD = MoverOptions(timedelta(minutes=90), "debug", "json")
 READ_ONLY = BackupPVCSettings(read_only=True)
 NO_RELABELING = BackupPVCSettings(read_only=True, no_relabeling=True)
 WRITABLE_NO_RELABELING = BackupPVCSettings(no_relabeling=True)
-ZONES = tuple({"matchExpressions": [expression("topology.kubernetes.io/zone", zone)]} for zone in ("a", "b"))
+ZONES = tuple(
+    NodeSelectorTerm(matchExpressions=[expression("topology.kubernetes.io/zone", zone)]) for zone in ("a", "b")
+)
 RULES = PlacementRules(
     (
         PlacementRule((expression("disk", "ssd"), {"key": "spot", "operator": "DoesNotExist"}), "fast"),
@@ -129,7 +132,7 @@ PULLING = template(
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_claim_for_one_pod_is_labeled_as_it_is_mounted(*, read_only: bool) -> None:
     request = snapshot_request(backup_pvcs={"hostpath": BackupPVCSettings(one_pod=True, read_only=read_only)})
-    claim = build_backup_claim(request, size="2Gi", mode=MODE)
+    claim: JsonDict = build_backup_claim(request, size="2Gi", mode=MODE)
     # Settings may change between the claim and its pod.
     pod = build_backup_pod(snapshot_request(), claim, ANYWHERE, storage=StorageAccess())
     found = claim["spec"]["accessModes"], pod["spec"]["securityContext"].get("seLinuxChangePolicy")
@@ -140,10 +143,8 @@ def test_only_a_backup_may_write_to_the_directory_of_a_repository() -> None:
     mount: JsonDict = {"name": "nfs", "mountPath": "/backups"}
     volume: JsonDict = {"name": "nfs", "nfs": {"server": "s", "path": "/"}}
     inherited = replace(template(), volumes=(volume,), volume_mounts=(mount,))
-    access, claim = (
-        StorageAccess(directory="/backups"),
-        build_backup_claim(snapshot_request(), size="2Gi", mode=MODE),
-    )
+    access = StorageAccess(directory="/backups")
+    claim: JsonDict = build_backup_claim(snapshot_request(), size="2Gi", mode=MODE)
     backup = build_backup_pod(snapshot_request(template=inherited), claim, ANYWHERE, storage=access)
     restore = build_restore_pod(restore_request(template=inherited), MODE, placement=ANYWHERE, storage=access)
     mounts = [
@@ -323,7 +324,7 @@ def test_a_backup_is_compressed_as_its_class_is(by_class: str, flags: list[str])
     classes = {name: Compression(by_class) for name in ("standard", "fast") if by_class}
     settings = ExposeSettings(template(), compression=CompressionRules(Compression.S2, classes))
     upload = replace(snapshot_request(), storage_class="fast")
-    claim = build_backup_claim(upload, size="2Gi", mode=MODE)
+    claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
     upload, backup = replace(upload, settings=settings), replace(pod_volume_request(), settings=settings)
     located = LocatedVolume("node-a", "/directory", storage_class="fast")
 
@@ -339,7 +340,8 @@ def test_rules_in_files_and_all_files_are_read_in_backups_of_the_namespaces_that
         backup, back = (
             replace(one, settings=settings) for one in (pod_volume_request(), pod_volume_request("podvolumerestore"))
         )
-        claim, located = build_backup_claim(upload, size="2Gi", mode=MODE), LocatedVolume("node-a", "/directory")
+        claim: JsonDict = build_backup_claim(upload, size="2Gi", mode=MODE)
+        located = LocatedVolume("node-a", "/directory")
         pods = (
             build_backup_pod(upload, claim, ANYWHERE, storage=OWN_CREDENTIALS),
             *(build_pod_volume_pod(one, located, storage=OWN_CREDENTIALS) for one in (backup, back)),

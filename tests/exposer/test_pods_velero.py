@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from core.contract import VolumeMode
-from core.models.base import JsonDict
 from core.models.names import ATTEMPT_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from exposer.claims import build_backup_claim, build_restore_claim
 from exposer.model import LocatedVolume, Owner
@@ -20,6 +19,7 @@ from exposer.snapshots import (
 )
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.golden import recorded
+from tests.support.objects import JsonDict
 
 _STORED = {
     "metadata.creationTimestamp",
@@ -140,7 +140,7 @@ def test_a_backup_pod_differs_from_velero_only_as_listed(block: bool) -> None:
     mode = VolumeMode.BLOCK if block else VolumeMode.FILESYSTEM
     request = snapshot_request(f"{prefix}dataupload")
     owner = request.owner
-    claim = build_backup_claim(request, size="2Gi", mode=mode)
+    claim: JsonDict = build_backup_claim(request, size="2Gi", mode=mode)
     at, volume_mode = f"--volume-path=/{owner.uid}", f"--volume-mode={mode}"
     name, timeout = f"--data-upload={owner.name}", "--resource-timeout=10m0s"
     args = ["backup", name, our_volume_path(owner, mode), volume_mode, timeout, *LOGGING]
@@ -228,7 +228,9 @@ def test_a_backup_pvc_matches_velero_with_our_label() -> None:
 def test_a_restore_pvc_matches_velero_with_our_label() -> None:
     request = restore_request()
 
-    ours = build_restore_claim(request.owner, recorded("target-pvc-of-datadownload"), node="", excluded=())
+    target: JsonDict = recorded("target-pvc-of-datadownload")
+
+    ours = build_restore_claim(request.owner, target, node="", excluded=())
 
     assert differences(recorded("pvc-of-datadownload"), ours) == without_reference(request.owner)
 
@@ -239,7 +241,7 @@ def test_snapshot_and_content_match_velero_with_our_annotations() -> None:
     snapshot, content, claim = source_objects()
     source = parse_snapshot_source(snapshot, content, claim)
 
-    our_content = build_backup_content(owner, content, source)
+    our_content: JsonDict = build_backup_content(owner, content, source)
     our_snapshot = build_backup_snapshot(owner, our_content, snapshot, excluded=())
 
     assert differences(recorded("volumesnapshot-of-dataupload"), our_snapshot) == owner_label(owner)

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.models.attempts import Attempts, Interruption, InterruptionCause, RetryRules
-from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.transfers import DataUpload
 from core.models.units import parse_quantity
 from exposer.settings import ExposeSettings, PodSettings
 from exposer.template import AgentTemplate
 from tests.nodeagent.support.transfers import data_upload
+from tests.support.objects import JsonDict
 
 _OOM = InterruptionCause.OUT_OF_MEMORY
 

@@ -3,9 +3,9 @@
 import pytest
 
 from core.errors import ContractError
-from core.models.base import JsonDict
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import daemonset, template
+from tests.support.objects import JsonDict
 
 
 def host_path(name: str, path: str) -> JsonDict:

@@ -8,7 +8,6 @@ import pytest
 from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
 from exposer.volumes import is_provisioned
@@ -23,6 +22,7 @@ from tests.exposer.support.restore_steps import (
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, World, cut_short, no_guard
 from tests.exposer.test_csi_snapshot_guard import Guard
+from tests.support.objects import JsonDict, only
 
 Scene = BackupScene | RestoreScene
 by_scene = pytest.mark.parametrize("build", [BackupScene, RestoreScene], ids=["backup", "restore"])
@@ -202,7 +202,7 @@ def test_a_volume_is_provisioned_if_it_was_created_for_its_pvc(
 
 
 def test_a_volume_without_a_pvc_is_not_provisioned() -> None:
-    assert not is_provisioned({"metadata": {"name": "pvc-", "annotations": PROVISIONED_BY}, "spec": {}})
+    assert not is_provisioned(only(metadata={"name": "pvc-", "annotations": PROVISIONED_BY}, spec={}))
 
 
 async def expose_found(scene: Scene, *, policy: str = "Retain") -> None:

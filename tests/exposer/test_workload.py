@@ -3,19 +3,18 @@
 import pytest
 
 from core.errors import ExposeError
-from core.models.base import JsonDict
 from exposer.workload import build_volume_directory, claim_of, join_directory, pod_of_directory, split_directory
 from tests.support.golden import recorded
+from tests.support.objects import JsonDict, only
 
 ROOT = "/var/lib/kubelet"
 
 
 def directory(source: JsonDict, *, pv: bool) -> str:
     """Return the directory below `volumes/` of a volume `v` with that source, its own or its PersistentVolume's."""
-    volume = {"name": "v"} if pv else {"name": "v"} | source
-    found = build_volume_directory(
-        ROOT, "u-1", volume, pv={"metadata": {"name": "pvc-1"}, "spec": {"capacity": {}} | source} if pv else None
-    )
+    volume = only(name="v") if pv else only(name="v", **source)
+    behind = only(metadata={"name": "pvc-1"}, spec={"capacity": {}} | source) if pv else None
+    found = build_volume_directory(ROOT, "u-1", volume, pv=behind)
     head = f"{ROOT}/pods/u-1/volumes/"
     assert found.startswith(head)
     return found.removeprefix(head)
@@ -75,8 +74,8 @@ def test_a_volume_without_a_directory_of_the_pod_is_rejected(key: str, pv: bool)
 def test_the_recorded_path_is_built() -> None:
     mover = recorded("pod-of-podvolumebackup", 1)
     pvb = recorded("podvolumebackup")
-    pv = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
-    volume = {"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}
+    pv: JsonDict = {"metadata": {"name": "pvc-3dcf745d-9e92-47e5-bb50-4baa1d7fd6bb"}, "spec": {"csi": {"driver": "d"}}}
+    volume: JsonDict = {"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}
 
     found = build_volume_directory(ROOT, pvb["spec"]["pod"]["uid"], volume, pv=pv)
 
@@ -101,4 +100,4 @@ def test_another_directory_is_of_no_pod() -> None:
     ids=["claim", "ephemeral", "none"],
 )
 def test_the_pvc_of_a_volume_is_found(volume: JsonDict, claim: str) -> None:
-    assert claim_of({"metadata": {"name": "writer"}}, {"name": "v"} | volume) == claim
+    assert claim_of(only(metadata={"name": "writer"}), {"name": "v"} | volume) == claim

@@ -11,9 +11,8 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from core.kube import forms, resources
+from core.kube import resources
 from core.kube.resources import Resource
-from core.models.base import JsonDict
 from core.models.names import (
     CANCEL_REQUESTED_ANNOTATION,
     CONFIG_ANNOTATION,
@@ -30,6 +29,7 @@ from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION
 from tests.fuzz.distorter import ObjectKey, replace_at
 from tests.fuzz.values import TEXTS_BY_FIELD, Raw, from_schema, hostile, hostile_answers, hostile_texts
 from tests.fuzz.world import initial_objects
+from tests.support.objects import JsonDict
 
 Path_ = tuple[str | int, ...]
 
@@ -165,7 +165,7 @@ any_text: Final = st.one_of(
 def _cases_of(key: ObjectKey) -> SearchStrategy[Case]:
     """Return the cases of one object."""
     obj = next(one for one in initial_objects() if _key(one) == key)
-    form = forms._FORMS.get(RESOURCES[key[0]])
+    form = RESOURCES[key[0]].form
     paths = sorted({*_paths_in(obj), *_paths_of(form)}, key=repr)
     texts = [path for path in paths if path[-1] in {"message", "data", "operationTimeout"} or path[:2] == ("data", "a")]
     marks: list[Path_] = [("metadata", *mark) for mark in _MARKS]

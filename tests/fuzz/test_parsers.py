@@ -24,6 +24,7 @@ from nodeagent.node.mover_loss import MoverLoss
 from nodeagent.transfers.outcome import Outcome
 from tests.fuzz.cases import RESOURCES, any_text, schemas_of
 from tests.fuzz.values import encode, from_schema, hostile, hostile_answers
+from tests.support.objects import only
 from tests.support.scripted import stored
 
 _MODELS: list[type[CustomResource]] = [
@@ -102,7 +103,7 @@ def test_configurations_raise_config_errors_alone(text: str) -> None:
     with suppress(ConfigError):
         parse_config(text)
     with suppress(ConfigError):
-        parse_settings_of({"data": {"kopia": text}})
+        parse_settings_of(only(data={"kopia": text}))
     logging.disable(logging.NOTSET)
 
 

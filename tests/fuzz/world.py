@@ -20,7 +20,6 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.names import COPIES_ANNOTATION, COPY_LABEL, OUTCOME_ANNOTATION, OWNER_UID_LABEL, REPO_NAME_LABEL
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.cluster import ClusterReader
@@ -47,6 +46,7 @@ from tests.nodeagent.support.transfers import (
 )
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 if TYPE_CHECKING:
     from tests.fuzz.cases import Round

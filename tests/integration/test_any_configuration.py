@@ -23,8 +23,8 @@ from tests.nodeagent.support.configured import build_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
@@ -148,7 +148,7 @@ def accepted(apiserver: ApiServer) -> Callable[[JsonDict], None]:
 def test_every_mover_and_its_claim_is_accepted(accepted: Callable[[JsonDict], None], document: JsonDict) -> None:
     settings = build_settings(document, AgentTemplate("mover:1"))
     request = replace(snapshot_request(storage_class="fast"), settings=settings)
-    claim = build_backup_claim(request, size="1Gi", mode=VolumeMode.FILESYSTEM)
+    claim: JsonDict = build_backup_claim(request, size="1Gi", mode=VolumeMode.FILESYSTEM)
     accepted(claim)
     placement, storage = Placement(alternatives=settings.nodes.choose("fast")), StorageAccess()
     accepted(build_backup_pod(request, claim, placement, storage=storage))

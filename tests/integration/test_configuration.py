@@ -34,8 +34,8 @@ from tests.nodeagent.support.board import FakeBoard
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
@@ -157,16 +157,16 @@ async def test_admission_fills_in_the_priority_of_the_shipped_classes(client: Ku
     for manifest in yaml.safe_load_all(_CLASSES.read_text(encoding="utf-8")):
         await client.create(PRIORITY_CLASSES, manifest)
         await _wait_admitted(client, namespace, manifest["metadata"]["name"])
-    created = await create_pod(client, _pod(namespace, "mover", "velero-data-mover"))
+    created: JsonDict = await create_pod(client, _pod(namespace, "mover", "velero-data-mover"))
     assert (created["spec"]["priority"], created["spec"]["preemptionPolicy"]) == (10, "Never")
-    agent = await create_pod(client, _pod(namespace, "agent", "velero-node-agent"))
+    agent: JsonDict = await create_pod(client, _pod(namespace, "agent", "velero-node-agent"))
     assert (agent["spec"]["priority"], agent["spec"]["preemptionPolicy"]) == (50, "PreemptLowerPriority")
 
 
 async def test_a_deleted_class_costs_the_pod_only_its_priority(client: KubeClient, namespace: str) -> None:
     with pytest.raises(ForbiddenError, match="no PriorityClass with name gone"):
         await client.create(PODS, _pod(namespace, "mover", "gone"))
-    created = await create_pod(client, _pod(namespace, "mover", "gone"))
+    created: JsonDict = await create_pod(client, _pod(namespace, "mover", "gone"))
     assert "priorityClassName" not in created["spec"]
     assert created["spec"]["priority"] == 0
 
@@ -176,7 +176,7 @@ async def test_the_clusters_default_class_is_what_a_mover_without_one_gets(clien
     await client.create(PRIORITY_CLASSES, _class(name) | {"globalDefault": True, "value": 3})
     try:
         await _wait_admitted(client, namespace, name)
-        created = await create_pod(client, _pod(namespace, "mover", "gone"))
+        created: JsonDict = await create_pod(client, _pod(namespace, "mover", "gone"))
         assert (created["spec"]["priorityClassName"], created["spec"]["priority"]) == (name, 3)
     finally:
         await client.delete(PRIORITY_CLASSES, "", name)

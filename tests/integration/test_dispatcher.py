@@ -29,8 +29,8 @@ from tests.nodeagent.support.transfers import data_upload
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
@@ -94,7 +94,7 @@ async def test_the_lease_is_acquired_renewed_and_released(client: KubeClient, na
         async with agent(client, namespace, "two") as two:
             await asyncio.sleep(5)
             assert (one.may_write, two.may_write, two.holder) == (True, False, "one")
-            lease = await client.get(LEASES, namespace, DISPATCHER_LEASE)
+            lease: JsonDict = await client.get(LEASES, namespace, DISPATCHER_LEASE)
             assert lease["spec"]["renewTime"] > lease["spec"]["acquireTime"]
             stop_one = next(task for task in asyncio.all_tasks() if task.get_name() == "one")
             stop_one.cancel()

@@ -30,6 +30,7 @@ from nodeagent.startup import read_spec
 from tests.exposer.support.world import no_guard
 from tests.support.access import access_of_event, not_permitted
 from tests.support.apiserver import ApiServer
+from tests.support.objects import JsonDict
 from tests.support.tools import tool
 
 pytestmark = pytest.mark.integration
@@ -332,7 +333,7 @@ async def test_the_optional_role_lets_the_agent_copy_and_delete_what_a_volume_ne
         for _ in range(2):
             async with ExposeRun(client, owner, no_guard) as run:
                 assert await copies.ensure(run, plan) is None
-        copied = await client.get(SECRETS, "velero", name)
+        copied: JsonDict = await client.get(SECRETS, "velero", name)
         assert {key: copied[key] for key in secret} == secret
         assert copied["metadata"]["labels"][COPY_LABEL] == owner.uid
         assert "annotations" not in copied["metadata"]

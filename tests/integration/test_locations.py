@@ -42,9 +42,9 @@ from tests.nodeagent.support.configured import build_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from core.models.base import JsonDict
     from exposer.settings import ExposeSettings
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
@@ -61,7 +61,7 @@ _STORAGE = StorageAccess(directory="/backups/a")
 def _movers(settings: ExposeSettings) -> Iterator[tuple[bool, JsonDict]]:
     """Yield a pod of each kind, and whether it may write to the repository."""
     upload = replace(snapshot_request(), settings=settings)
-    claim = build_backup_claim(upload, size="1Gi", mode=VolumeMode.FILESYSTEM)
+    claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=VolumeMode.FILESYSTEM)
     yield True, build_backup_pod(upload, claim, Placement(), storage=_STORAGE)
     download = replace(restore_request(), settings=settings)
     yield False, build_restore_pod(download, VolumeMode.FILESYSTEM, placement=Placement(), storage=_STORAGE)

@@ -24,8 +24,8 @@ from tests.exposer.support.inputs import pod_volume_request, restore_request, sn
 from tests.testbed.api import ApiError
 
 if TYPE_CHECKING:
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 
@@ -68,7 +68,7 @@ def _enforcing(server: ApiServer, labels: dict[str, str]) -> str:
 def _data_upload(recording: str, storage: StorageAccess) -> JsonDict:
     mode = VolumeMode.BLOCK if recording.startswith("block") else VolumeMode.FILESYSTEM
     request = replace(snapshot_request(recording), settings=_SETTINGS)
-    claim = build_backup_claim(request, size="1Gi", mode=mode)
+    claim: JsonDict = build_backup_claim(request, size="1Gi", mode=mode)
     return build_backup_pod(request, claim, Placement(), storage=storage)
 
 

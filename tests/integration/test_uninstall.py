@@ -34,6 +34,7 @@ from core.kube.resources import (
 from core.kube.transport import MERGE_PATCH
 from core.version import VERSION
 from tests.integration.installer import ALL_FLAGS, ALONE, Installer
+from tests.support.objects import JsonDict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,9 +215,9 @@ def test_a_release_of_helm_is_left_to_helm(installer: Installer) -> None:
 
 
 def test_the_permissions_that_are_listed_are_enough(installer: Installer) -> None:
-    everything = build_everything(installer.namespace)
+    everything: list[JsonDict] = build_everything(installer.namespace)
     names = ["node-agent-admissions", "node-agent-config"]
-    created = [{"kind": "ConfigMap", "metadata": {"name": name}} for name in names]
+    created: list[JsonDict] = [{"kind": "ConfigMap", "metadata": {"name": name}} for name in names]
     installing = installer_permissions([*read_definitions(), *everything])
     installer.become([*installing, *UNINSTALL_PERMISSIONS, *delete_permissions([*everything, *created])])
     assert installer.run(*ALL_FLAGS).code == 0

@@ -34,8 +34,8 @@ from tests.support.deletion import force_delete
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from core.kube.errors import ConflictError, NotFoundError, raise_for_status
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 
 async def force_delete(client: KubeClient, resource: Resource, namespace: str, name: str, *, uid: str = "") -> None:

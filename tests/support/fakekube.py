@@ -27,11 +27,11 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.transport import MERGE_PATCH, Request, Response
-from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakeobjects import Filter, Rejection, build_filter, merge_patch, prune
 from tests.support.fakestore import Store
 from tests.support.fakewatch import Watches
+from tests.support.objects import JsonDict
 
 _RESOURCES: Final = tuple(value for value in vars(resources).values() if isinstance(value, Resource))
 _BY_PATH: Final = {(each.group, each.version, each.plural): each for each in _RESOURCES}

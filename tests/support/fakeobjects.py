@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 Filter = Callable[[JsonDict], bool]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from core.clock import Clock
 from core.kube.resources import PODS, Resource
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
+from tests.support.objects import JsonDict
 
 Key = tuple[str, str]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from core.kube.errors import UnreachableError
 from core.kube.resources import Resource
 from core.kube.transport import Request
-from core.models.base import JsonDict
 from tests.support.fakeobjects import Filter
 from tests.support.fakestore import Happening, Store
+from tests.support.objects import JsonDict
 
 
 @dataclass

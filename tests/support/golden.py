@@ -9,7 +9,7 @@ import json
 import os
 from pathlib import Path
 
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 _TESTS = Path(__file__).parent.parent
 _GOLDEN = _TESTS / "golden"

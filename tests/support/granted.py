@@ -34,18 +34,19 @@ from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET_WINDOWS, DEL
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 _NAMESPACE = "velero"
 _AGENT = (*agent_permissions("agent-config", "repository-config", "maintenance-config"), *COPY_PERMISSIONS)
 _USER = "client"
 _DISCOVERY = re.compile(r"/apis(/[^/]+/[^/]+)?")
-_EVERYTHING = build_everything(_NAMESPACE)
-_SHARED = (
+_EVERYTHING: list[JsonDict] = build_everything(_NAMESPACE)
+_SHARED: tuple[JsonDict, ...] = (
     {"kind": "Lease", "metadata": {"name": DISPATCHER_LEASE}},
     {"kind": "Lease", "metadata": {"name": DELETIONS_LEASE}},
     {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
 )
-_FORMER = ({"kind": "DaemonSet", "metadata": {"name": AGENT_DAEMONSET_WINDOWS}},)
+_FORMER: tuple[JsonDict, ...] = ({"kind": "DaemonSet", "metadata": {"name": AGENT_DAEMONSET_WINDOWS}},)
 _USERS = (
     *BACKUP_PERMISSIONS,
     *FILES_PERMISSIONS,

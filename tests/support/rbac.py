@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from client.install.accounts import build_rule, in_scope
 from core.kube.resources import CLUSTER_ROLE_BINDINGS, CLUSTER_ROLES, ROLE_BINDINGS, ROLES, Resource
-from core.models.base import JsonDict
 from nodeagent.runtime.permissions import Permission, Scope
+from tests.support.objects import JsonDict
 from tests.testbed.api import Api
 
 _REVIEWS = Resource("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io", namespaced=False)

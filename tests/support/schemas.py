@@ -21,7 +21,7 @@ from tests.support.tools import tool
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 _ROOT = Path(__file__).parents[2]
 _SCHEMAS = _ROOT / "tests" / "data" / "schemas"

@@ -11,7 +11,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 
 class ScriptedTransport:

@@ -11,7 +11,7 @@ import yaml
 from tests.support.golden import recorded
 
 if TYPE_CHECKING:
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 VERSIONS = ("1.17.2", "1.18.2", "release-1.18", "main")
 """The oldest first; the last two are without descriptions, at 25a2a449c and d2241adba.

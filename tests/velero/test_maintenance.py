@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from core.kube.client import KubeClient
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
     from tests.velero.server import VeleroServer
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from core.kube.client import KubeClient
     from core.kube.resources import Resource
-    from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
+    from tests.support.objects import JsonDict
     from tests.testbed.processes import Component
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.errors import ConflictError, NotFoundError, ServerError, UnreachableError
 from core.kube.resources import CONFIG_MAPS
-from core.models.base import JsonDict
+from core.kube.types import ConfigObject, Manifest
 from core.models.names import ADMISSIONS_CONFIGMAP
 from core.models.phases import HOLDING_PHASES, Phase
 from nodeagent.config.models import LARGEST_PREPARE_QUEUE
@@ -73,7 +73,7 @@ class AdmissionLedger:
         self._client = client
         self._namespace = namespace
         self._check_leading = check_leading
-        self._stored: JsonDict | None = None
+        self._stored: ConfigObject | None = None
         self._reservations = Reservations()
 
     @property
@@ -109,7 +109,7 @@ class AdmissionLedger:
                 await self.load()
             except ServerError as unread:
                 raise LedgerLostError(f"{e}; {unread}") from e
-            if ((self._stored or {}).get("data") or {}).get(_WRITE) == mark:
+            if _data(self._stored).get(_WRITE) == mark:
                 return
             rejected = isinstance(e, ServerError) and not isinstance(e, UnreachableError)
             if rejected and _version(self._stored) == before:
@@ -117,9 +117,9 @@ class AdmissionLedger:
                 raise
             raise LedgerLostError(str(e)) from e
 
-    async def _send(self, data: dict[str, str]) -> JsonDict:
+    async def _send(self, data: dict[str, str]) -> ConfigObject:
         if self._stored is None:
-            manifest: JsonDict = {
+            manifest: Manifest = {
                 "apiVersion": CONFIG_MAPS.api_version,
                 "kind": CONFIG_MAPS.kind,
                 "metadata": {"name": ADMISSIONS_CONFIGMAP, "namespace": self._namespace},
@@ -128,12 +128,16 @@ class AdmissionLedger:
             return await self._client.create(CONFIG_MAPS, manifest)
         return await self._client.patch_if_unchanged(CONFIG_MAPS, self._stored, {"data": data})
 
-    def _keep(self, stored: JsonDict | None) -> None:
+    def _keep(self, stored: ConfigObject | None) -> None:
         self._stored = stored
-        data = (stored or {}).get("data") or {}
+        data = _data(stored)
         self._reservations = Reservations(frozenset(data.get(_UIDS, "").split()), data.get(_TURN, ""))
 
 
-def _version(stored: JsonDict | None) -> str:
+def _data(stored: ConfigObject | None) -> dict[str, str]:
+    return (stored.get("data") or {}) if stored else {}
+
+
+def _version(stored: ConfigObject | None) -> str:
     """Return the resourceVersion of the ledger as stored; empty if there is none."""
     return "" if stored is None else str(stored["metadata"]["resourceVersion"])

@@ -17,7 +17,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import PODS
-from core.models.base import JsonDict
+from core.kube.types import Pod
 from exposer.workload import describe_restore_wait
 from nodeagent.runtime.informer import Informer
 
@@ -121,7 +121,7 @@ def _warn(namespace: str, error: KubeError) -> None:
     _log.warning("the pods of namespace %s cannot be watched: %s", namespace, error)
 
 
-def _trim(pod: JsonDict) -> _Pod:
+def _trim(pod: Pod) -> _Pod:
     meta, status = pod["metadata"], pod.get("status") or {}
     node = (pod.get("spec") or {}).get("nodeName", "")
     state = (meta["uid"], node, status.get("phase", ""), describe_restore_wait(pod), "deletionTimestamp" in meta)

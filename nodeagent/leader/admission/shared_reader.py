@@ -6,7 +6,7 @@ read goes to the client. An object that was not found is read again by the next 
 
 import asyncio
 from collections import deque
-from typing import Final
+from typing import Final, cast
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -17,7 +17,7 @@ from core.kube.resources import (
     STORAGE_CLASSES,
     Resource,
 )
-from core.models.base import JsonDict
+from core.kube.types import Object, ObjectT
 
 __all__ = ["SharedReader"]
 
@@ -41,11 +41,11 @@ class SharedReader:
         """Read through `client`."""
         self._client = client
         self._clock = clock
-        self._found: dict[_Key, JsonDict] = {}
+        self._found: dict[_Key, Object] = {}
         self._ages: deque[tuple[float, _Key]] = deque()
         self._in_flight: dict[_Key, asyncio.Event] = {}
 
-    async def read(self, resource: Resource, namespace: str, name: str) -> JsonDict | None:
+    async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, at most a second old; None where it does not exist.
 
         A read that fails or is canceled is repeated by the next waiting caller.
@@ -58,16 +58,16 @@ class SharedReader:
         key = (resource, namespace, name)
         while (found := self._find(key)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
-        return found or await self._read(key)
+        return cast("ObjectT | None", found or await self._read(key))
 
-    def _find(self, key: _Key) -> JsonDict | None:
+    def _find(self, key: _Key) -> Object | None:
         """Return a recent answer, if there is one."""
         oldest = self._clock.monotonic() - _SHARED_SECONDS
         while self._ages and self._ages[0][0] <= oldest:
             del self._found[self._ages.popleft()[1]]
         return self._found.get(key)
 
-    async def _read(self, key: _Key) -> JsonDict | None:
+    async def _read(self, key: _Key) -> Object | None:
         """Read the object; concurrent callers with the same key wait for this answer."""
         answered = self._in_flight[key] = asyncio.Event()
         try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from core.errors import ExposeError
 from core.kube.resources import JOBS
-from core.models.base import JsonDict
+from core.kube.types import Pod
 from core.models.names import REPO_NAME_LABEL, repo_name_label
 from core.models.storage import BackupRepository
 from exposer.causes import CauseFinder
@@ -82,7 +82,7 @@ class JobAttendant:
             # It was given up.
             await self.delete(job)
             return Requeue(STEP_SECONDS)
-        phase = ((pod or {}).get("status") or {}).get("phase", "Pending")
+        phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
         if phase == "Pending" and seconds < _START_SECONDS:
             return Requeue(STEP_SECONDS)
         if phase == "Pending":
@@ -98,7 +98,7 @@ class JobAttendant:
         await cluster.client.patch(JOBS, self._namespace, job.name, {"metadata": meta})
         return Requeue(LOOK_AGAIN_SECONDS)
 
-    async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: JsonDict | None) -> None:
+    async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: Pod | None) -> None:
         """Store that the Job's pod did not start, and why; then delete the Job."""
         cause = "the Job controller did not create it"
         if pod is not None:

@@ -12,6 +12,7 @@ from core.contract import MaintenanceMode
 from core.errors import AgentError, ContractError
 from core.kube.client import Selection
 from core.kube.resources import BACKUP_REPOSITORIES, JOBS
+from core.kube.types import RepositoryObject
 from core.models.base import JsonDict, format_time
 from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.context import Cluster
@@ -133,7 +134,9 @@ class MaintenanceController:
         steps.forget(name)
         self._cluster.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
 
-    async def _maintain(self, steps: MaintenanceSteps, raw: JsonDict, jobs: list[MaintenanceJob]) -> Requeue | None:
+    async def _maintain(
+        self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
+    ) -> Requeue | None:
         repository = BackupRepository.parse(raw)
         if repository.deleting or repository.spec.repository_type not in _TYPES:
             return None

@@ -11,8 +11,8 @@ from core.errors import RepositoryError
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import JOBS, PODS
+from core.kube.types import Manifest
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -73,7 +73,7 @@ async def create_job(
     return MaintenanceJob.parse(await client.create(JOBS, manifest))
 
 
-def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
+def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
     repository, settings = request.repository, request.settings
     job = settings.job
     if job.resources is None:
@@ -97,14 +97,14 @@ def _build(request: JobRequest, expose: ExposeSettings) -> JsonDict:
     return build_maintenance_job(run, expose, spec)
 
 
-async def _try_pod(client: KubeClient, manifest: JsonDict) -> JsonDict:
+async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:
     """Return the Job's manifest if the API server accepts its pod, without a priority class that does not exist.
 
     Raises:
         PodRejectedError: it does not accept it.
     """
     meta, template = manifest["metadata"], manifest["spec"]["template"]
-    pod: JsonDict = {
+    pod: Manifest = {
         "apiVersion": PODS.api_version,
         "kind": PODS.kind,
         "metadata": template["metadata"] | {"name": meta["name"], "namespace": meta["namespace"]},

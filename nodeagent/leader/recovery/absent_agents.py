@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from core.errors import ExposeError
+from core.kube.types import Pod
 from core.models.attempts import AttemptStage, InterruptionCause
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, label_value
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
@@ -137,7 +137,7 @@ class AbsentAgents:
             return
         await self._report(kind, cr, f"{cause}: {_how_it_continues(cr)}")
 
-    async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> None:
+    async def _leave_mover(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> None:
         """Continue a transfer whose mover is lost, if that is possible, else set it to a final phase."""
         refused = ""
         ending = find_interruption(mover, None)
@@ -148,7 +148,7 @@ class AbsentAgents:
         await self._end_unfinished(kind, cr, why, f"{why}; {refused}" if refused else why)
 
     async def _continue(
-        self, kind: Admits[Any], cr: Transfer, ending: Ending | None, mover: JsonDict | None, *, why: str
+        self, kind: Admits[Any], cr: Transfer, ending: Ending | None, mover: Pod | None, *, why: str
     ) -> str:
         """Announce the interruption of an attempt, or report what that waits for; return why neither is possible.
 
@@ -190,11 +190,11 @@ class AbsentAgents:
         stored = await self.cluster.status.annotate(kind, cr, change)
         await self.cluster.events.record(stored, PendingReason.AGENT_UNAVAILABLE, message, warning=True)
 
-    async def _read_mover(self, cr: Transfer) -> JsonDict | None:
+    async def _read_mover(self, cr: Transfer) -> Pod | None:
         """Return the mover pod of a transfer whose data path may run."""
         return await read_mover(self.cluster.client, cr) if _may_run(cr) else None
 
-    async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: JsonDict | None, why: str) -> bool:
+    async def _reassign(self, kind: Admits[Any], cr: Transfer, mover: Pod | None, why: str) -> bool:
         """Reassign a transfer whose mover has left a result; return whether that was done."""
         if cr.phase not in RUNNING_PHASES or not _has_result(kind, cr, mover):
             return False
@@ -247,7 +247,7 @@ def _how_it_continues(cr: Transfer) -> str:
     return "continues when the agent is back"
 
 
-def _has_result(kind: Admits[Any], cr: Transfer, mover: JsonDict | None) -> bool:
+def _has_result(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> bool:
     """Return whether an outcome is recorded, or the mover's container has terminated.
 
     A mover that was interrupted counts only where another agent may let the next attempt begin.
@@ -258,7 +258,7 @@ def _has_result(kind: Admits[Any], cr: Transfer, mover: JsonDict | None) -> bool
     return read_outcome(cr) is not None or (ended and not stays)
 
 
-def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: JsonDict | None) -> str:
+def _explain_lost_mover(kind: Admits[Any], cr: Transfer, mover: Pod | None) -> str:
     """Return why the mover of a running transfer is lost; empty while it runs or if it left a result."""
     if not _may_run(cr) or _has_result(kind, cr, mover):
         return ""

@@ -10,6 +10,7 @@ from typing import Final
 
 from core.errors import AgentError
 from core.kube.resources import PODS
+from core.kube.types import Pod
 from core.logs import fields
 from core.models.base import JsonDict
 from core.models.names import REPOSITORY_TYPE_LABEL, STORAGE_LOCATION_LABEL
@@ -140,6 +141,6 @@ def _of_repository(left: LeakedObjects) -> bool:
     return any(_is_of_leader(pod) for pod in left.of(PODS))
 
 
-def _is_of_leader(pod: JsonDict) -> bool:
+def _is_of_leader(pod: Pod) -> bool:
     labels = pod["metadata"].get("labels") or {}
     return REPOSITORY_TYPE_LABEL in labels or STORAGE_LOCATION_LABEL in labels

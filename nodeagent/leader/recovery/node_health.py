@@ -3,13 +3,13 @@
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Final, NamedTuple, cast
 
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import NODES
-from core.models.base import JsonDict
+from core.kube.types import Condition, NodeObject
 from core.models.names import label_value
 from core.models.units import format_duration
 from nodeagent.runtime.informer import Informer
@@ -20,7 +20,7 @@ __all__ = ["NodeHealth", "NodeLoss", "explain_node_loss"]
 _log = logging.getLogger(__name__)
 
 
-def explain_node_loss(name: str, condition: JsonDict | None, *, seconds: float, gone_after: timedelta) -> str:
+def explain_node_loss(name: str, condition: Condition | None, *, seconds: float, gone_after: timedelta) -> str:
     """Return why the node `name` is lost, or an empty string.
 
     Args:
@@ -40,7 +40,7 @@ def explain_node_loss(name: str, condition: JsonDict | None, *, seconds: float, 
     return f"node {name} is not Ready for {format_duration(gone_after)}" + (f": {cause}" if cause else "")
 
 
-def _is_ready(condition: JsonDict) -> bool:
+def _is_ready(condition: Condition) -> bool:
     return bool(condition.get("status", "True") == "True") or not condition.get("lastTransitionTime")
 
 
@@ -55,7 +55,7 @@ class _Node(NamedTuple):
     """The cached part of a Node: its label value, and its condition Ready, empty if it has none."""
 
     label: str
-    ready: JsonDict
+    ready: Condition
 
 
 class NodeHealth:
@@ -66,7 +66,7 @@ class NodeHealth:
         self._client = client
         self._gone_after = gone_after
         self._not_ready = Timers(clock)
-        self._by_label: Mapping[str, JsonDict] | None = None
+        self._by_label: Mapping[str, Condition] | None = None
         self._warned = False
         self._informer = Informer(client, Selection(NODES), clock=clock, trim=_trim, on_change=self._take)
 
@@ -98,11 +98,11 @@ class NodeHealth:
         why = self._explain(label_value(name), name, None if node is None else _trim(node).ready)
         return NodeLoss(why, deleted=node is None) if why else None
 
-    def _explain(self, label: str, name: str, condition: JsonDict | None) -> str:
+    def _explain(self, label: str, name: str, condition: Condition | None) -> str:
         seconds = 0.0 if condition is None else self._measure(label, condition)
         return explain_node_loss(name, condition, seconds=seconds, gone_after=self._gone_after)
 
-    def _measure(self, label: str, condition: JsonDict) -> float:
+    def _measure(self, label: str, condition: Condition) -> float:
         """Return how long the node has been observed not Ready since its last transition, 0.0 if it is Ready."""
         if _is_ready(condition):
             self._not_ready.forget(label)
@@ -114,7 +114,7 @@ class NodeHealth:
         _log.log(logging.DEBUG if self._warned else logging.WARNING, "cannot detect lost nodes, will retry: %s", error)
         self._warned = True
 
-    def _conditions(self) -> Mapping[str, JsonDict]:
+    def _conditions(self) -> Mapping[str, Condition]:
         if self._by_label is None:
             self._by_label = {node.label: node.ready for node in self._informer.items()}
             self._not_ready.retain(self._by_label.keys())
@@ -125,8 +125,11 @@ class NodeHealth:
         self._measure(node.label, node.ready)
 
 
-def _trim(node: JsonDict) -> _Node:
+_KEPT: Final = ("status", "reason", "message", "lastTransitionTime")
+
+
+def _trim(node: NodeObject) -> _Node:
     conditions = (node.get("status") or {}).get("conditions") or []
-    kept = ("status", "reason", "message", "lastTransitionTime")
-    ready: JsonDict = next((entry for entry in conditions if entry.get("type") == "Ready"), {})
-    return _Node(label_value(node["metadata"]["name"]), {key: ready[key] for key in kept if key in ready})
+    ready = next((entry for entry in conditions if entry.get("type") == "Ready"), Condition())
+    kept = {key: ready[key] for key in _KEPT if key in ready}
+    return _Node(label_value(node["metadata"]["name"]), cast("Condition", kept))

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from core.clock import Deadline
 from core.contract import InitResult, parse_result
@@ -22,6 +22,7 @@ from core.kube.errors import (
     KubeError,
 )
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.types import Object, Pod, RepositoryObject
 from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict, format_time
 from core.models.names import (
@@ -114,7 +115,7 @@ class RepositoryController:
         kind, failed = BACKUP_REPOSITORIES.kind, "reconciling the repository failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=self._namespace, failed=failed)
         self._queue: WorkQueue[str] | None = None
-        self._repositories: Informer[JsonDict] | None = None
+        self._repositories: Informer[RepositoryObject] | None = None
         self._absent: dict[str, RepositoryKey] = {}
         self._early: dict[str, Deadline] = {}
         self._inputs = LocationInputs(cluster.client, cluster.clock, self._namespace, self._enqueue_all_of)
@@ -164,7 +165,7 @@ class RepositoryController:
                 _log.warning("could not ensure the repository password Secret, will retry: %s", e)
             await queue.run(self._handle)
 
-    def _observe(self, queue: WorkQueue[str], raw: JsonDict) -> None:
+    def _observe(self, queue: WorkQueue[str], raw: RepositoryObject) -> None:
         """Enqueue a changed repository; forget the attempts of one that was deleted."""
         meta = raw["metadata"]
         current = self._repositories.get(self._namespace, meta["name"]) if self._repositories is not None else None
@@ -317,7 +318,7 @@ class RepositoryController:
             return Requeue(self._retries.pause_seconds)
         return Requeue(_WORKING_SECONDS)
 
-    async def _follow(self, repository: BackupRepository, pod: JsonDict) -> Requeue | None:
+    async def _follow(self, repository: BackupRepository, pod: Pod) -> Requeue | None:
         """Write the result of the init pod, then delete the pod."""
         report = await self._pods.inspect(repository, pod)
         if report.state is InitState.UNSCHEDULABLE:
@@ -422,13 +423,15 @@ class RepositoryController:
         return BackupRepository.parse(await client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change))
 
 
-def _trim_pod(pod: JsonDict) -> JsonDict:
+_IDENTITY: Final = ("namespace", "name", "uid", "resourceVersion", "ownerReferences")
+
+
+def _trim_pod(pod: Pod) -> Object:
     """Return the pod's owner only; its state is read when needed."""
-    kept = ("namespace", "name", "uid", "resourceVersion", "ownerReferences")
-    return {"metadata": {key: pod["metadata"][key] for key in kept if key in pod["metadata"]}}
+    return cast("Object", {"metadata": {key: pod["metadata"][key] for key in _IDENTITY if key in pod["metadata"]}})
 
 
-def _enqueue_owner(queue: WorkQueue[str], pod: JsonDict) -> None:
+def _enqueue_owner(queue: WorkQueue[str], pod: Object) -> None:
     for owner in pod["metadata"].get("ownerReferences") or []:
         if owner["kind"] == BACKUP_REPOSITORIES.kind:
             queue.add(owner["name"])

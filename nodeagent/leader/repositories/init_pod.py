@@ -14,7 +14,8 @@ from core.contract import InitResult, parse_result
 from core.errors import CanceledError, ExposeError, RepositoryError, ResultError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
-from core.models.base import CustomResource, JsonDict
+from core.kube.types import Pod, ResourceRequirements
+from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
 from core.models.storage import BackupRepository, BackupStorageLocation, repository_labels
 from core.models.units import parse_quantity
@@ -93,7 +94,7 @@ class PodReport:
 
 def inspect_init_pod(
     uid: str,
-    pod: JsonDict,
+    pod: Pod,
     age: timedelta,
     *,
     pending: Pending | None = None,
@@ -152,7 +153,7 @@ def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodR
     return PodReport(InitState.SUCCEEDED, end.message, by_mover=True)
 
 
-def init_resources(resources: JsonDict) -> JsonDict:
+def init_resources(resources: ResourceRequirements) -> ResourceRequirements:
     """Return the resources of an init pod (of a container, as JSON dict), given those of movers.
 
     It moves no data, and transfers wait for it: it must fit on a node that is too full for a mover. Limits
@@ -183,7 +184,7 @@ class InitPods:
         self._ages.forget(name)
 
     async def inspect(
-        self, cr: CustomResource, pod: JsonDict, *, parse: Callable[[str], object] = _parse_init_result
+        self, cr: CustomResource, pod: Pod, *, parse: Callable[[str], object] = _parse_init_result
     ) -> PodReport:
         """Return the state of the pod for `cr`; one that no schedulable node takes may go to any other from now on."""
         try:
@@ -197,7 +198,7 @@ class InitPods:
             await tolerate_any_node(self._cluster.client, pod)
         return replace(report, pending=pending, age=age)
 
-    async def delete(self, cr: CustomResource, pod: JsonDict) -> None:
+    async def delete(self, cr: CustomResource, pod: Pod) -> None:
         """Request the deletion of the pod if it is the object's own."""
         meta = pod["metadata"]
         if belongs(pod, Owner.of(cr)) and not meta.get("deletionTimestamp"):
@@ -205,12 +206,12 @@ class InitPods:
             await self._cluster.client.delete(PODS, meta["namespace"], meta["name"], uid=meta["uid"])
 
 
-async def read_init_pod(client: KubeClient, repository: BackupRepository) -> JsonDict | None:
+async def read_init_pod(client: KubeClient, repository: BackupRepository) -> Pod | None:
     """Return the pod with the name of the repository's init pod, or None."""
     return await client.read(PODS, repository.metadata.namespace, init_pod_name(Owner.of(repository)))
 
 
-async def tolerate_any_node(client: KubeClient, pod: JsonDict) -> None:
+async def tolerate_any_node(client: KubeClient, pod: Pod) -> None:
     """Let `pod`, as it was just read, be scheduled to a cordoned or tainted node.
 
     Source: Kubernetes v1.34, validation of pod updates: tolerations may be added to a pod.

@@ -13,6 +13,7 @@ from core.clock import Clock
 from core.errors import AgentError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, SECRETS
+from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_SECRET
 from core.models.storage import BackupStorageLocation
@@ -118,7 +119,7 @@ class LocationInputs:
                 _log.debug("could not read what BackupStorageLocation %s depends on, will retry: %s", name, e)
 
 
-def _trim(raw: JsonDict) -> JsonDict:
+def _trim(raw: UncheckedObject) -> JsonDict:
     spec, meta = raw.get("spec"), raw["metadata"]
     if isinstance(spec, dict):
         spec = {key: spec.get(key) for key in _RELEVANT}

@@ -19,6 +19,7 @@ from core.errors import ContractError, ExposeError
 from core.kube.client import Selection
 from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
+from core.kube.types import Pod, UncheckedObject
 from core.kube.velero_server import VeleroServerCheck
 from core.logs import fields
 from core.models.base import JsonDict, format_time
@@ -159,7 +160,7 @@ class LocationController:
         self._pods.forget(name)
         self._cluster.metrics.forget(LOCATION_AVAILABLE, backup_location_name=name)
 
-    async def _reconcile(self, raw: JsonDict, location: BackupStorageLocation) -> Requeue | None:
+    async def _reconcile(self, raw: UncheckedObject, location: BackupStorageLocation) -> Requeue | None:
         """Validate the location if that is due, or asked for."""
         wanted = self._probes.is_wanted(location.name)
         if not wanted and await self._leave_to_server(location):
@@ -228,7 +229,7 @@ class LocationController:
         return Requeue(_WORKING_SECONDS)
 
     async def _follow(
-        self, location: BackupStorageLocation, pod: JsonDict, known: _Known, spec: JsonDict
+        self, location: BackupStorageLocation, pod: Pod, known: _Known, spec: JsonDict
     ) -> Verdict | Requeue:
         """Return what the pod found, or when to look at it again."""
         if known.pod_spec is None:
@@ -287,7 +288,7 @@ class LocationController:
         self._forget(location.name)
         return True
 
-    async def _read_pod(self, location: BackupStorageLocation) -> JsonDict | None:
+    async def _read_pod(self, location: BackupStorageLocation) -> Pod | None:
         return await self._cluster.client.read(PODS, self._namespace, validation_pod_name(Owner.of(location)))
 
     async def _delete_pod(self, location: BackupStorageLocation) -> None:

@@ -6,8 +6,8 @@ import logging
 from core.kube.client import KubeClient
 from core.kube.errors import AlreadyExistsError
 from core.kube.resources import SECRETS
+from core.kube.types import Manifest
 from core.logs import fields
-from core.models.base import JsonDict
 from core.models.names import REPO_CREDENTIALS_KEY, REPO_CREDENTIALS_SECRET, REPO_DEFAULT_PASSWORD
 
 __all__ = ["ensure_repository_password"]
@@ -26,7 +26,7 @@ async def ensure_repository_password(client: KubeClient, namespace: str) -> bool
     """
     if await client.read(SECRETS, namespace, REPO_CREDENTIALS_SECRET) is not None:
         return False
-    manifest: JsonDict = {
+    manifest: Manifest = {
         "apiVersion": SECRETS.api_version,
         "kind": SECRETS.kind,
         "metadata": {"name": REPO_CREDENTIALS_SECRET, "namespace": namespace},

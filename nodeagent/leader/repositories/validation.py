@@ -19,7 +19,7 @@ from core.clock import Clock, Deadline
 from core.contract import LocationResult, parse_result
 from core.errors import RepositoryError, ResultError, StorageOutageError
 from core.kube.client import KubeClient
-from core.models.base import JsonDict
+from core.kube.types import Manifest
 from core.models.names import STORAGE_LOCATION_LABEL, label_value
 from core.models.storage import BackupStorageLocation
 from core.mover_specs import ValidateLocation
@@ -138,6 +138,6 @@ async def start_validation_pod(client: KubeClient, location: BackupStorageLocati
     """
     owner = Owner.of(location)
     pod = replace(settings.pod, resources=init_resources(settings.pod.resources))
-    manifest: JsonDict = build_validation_pod(owner, replace(settings, pod=pod), storage=access_of(location))
+    manifest: Manifest = build_validation_pod(owner, replace(settings, pod=pod), storage=access_of(location))
     manifest["metadata"]["labels"] |= {STORAGE_LOCATION_LABEL: label_value(location.name)}
     await create_pod(client, manifest)

@@ -6,7 +6,7 @@ And what retention has reported beside these CronJobs.
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import field
 
@@ -14,8 +14,9 @@ from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
 from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
+from core.kube.types import UncheckedObject
 from core.logs import fields
-from core.models.base import JsonDict, ObjectMeta, WireModel
+from core.models.base import ObjectMeta, WireModel
 from core.models.names import (
     BACKUP_INTERVAL_ANNOTATION,
     DELETIONS_CONFIGMAP,
@@ -94,7 +95,7 @@ class PlanReader:
         self._now = now
         self._intervals: dict[tuple[str, str], timedelta | None] = {}
         self._claims: Mapping[ClaimKey, Claim] | None = None
-        self._cron_jobs: Sequence[JsonDict] | None = None
+        self._cron_jobs: Sequence[UncheckedObject] | None = None
         self._schedules: Mapping[str, Plan] | None = None
         self._report: RetentionReport | None = None
 
@@ -122,7 +123,7 @@ class PlanReader:
                     claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
         return claims
 
-    async def _read_cron_jobs(self) -> Sequence[JsonDict]:
+    async def _read_cron_jobs(self) -> Sequence[UncheckedObject]:
         return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
     async def _read_schedules(self) -> Mapping[str, Plan]:
@@ -163,7 +164,7 @@ async def _attempt(read: Callable[[], Awaitable[_T]], last: _T | None) -> _T | N
         return last
 
 
-def _parse_all(objects: Iterable[JsonDict]) -> Iterator[_Planned]:
+def _parse_all(objects: Iterable[Mapping[str, Any]]) -> Iterator[_Planned]:
     """Yield the models of `objects`, without those that do not have the form of their kind."""
     for raw in objects:
         try:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from core.models.base import JsonDict
+from core.kube.types import UncheckedObject
 from core.models.retention import RetentionReport
 from core.models.verification import Verification
 from nodeagent.leader.index import Entry
@@ -48,7 +48,7 @@ class Plans:
     claims: Mapping[ClaimKey, Claim] | None = None
     schedules: Mapping[str, Plan] = field(default_factory=dict)
     report: RetentionReport | None = None
-    cron_jobs: Sequence[JsonDict] = ()
+    cron_jobs: Sequence[UncheckedObject] = ()
 
 
 @dataclass(frozen=True, slots=True)

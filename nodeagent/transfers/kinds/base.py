@@ -5,13 +5,15 @@ need. Does not know any kind: the adapters are beside this module, and nothing o
 directory compares kinds.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from core.errors import ExposeError
 from core.kube.resources import Resource
+from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
@@ -160,7 +162,7 @@ class KindSpec:
     """
 
     name: str
-    resource: Resource
+    resource: Resource[UncheckedObject]
     finalizer: str
     status_fields: frozenset[str]
     restores: bool
@@ -183,7 +185,7 @@ class Adapter(Protocol[C]):
         """The data of the kind."""
         ...
 
-    def parse(self, raw: JsonDict) -> C:
+    def parse(self, raw: Mapping[str, Any]) -> C:
         """Return the model of `raw`.
 
         Raises:

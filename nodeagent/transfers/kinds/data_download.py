@@ -4,14 +4,13 @@ Knows the parts of the life cycle that only this kind has. Does not know the lif
 volume is created and rebound (`exposer.generic_restore`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from core.errors import ExposeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
-from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
@@ -65,7 +64,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         bound_to_node=False,
     )
 
-    def parse(self, raw: JsonDict) -> DataDownload:
+    def parse(self, raw: Mapping[str, Any]) -> DataDownload:
         """Return the model of `raw`."""
         return DataDownload.parse(raw)
 

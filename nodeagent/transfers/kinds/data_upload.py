@@ -4,13 +4,12 @@ Knows the parts of the life cycle that only this kind has. Does not know the lif
 volume is created from a snapshot (`exposer.csi_snapshot`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from core.errors import ExposeError
 from core.kube.resources import DATA_UPLOADS
-from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
@@ -69,7 +68,7 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         bound_to_node=False,
     )
 
-    def parse(self, raw: JsonDict) -> DataUpload:
+    def parse(self, raw: Mapping[str, Any]) -> DataUpload:
         """Return the model of `raw`."""
         return DataUpload.parse(raw)
 

@@ -4,14 +4,13 @@ Knows the parts of the life cycle that only these kinds have. Does not know the 
 the volume is reached (`exposer.pod_volume`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
-from core.models.base import JsonDict
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
@@ -144,7 +143,7 @@ class PodVolumeBackupKind(BackupResults, PodVolumeKind[PodVolumeBackup]):
         bound_to_node=True,
     )
 
-    def parse(self, raw: JsonDict) -> PodVolumeBackup:
+    def parse(self, raw: Mapping[str, Any]) -> PodVolumeBackup:
         """Return the model of `raw`."""
         return PodVolumeBackup.parse(raw)
 
@@ -195,7 +194,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         bound_to_node=True,
     )
 
-    def parse(self, raw: JsonDict) -> PodVolumeRestore:
+    def parse(self, raw: Mapping[str, Any]) -> PodVolumeRestore:
         """Return the model of `raw`."""
         return PodVolumeRestore.parse(raw)
 

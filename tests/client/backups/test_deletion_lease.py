@@ -12,9 +12,9 @@ from client.mover_jobs import JobTools
 from core.kube.client import KubeClient
 from core.kube.resources import JOBS, LEASES, PODS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

@@ -13,7 +13,7 @@ from client.backups.methods import (
     choose_method,
     needs_pods,
 )
-from core.models.base import JsonDict
+from tests.support.objects import JsonDict
 
 _DRIVER = "csi.example.com"
 _LABEL: dict[str, Any] = {"labels": {"velero.io/csi-volumesnapshot-class": "true"}}

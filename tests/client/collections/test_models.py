@@ -8,17 +8,18 @@ import pytest
 from client.collections.collection import Backups, Found
 from client.collections.models import Backup, BackupOrigin, BackupPhase, build_restore, explain_end
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, Resource
-from core.models.base import JsonDict
+from core.kube.types import UncheckedObject
 from core.models.saved_claim import SavedClaim
 from core.models.transfers import DataDownload
 from tests.client.support.backup_scene import BackupScene
+from tests.support.objects import JsonDict
 
 _CREATED = "2026-11-21T10:00:00Z"
 
 
 def _upload(
     claim: str, phase: str = "", *, volumes: str = "2", ttl: str = "", **more: Any
-) -> tuple[Resource, JsonDict]:
+) -> tuple[Resource[UncheckedObject], JsonDict]:
     marks = {
         "nodeagent.io/backup": "night",
         "nodeagent.io/backup-volumes": volumes,
@@ -38,7 +39,7 @@ def _upload(
     return DATA_UPLOADS, raw
 
 
-def _of_velero(volume: str, **annotations: str) -> tuple[Resource, JsonDict]:
+def _of_velero(volume: str, **annotations: str) -> tuple[Resource[UncheckedObject], JsonDict]:
     meta = {"name": "v-1", "namespace": "velero", "labels": {"velero.io/backup-name": "night"}}
     pod = {"kind": "Pod", "namespace": "app", "name": "writer", "uid": "u"}
     spec = {"node": "node-a", "pod": pod, "volume": volume, "backupStorageLocation": "default", "uploaderType": "kopia"}
@@ -52,11 +53,11 @@ def _of_velero(volume: str, **annotations: str) -> tuple[Resource, JsonDict]:
     return POD_VOLUME_BACKUPS, raw
 
 
-def _gather(*listed: tuple[Resource, JsonDict]) -> Found[Backup]:
+def _gather(*listed: tuple[Resource[UncheckedObject], JsonDict]) -> Found[Backup]:
     return Backups(BackupScene().client, "velero").gather(listed)
 
 
-def _one(*listed: tuple[Resource, JsonDict]) -> Backup:
+def _one(*listed: tuple[Resource[UncheckedObject], JsonDict]) -> Backup:
     (backup,) = _gather(*listed).groups
     return backup
 

@@ -8,7 +8,6 @@ import pytest
 
 from core.kube.resources import CONFIG_MAPS, SECRETS
 from core.kube.transport import Request
-from core.models.base import JsonDict
 from core.models.names import COPIES_ANNOTATION
 from exposer.settings import BackupPVCSettings
 from tests.nodeagent.flows.test_crash_matrix import (
@@ -26,6 +25,7 @@ from tests.nodeagent.flows.test_crash_matrix import (
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS, data_upload
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

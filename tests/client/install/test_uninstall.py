@@ -11,9 +11,9 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.resources import Resource
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 _OURS = {"app.kubernetes.io/part-of": "node-agent"}
 _AGENT = {"role": "node-agent"}

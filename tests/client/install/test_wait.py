@@ -10,9 +10,9 @@ from client.install.apply import Applied, ApplyResult
 from client.install.wait import WaitError, WaitTools, wait_installation
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 _LABELS = {"name": "node-agent"}
 _WAITING = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}

@@ -17,6 +17,7 @@ from tests.client.support.schedule_scene import DATA, ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.support.access import access_of
 from tests.support.golden import assert_golden
+from tests.support.objects import JsonDict, only
 
 _CLAIMS = Choice((DATA, ClaimName("db", "data")))
 _REQUEST = ScheduleRequest("night", "velero", _CLAIMS, ttl=timedelta(days=30))
@@ -31,7 +32,8 @@ def test_the_objects_of_a_schedule() -> None:
 
 def test_the_image_is_that_of_the_agents() -> None:
     containers = [{"name": "node-agent", "image": "i:2"}, {"name": "other", "image": "x"}]
-    daemonset = {"spec": {"template": {"spec": {"containers": containers, "imagePullSecrets": [{"name": "p"}]}}}}
+    pod = {"containers": containers, "imagePullSecrets": [{"name": "p"}]}
+    daemonset = only(spec={"template": {"spec": pod}})
     assert AgentImage.of(daemonset) == AgentImage("i:2", "IfNotPresent", ("p",))
 
 
@@ -46,14 +48,14 @@ def test_the_image_is_that_of_the_agents() -> None:
     ids=["claims", "selector", "all of a namespace", "verified"],
 )
 def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleRequest) -> None:
-    cron_job = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
+    cron_job: JsonDict = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
     assert read_cron_job(cron_job) == request_
 
 
 def test_another_cron_job_is_no_schedule() -> None:
-    assert not is_schedule({"metadata": {}})
+    assert not is_schedule(only(metadata={}))
     template = {"spec": {"containers": [{"args": ["serve"]}]}}
-    assert not is_schedule({"spec": {"jobTemplate": {"spec": {"template": template}}}})
+    assert not is_schedule(only(spec={"jobTemplate": {"spec": {"template": template}}}))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ async def test_a_run_uses_every_permission_of_its_account_and_no_other() -> None
 
 def test_with_verify_the_cron_job_says_how_often_and_the_account_may_record_it() -> None:
     request = replace(_REQUEST, verify=True)
-    cron_job = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
+    cron_job: JsonDict = build_schedule(request, _TIMES, AgentImage("i"), NOON)[-1]
     assert cron_job["metadata"]["annotations"]["nodeagent.io/verification-interval"] == "24h0m0s"
     patched = [one for one in schedule_permissions(request) if one.resource is DATA_UPLOADS and "patch" in one.verbs]
     assert len(patched) == 1

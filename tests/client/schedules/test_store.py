@@ -31,9 +31,9 @@ from core.kube.resources import (
     ROLES,
     SERVICE_ACCOUNTS,
 )
-from core.models.base import JsonDict
 from tests.client.support.schedule_scene import ScheduleScene
 from tests.nodeagent.support.hand_clock import NOON
+from tests.support.objects import JsonDict
 
 _ACCESS = (SERVICE_ACCOUNTS, ROLES, ROLE_BINDINGS, CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS)
 
@@ -159,7 +159,7 @@ async def test_without_agents_there_is_no_image(scene: ScheduleScene) -> None:
 
 def _container(cron_job: JsonDict) -> JsonDict:
     (container,) = cron_job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
-    return container  # type: ignore[no-any-return]
+    return container
 
 
 async def _create_old(scene: ScheduleScene) -> JsonDict:

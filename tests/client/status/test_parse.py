@@ -18,6 +18,7 @@ from client.status.parse import (
 from core.errors import ContractError
 from core.models.phases import Phase
 from tests.client.support.status_scene import transfer
+from tests.support.objects import only
 
 _each_kind = pytest.mark.parametrize("kind", TRANSFER_KINDS, ids=lambda kind: kind.name)
 
@@ -91,9 +92,9 @@ def test_an_agent_that_is_being_deleted_is_not_ready() -> None:
 
 def test_a_lease_without_a_renewal_never_counts() -> None:
     assert lease_record(None).expires is None
-    assert lease_record({"spec": {"holderIdentity": "a_1"}}).expires is None
+    assert lease_record(only(spec={"holderIdentity": "a_1"})).expires is None
     with pytest.raises(ContractError, match="out of range"):
-        lease_record({"spec": {"renewTime": "9999-12-31T23:59:59.000000Z", "leaseDurationSeconds": 99}})
+        lease_record(only(spec={"renewTime": "9999-12-31T23:59:59.000000Z", "leaseDurationSeconds": 99}))
 
 
 def test_a_config_map_that_is_missing_or_invalid_has_errors_and_the_default_slots() -> None:
@@ -101,5 +102,5 @@ def test_a_config_map_that_is_missing_or_invalid_has_errors_and_the_default_slot
     assert record.errors == ("ConfigMap c does not exist",)
     assert record.slots == concurrency.global_config == 1
     meta = {"name": "c", "namespace": "velero"}
-    assert "exactly one key" in config_record("c", {"metadata": meta, "data": {}})[0].errors[0]
+    assert "exactly one key" in config_record("c", only(metadata=meta, data={}))[0].errors[0]
     assert config_record("", None)[0].errors == ()

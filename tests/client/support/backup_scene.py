@@ -10,9 +10,9 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, POD_VOLUME_BACKUPS, VOLUME_SNAPSHOTS, Resource
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 
 @dataclass

@@ -2,9 +2,9 @@
 
 import json
 
-from core.models.base import JsonDict
 from core.models.names import VELERO_BACKUP_LABEL, VERIFICATION_ANNOTATION
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.support.objects import JsonDict
 
 _GIB = 2**30
 

@@ -1,7 +1,7 @@
 """A large cluster without a real API server: 10,000 transfers in all phases on 500 nodes."""
 
-from core.models.base import JsonDict
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.support.objects import JsonDict
 
 _NODES = 500
 _TRANSFERS = 10_000

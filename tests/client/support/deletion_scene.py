@@ -21,7 +21,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, Resource
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
 from core.models.saved_claim import SavedClaim
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerificationOutcome, VerifiedSnapshot
 from core.mover_specs import DeleteSnapshots, VerifySnapshots, parse_spec
@@ -37,6 +37,7 @@ from nodeagent.runtime.connection import ServerTime
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.support.fakekube import FakeKube
 from tests.support.job_output import seal
+from tests.support.objects import JsonDict
 
 CLUSTER = "uid-of-this-cluster"
 

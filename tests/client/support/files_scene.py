@@ -10,8 +10,8 @@ from core.clock import Clock
 from core.file_contract import ENTRY_LINE, FileEntry, FileType, SentFiles
 from core.kube.errors import ForbiddenError
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 SUCCESS = b'\x03{"metadata":{},"status":"Success"}'
 FAILURE = b'\x03{"status":"Failure","reason":"NonZeroExitCode","message":"exit code 1"}'

@@ -2,7 +2,6 @@
 
 import json
 
-from core.models.base import JsonDict
 from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
@@ -12,6 +11,7 @@ from core.models.names import (
 )
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.maintenance_scene import repository_object
+from tests.support.objects import JsonDict
 
 HOSTILE = "\"'><img src=x onerror='window.hacked=1'><script>window.hacked=2</script>{{ 7*7 }}</title>"
 """Ends an attribute and a title, runs scripts where it is no text, and is a template."""

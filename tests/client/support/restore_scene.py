@@ -10,12 +10,12 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PODS, Resource
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.saved_claim import SavedClaim
 from core.snapshot_contract import StoredSnapshot
 from tests.client.support.user_scene import UserScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 DATA = SavedClaim(
     namespace="app",

@@ -7,7 +7,6 @@ from client.status.read import StatusReader
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.names import (
     CONFIG_ANNOTATION,
     DELETIONS_CONFIGMAP,
@@ -21,6 +20,7 @@ from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.nodeagent.support.transfers import TRANSFERS
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 CONFIG = '{"loadConcurrency": {"globalConfig": 2, "prepareQueueLength": 5}}'
 DIGEST = parse_config(CONFIG).digest

@@ -9,10 +9,10 @@ from client.repositories import RepositoryReader
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.maintenance_scene import repository_object
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 NAME = "app-default-kopia"
 LEADER_POD = "node-agent-x"

@@ -11,7 +11,6 @@ from client.mover_jobs import JobTools
 from client.verifications.report import VerifiedVolume
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.kube.resources import DATA_UPLOADS, EVENTS, JOBS, PODS
-from core.models.base import JsonDict
 from core.models.verification import (
     VERIFIED_LINE,
     SnapshotVerification,
@@ -22,6 +21,7 @@ from core.models.verification import (
 from tests.client.support.restore_scene import RestoreScene
 from tests.support.clock import LoopClock
 from tests.support.job_output import seal
+from tests.support.objects import JsonDict
 
 
 def passed(snapshot_id: str) -> VerifiedSnapshot:

@@ -6,13 +6,13 @@ from contextlib import AsyncExitStack
 import pytest
 from playwright.async_api import Request
 
-from core.models.base import JsonDict
 from tests.client.support.browser import visit
 from tests.client.support.busy_scene import busy_scene
 from tests.client.support.crowded_scene import CROWDED_PATHS, crowded_scene
 from tests.client.support.hostile_scene import HOSTILE, HOSTILE_PATHS, hostile_scene
 from tests.client.support.site import open_site, running_site
 from tests.client.support.status_scene import DIGEST, StatusScene, transfer
+from tests.support.objects import JsonDict
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

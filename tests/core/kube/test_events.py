@@ -11,10 +11,10 @@ from core.kube.errors import ForbiddenError
 from core.kube.events import EventRecorder, ObjectRef
 from core.kube.resources import EVENTS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.storage import BackupRepository
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 __all__: list[str] = []
 
@@ -86,7 +86,7 @@ async def test_error_is_raised_to_the_caller(kube: FakeKube) -> None:
 
 
 def test_reference_of_a_dict_and_of_a_model_agree() -> None:
-    obj = {
+    obj: JsonDict = {
         "apiVersion": "velero.io/v1",
         "kind": "BackupRepository",
         "metadata": {"namespace": "velero", "name": "r", "uid": "u", "resourceVersion": "3"},

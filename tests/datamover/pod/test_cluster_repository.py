@@ -10,7 +10,6 @@ import pytest
 from core.clock import Deadline
 from core.errors import RepositoryError
 from core.kube.resources import BACKUP_REPOSITORIES
-from core.models.base import JsonDict
 from core.models.storage import BackupRepository
 from datamover.kopia.storage_calls import Waits
 from datamover.pod.cluster import MoverTools, resolve_repository
@@ -18,6 +17,7 @@ from datamover.runtime.work_dir import WorkDir
 from tests.datamover.support.pods import REPOSITORY, MoverPod, repository_manifest
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 __all__: list[str] = []
 pytestmark = pytest.mark.processes

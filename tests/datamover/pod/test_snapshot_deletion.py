@@ -11,7 +11,6 @@ import pytest
 from core.clock import SystemClock
 from core.contract import parse_result
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
-from core.models.base import JsonDict
 from core.mover_specs import DeleteSnapshots
 from core.snapshot_contract import (
     CHECKED_LINE,
@@ -25,6 +24,7 @@ from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.location_bed import LocationBed
 from tests.datamover.support.plainkopia import IDENTITY
 from tests.datamover.support.s3server import S3Server
+from tests.support.objects import JsonDict
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180), pytest.mark.sample("directory")]
 

@@ -9,12 +9,12 @@ from core.clock import SystemClock
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.models.attempts import Attempts
-from core.models.base import JsonDict
 from core.models.names import ATTEMPTS_ANNOTATION
 from core.models.transfers import DataUpload
 from datamover.kinds import TRANSFER_KINDS
 from datamover.pod.transfer import backs_up_alone
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 _SOURCE: Final = "snapshot-data-upload-download/kopia/app/data"
 

@@ -16,7 +16,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, Resource
 from core.kube.retry import Retry
 from core.models.attempts import Attempts
-from core.models.base import JsonDict
 from core.models.compression import Compression
 from core.models.names import (
     ATTEMPTS_ANNOTATION,
@@ -36,6 +35,7 @@ from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 REPOSITORY: Final = "app-default-kopia"
 TRANSFER: Final = "transfer-1"

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from core.models.base import JsonDict
 from core.redact import Redactor
 from datamover.kopia.process import Kopia, kopia_environment
 from datamover.kopia.repository import Repository, RepositoryAddress
@@ -16,6 +15,7 @@ from datamover.storage.providers import Storage
 from datamover.storage.s3 import S3Storage
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.s3server import S3Server
+from tests.support.objects import JsonDict
 
 
 @contextmanager

@@ -3,9 +3,9 @@
 import json
 import os
 
-from core.models.base import JsonDict
 from datamover.kopia.process import KopiaAnswer
 from datamover.runtime.work_dir import WorkDir
+from tests.support.objects import JsonDict
 
 
 class StoredDirectories:

@@ -4,12 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 from core.contract import MoverVerb
-from core.models.base import JsonDict
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from exposer.model import Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest, WorkloadRef
 from exposer.settings import BackupPVCSettings, ExposeSettings, PodSettings
 from exposer.template import AgentTemplate
 from tests.support.golden import recorded
+from tests.support.objects import JsonDict
 
 __all__ = [
     "POD_SETTINGS",

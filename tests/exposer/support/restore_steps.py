@@ -1,10 +1,10 @@
 """The steps of a restore, each until nothing is pending, and its possible ends."""
 
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
-from core.models.base import JsonDict
 from exposer.model import Exposed, KeptVolume
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.support.world import Cut, no_guard
+from tests.support.objects import JsonDict
 
 __all__ = [
     "BYSTANDERS",

@@ -8,12 +8,12 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
 )
 from core.kube.transport import Transport
-from core.models.base import JsonDict
 from exposer.csi_snapshot import CSISnapshotExposer
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.model import RestoreRequest, SnapshotRequest
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.support.world import World
+from tests.support.objects import JsonDict
 
 __all__ = ["HANDLE", "SOURCE_CONTENT", "BackupScene", "RestoreScene"]
 

@@ -25,10 +25,10 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
-from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.model import Exposed, Pending
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 __all__ = ["ALL", "CUTS", "Cut", "World", "cut_short", "no_guard"]
 

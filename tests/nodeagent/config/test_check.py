@@ -18,6 +18,7 @@ from nodeagent.config.check import _flag_value, check_names
 from nodeagent.config.keys import ConfigFinding
 from nodeagent.config.parse import parse_config
 from nodeagent.config.source import document_in, read_document
+from tests.support.objects import only
 from tests.support.scripted import answer, rejection, scripted_client, stored
 
 _ROOT = Path(__file__).parents[3]
@@ -235,4 +236,4 @@ async def test_a_configuration_without_names_reads_nothing() -> None:
 )
 def test_the_name_is_read_from_the_arguments_of_the_daemonset(arguments: list[str], name: str) -> None:
     container = {"name": "node-agent", "args": arguments}
-    assert _flag_value({"spec": {"template": {"spec": {"containers": [container]}}}}) == name
+    assert _flag_value(only(spec={"template": {"spec": {"containers": [container]}}})) == name

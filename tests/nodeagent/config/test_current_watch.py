@@ -21,6 +21,7 @@ from tests.nodeagent.support.board import FakeBoard
 from tests.nodeagent.support.own_scene import OwnScene, running
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import only
 
 NAMESPACE, NAME = "velero", "agent-config"
 _LIMIT_SECONDS = 5.0
@@ -162,7 +163,7 @@ def test_no_content_of_a_config_map_ends_the_agent(edits: list[list[str] | None]
         metadata = {"namespace": NAMESPACE, "name": NAME}
         for values in edits:
             data = {str(index): value for index, value in enumerate(values or [])}
-            await watch._update(None if values is None else {"metadata": metadata, "data": data})
+            await watch._update(None if values is None else only(metadata=metadata, data=data))
             assert current.valid != bool(current.rejected)
             assert current.config.load_concurrency.global_config >= 1
 

@@ -10,6 +10,7 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import DAEMON_SETS
 from core.kube.transport import Request, Response
+from core.kube.types import NodeRequirement
 from core.models.attempts import RetryRules
 from core.models.compression import Compression
 from exposer.placement import PlacementRule, PlacementRules
@@ -126,7 +127,7 @@ def test_selectors_of_nodes_become_requirements() -> None:
 
     found = build(loadAffinity=[{"nodeSelector": selector, "storageClass": "fast"}, {"nodeSelector": {}}])
 
-    requirements = (
+    requirements: tuple[NodeRequirement, ...] = (
         {"key": "disk", "operator": "In", "values": ["ssd"]},
         {"key": "pool", "operator": "In", "values": ["movers"]},
         {"key": "spot", "operator": "DoesNotExist"},

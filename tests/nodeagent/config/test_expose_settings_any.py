@@ -8,7 +8,6 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.models.base import JsonDict
 from exposer.claims import build_backup_claim, build_cache_claim, claim_volume_mode
 from exposer.model import LocatedVolume
 from exposer.placement import Placement
@@ -17,6 +16,7 @@ from exposer.settings import StorageAccess
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.config.test_expose_settings_manifests import CONFIGURATIONS
 from tests.nodeagent.support.configured import build_settings
+from tests.support.objects import JsonDict, only
 
 _SCALAR = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["inherit", "1Gi", "In"])
@@ -56,7 +56,7 @@ def test_every_transfer_can_be_exposed(document: JsonDict) -> None:
     upload = replace(snapshot_request(), settings=settings)
     download = replace(restore_request(), settings=settings)
     backup = replace(pod_volume_request(), settings=settings)
-    claim = build_backup_claim(upload, size="1Gi", mode=claim_volume_mode({"spec": {}}))
+    claim: JsonDict = build_backup_claim(upload, size="1Gi", mode=claim_volume_mode(only(spec={})))
     rules = Placement(alternatives=settings.nodes.choose(upload.backup_class))
     cache, storage = settings.cache_for(0), StorageAccess()
 

@@ -9,12 +9,12 @@ from core.errors import ConfigError
 from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, CONFIG_MAPS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from nodeagent.config.repository import RepositoryConfig, parse_settings_of
 from nodeagent.runtime.settings import RepositoryControllerMode
 from tests.nodeagent.support.repository_scene import build_controller, open_scene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 _NAME = "repository-config"
 

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from core.kube.resources import PODS
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
@@ -18,6 +17,7 @@ from tests.nodeagent.support.transfers import (
     pod_volume_backup,
     pod_volume_restore,
 )
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

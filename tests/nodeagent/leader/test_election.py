@@ -12,11 +12,11 @@ from core.kube.client import KubeClient
 from core.kube.resources import LEASES
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
-from core.models.base import JsonDict
 from nodeagent.leader.election import LeaderElection, NotLeaderError
 from tests.nodeagent.support.dispatching import Gate
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

@@ -6,7 +6,6 @@ import pytest
 
 from core.kube.resources import DATA_UPLOADS, PODS
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from core.models.transfers import DataUpload
 from nodeagent.node.cache import TransferCache
@@ -15,6 +14,7 @@ from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, data_upload
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

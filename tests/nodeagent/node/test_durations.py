@@ -4,13 +4,13 @@ from datetime import timedelta
 
 import pytest
 
-from core.models.base import JsonDict
 from core.models.names import MOVER_LOST_ANNOTATION, PENDING_REASON_ANNOTATION
 from core.models.transfers import DataUpload
 from nodeagent.node.durations import Durations, Measured
 from nodeagent.node.mover_loss import MoverLoss
 from tests.nodeagent.support.hand_clock import NOON, HandClock
 from tests.nodeagent.support.transfers import NODE, data_upload
+from tests.support.objects import JsonDict
 
 DAY = timedelta(hours=24)
 STAMP = "2026-11-21T12:00:00Z"

@@ -8,7 +8,6 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from exposer.model import Guard, NotOwnerError
 from nodeagent.node.expose_steps import build_guard
 from nodeagent.node.lifecycle import Observation, Site, Timeouts, build_case
@@ -17,6 +16,7 @@ from tests.nodeagent.support.harness import World, accepted, build_agent, open_w
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

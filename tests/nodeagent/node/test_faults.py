@@ -17,6 +17,7 @@ from tests.nodeagent.support.harness import accepted
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 
@@ -31,7 +32,7 @@ class StoredCache(TransferCache):
         super().__init__(KubeClient(kube, Retry(LoopClock())), LoopClock(), Site(NODE, NAMESPACE), kinds=[UPLOADS])
         self._kube = kube
 
-    def raw(self, key: tuple[str, str, str]) -> dict[str, object] | None:
+    def raw(self, key: tuple[str, str, str]) -> JsonDict | None:
         return next(iter(self._kube.objects(DATA_UPLOADS)), None)
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from nodeagent.node.durations import Measured
@@ -12,6 +11,7 @@ from nodeagent.node.lifecycle import CancelState, Case, Observation, Site, Timeo
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.mover_pod import PodState
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, data_upload, mover_pod
+from tests.support.objects import JsonDict
 
 UNMEASURED = Measured()
 UPLOADS = DataUploadKind(exposer=None, expose_settings=None, datamovers=frozenset())  # type: ignore[arg-type] # names only

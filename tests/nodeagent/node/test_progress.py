@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL
 from nodeagent.metrics.registry import Metrics
 from tests.nodeagent.support.dispatching import Gate
 from tests.nodeagent.support.harness import Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NODE, TRANSFERS, data_upload
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

@@ -15,7 +15,6 @@ from core.kube.client import KubeClient
 from core.kube.event_files import EventFiles, write_event
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
 from exposer.host_pods import EVENTS_VOLUME
 from nodeagent.metrics.registry import Metrics
@@ -28,6 +27,7 @@ from tests.nodeagent.support.simulation import Mover, _events_directory
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, TRANSFERS, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

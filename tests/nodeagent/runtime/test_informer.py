@@ -10,10 +10,10 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError
 from core.kube.resources import PODS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from nodeagent.runtime.informer import Informer
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

@@ -4,10 +4,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from core.models.base import JsonDict
 from nodeagent.config.keys import build_schema, known_paths
 from nodeagent.config.models import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
+from tests.support.objects import JsonDict
 
 _IMMEDIATELY = "immediately; running transfers continue"
 _NEXT = "for the next transfer that is exposed"

@@ -2,11 +2,11 @@
 
 import json
 
-from core.models.base import JsonDict
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
+from tests.support.objects import JsonDict
 
 
 def build_settings(document: JsonDict, template: AgentTemplate, *, cache_limit_mib: int = 5000) -> ExposeSettings:

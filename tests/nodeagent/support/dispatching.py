@@ -23,8 +23,8 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
+from core.kube.types import UncheckedObject
 from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
-from core.models.base import JsonDict
 from core.models.names import (
     AGENT_LABELS,
     ATTEMPTS_ANNOTATION,
@@ -52,8 +52,9 @@ from tests.nodeagent.support.transfers import (
 )
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
-RESOURCES: Mapping[type[Transfer], Resource] = {
+RESOURCES: Mapping[type[Transfer], Resource[UncheckedObject]] = {
     DataUpload: DATA_UPLOADS,
     DataDownload: DATA_DOWNLOADS,
     PodVolumeBackup: POD_VOLUME_BACKUPS,

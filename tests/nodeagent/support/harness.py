@@ -29,7 +29,6 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.attempts import RetryRules
-from core.models.base import JsonDict
 from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -49,6 +48,7 @@ from tests.nodeagent.support.simulation import TRANSFER_RESOURCES, Cluster, Move
 from tests.nodeagent.support.transfers import NAMESPACE, NODE, workload_pod
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 OUTAGE = 6
 ACCEPTED_AT = "2026-11-21T12:00:00Z"

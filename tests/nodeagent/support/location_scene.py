@@ -10,7 +10,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS
 from core.kube.retry import Retry
 from core.kube.velero_server import VeleroServerCheck
-from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings, PodSettings, RepositoryMount
 from exposer.template import AgentTemplate
@@ -24,6 +23,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 NAME = "default"
 _SHARED = RepositoryMount("/backups", {"persistentVolumeClaim": {"claimName": "shared"}})

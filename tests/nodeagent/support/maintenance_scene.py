@@ -11,7 +11,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS, JOBS, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Transport
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
 from core.models.storage import RepositoryKey
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
@@ -24,6 +24,7 @@ from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.clusters import build_cluster
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 MINUTE = 60.0
 _NAME = "app-default-kopia"

@@ -4,8 +4,8 @@ import asyncio
 from typing import ClassVar
 
 from core.kube.resources import PODS
-from core.models.base import JsonDict
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 
 class PodScene:

@@ -14,7 +14,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
 from core.kube.retry import Retry
 from core.kube.velero_server import VeleroServerCheck
-from core.models.base import JsonDict
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -26,6 +25,7 @@ from tests.nodeagent.support.clusters import build_cluster
 from tests.nodeagent.support.pod_scene import PodScene
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 RECORDED = Path(__file__).parents[2] / "recordings" / "velero-1.18.2" / "backuprepository.json"
 SERVER = {

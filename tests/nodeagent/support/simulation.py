@@ -31,11 +31,12 @@ from core.kube.resources import (
     Resource,
 )
 from core.models.attempts import Attempts, AttemptStage
-from core.models.base import JsonDict, format_time
+from core.models.base import format_time
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, NODE_LABEL, OWNER_UID_LABEL
 from exposer.host_pods import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 BACKUP_DONE = json.dumps(
     {
@@ -284,7 +285,7 @@ class Controllers(ABC):
         if "hostPath" in volume:
             return str(volume["hostPath"]["path"])
         name = volume["persistentVolumeClaim"]["claimName"]
-        claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+        claim: JsonDict = await self.client.get(PERSISTENT_VOLUME_CLAIMS, namespace, name)
         source = claim["spec"].get("dataSource")
         if not source:
             return str(claim["spec"]["volumeName"])

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from core.models.base import JsonDict
 from core.models.names import (
     DATA_DOWNLOAD_LABEL,
     DATA_UPLOAD_LABEL,
@@ -12,6 +11,7 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
+from tests.support.objects import JsonDict
 
 MOVER_LABELS = {
     "DataUpload": DATA_UPLOAD_LABEL,

@@ -2,7 +2,6 @@
 
 import pytest
 
-from core.models.base import JsonDict
 from nodeagent.transfers.mover_pod import (
     PodState,
     explain_loss,
@@ -14,6 +13,7 @@ from nodeagent.transfers.mover_pod import (
     was_killed,
 )
 from tests.nodeagent.support.transfers import NODE, data_upload, mover_pod
+from tests.support.objects import JsonDict
 
 DELETED = "2026-11-21T12:00:00Z"
 DISRUPTION = {

@@ -8,7 +8,6 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.transfers import DataUpload
 from nodeagent.transfers.mover_pod import MoverLogs, add_log_end
 from tests.nodeagent.support.dispatching import Gate
@@ -17,6 +16,7 @@ from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import NAMESPACE, TRANSFERS, data_upload
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 LOG_LIMIT_BYTES = 4 * 1024 * 1024
 

@@ -26,7 +26,7 @@ from nodeagent.transfers.retries import (
 from tests.nodeagent.support.transfers import data_upload, mover_pod
 
 if TYPE_CHECKING:
-    from core.models.base import JsonDict
+    from tests.support.objects import JsonDict
 
 Cause = InterruptionCause
 _HOUR = 3600.0

@@ -9,7 +9,6 @@ import pytest
 
 from core.kube.errors import ConflictError
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from core.models.names import EXPOSE_ON_GOING_LABEL, NODE_LABEL, PENDING_REASON_ANNOTATION
 from core.models.phases import TRANSITIONS, IllegalMoveError, Phase
 from core.models.transfers import Progress, Transfer
@@ -20,6 +19,7 @@ from nodeagent.transfers.kinds.pod_volume import PodVolumeBackupKind, PodVolumeR
 from nodeagent.transfers.status import Change, StatusWriter
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup, pod_volume_restore
+from tests.support.objects import JsonDict
 from tests.support.scripted import answer, scripted_client
 
 STAMP = "2026-11-21T12:30:00Z"

@@ -6,12 +6,12 @@ import pytest
 
 from core.kube.resources import PODS
 from core.kube.transport import Request
-from core.models.base import JsonDict
 from core.models.reasons import FailureReason
 from core.models.transfers import PodVolumeRestore
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import Scene, ScriptedKind, open_scene
 from tests.nodeagent.support.transfers import workload_pod
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

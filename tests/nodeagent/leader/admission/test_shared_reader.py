@@ -18,9 +18,9 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from nodeagent.leader.admission.shared_reader import SharedReader
 from tests.support.clock import LoopClock
+from tests.support.objects import JsonDict
 from tests.support.scripted import answer, rejection, stored
 
 pytestmark = pytest.mark.looptime

@@ -11,7 +11,6 @@ from core.kube.client import KubeClient
 from core.kube.resources import DATA_UPLOADS, NODES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response
-from core.models.base import JsonDict
 from core.models.names import (
     DATA_MOVER_FINALIZER,
     NODE_LABEL,
@@ -23,6 +22,7 @@ from core.models.units import format_duration
 from tests.nodeagent.support.dispatching import Gate, Scene, agent_pod, cluster_node, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE, mover_pod
 from tests.support.clock import LoopClock
+from tests.support.objects import JsonDict
 
 pytestmark = pytest.mark.looptime
 

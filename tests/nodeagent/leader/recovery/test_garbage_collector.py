@@ -17,7 +17,6 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from core.models.names import (
     COPY_LABEL,
     DATA_MOVER_FINALIZER,
@@ -34,6 +33,7 @@ from nodeagent.leader.recovery.garbage_collector import may_have_leaked
 from tests.nodeagent.leader.admission.test_queue import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.support.clock import LoopClock
+from tests.support.objects import JsonDict
 
 SOURCE = SnapshotSource.from_wire(
     {

@@ -8,11 +8,11 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import NODES
 from core.kube.retry import Retry
-from core.models.base import JsonDict
 from nodeagent.leader.recovery.node_health import NodeHealth, explain_node_loss
 from tests.nodeagent.support.dispatching import cluster_node
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
+from tests.support.objects import JsonDict
 
 FIVE = timedelta(minutes=5)
 DAY = timedelta(hours=24)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.models.base import JsonDict
 from nodeagent.leader.repositories.init_pod import init_resources
+from tests.support.objects import JsonDict
 
 __all__: list[str] = []
 
