@@ -69,9 +69,9 @@ async def test_every_kind_completes_with_the_definitions_of_each_version_of_vele
             for kind, found in zip(TRANSFERS, results, strict=True):
                 _expect_good(kind, found)
                 # Velero 1.17 has no such field.
-                assert ("incrementalBytes" in found["status"]) is (
-                    kind in {"DataUpload", "PodVolumeBackup"} and version != "1.17.2"
-                )
+                backup = kind in {"DataUpload", "PodVolumeBackup"}
+                assert ("incrementalBytes" in found["status"]) is (backup and version != "1.17.2")
+                assert ("sourceSize" in found["status"]) is (backup and version == "main")
 
 
 @pytest.mark.integration

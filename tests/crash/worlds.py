@@ -33,6 +33,7 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.models.names import NODE_LABEL
+from core.models.transfers import PLAIN_RESTORE
 from nodeagent.app import build_agent
 from nodeagent.runtime.settings import RepositoryControllerMode, Settings
 from nodeagent.runtime.transport import load_transport
@@ -153,6 +154,9 @@ class World:
             await self._make_snapshot(spec)
         if "sourceNamespace" in spec:
             spec["sourceNamespace"] = self.space
+        if "snapshotID" in spec:
+            # As a server of Velero 1.19; earlier definitions drop it.
+            spec |= PLAIN_RESTORE
         self.transfer = await self.client.create(TRANSFER_RESOURCES[self.kind], self.transfer)
 
     async def play(self, fuse: Fuse) -> None:
