@@ -26,6 +26,7 @@ EXPECTED: dict[str, str] = {
     "tests/crash/test_apiserver_matrix.py": "transfers that are stopped at each write, against an API server",
     "tests/datamover/flows/test_clouds.py": "starts the emulators of the clouds",
     "tests/datamover/flows/test_confinement.py": "each attack, while a real backup or restore walks the volume",
+    "tests/datamover/flows/test_fence.py": "how long a mover waits for the API server before it ends",
     "tests/datamover/flows/test_opening.py": "one of each kind of a real time-out",
     "tests/datamover/flows/test_resume.py": "volumes large enough to be interrupted, which are read again",
     "tests/nodeagent/leader/maintenance/test_writes.py": "a history for each write that fails",

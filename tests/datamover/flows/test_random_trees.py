@@ -30,16 +30,18 @@ from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.kept_trees import Outcome, Tree, differences, inspect, restorable
 from tests.datamover.support.random_trees import Folder, create, folders
-from tests.datamover.support.thorough import EXAMPLES, TIMEOUT_SECONDS
+from tests.datamover.support.thorough import EXAMPLES, SAME_EXAMPLES, TIMEOUT_SECONDS
 from tests.datamover.support.unconfined import leave_unconfined
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(TIMEOUT_SECONDS), pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(TIMEOUT_SECONDS)]
 
 _numbers = count(1)
 _SHOWN: Final = 3
 _FEW: Final = 30
 _many = settings(
-    max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=EXAMPLES,
+    derandomize=SAME_EXAMPLES,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

@@ -11,6 +11,9 @@ DRAINS: Final = (10, 50, 90) if _FULL else (50,)
 EXAMPLES: Final = 200 if _FULL else 15
 """Random trees that are backed up and restored."""
 
+SAME_EXAMPLES: Final = not _FULL
+"""Whether each run has the same ones: what a new one finds must not stop an unrelated change."""
+
 KILLS: Final = 20 if _FULL else 2
 """Moments of a data path at which a process is killed."""
 
