@@ -33,8 +33,8 @@ from exposer.pod_files import MoverVolume
 from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
 from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_expose_settings
-from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.config.schema import missing
 from nodeagent.config.source import read_config
 from nodeagent.config.template import build_defaults, read_template
 from nodeagent.maintenance.facts import record_of

@@ -32,8 +32,8 @@ from core.models.base import JsonDict
 from core.models.names import REPOSITORY_CREATED_ANNOTATION
 from core.models.storage import BackupRepository, BackupStorageLocation, RepositoryKey
 from exposer.pod_status import diagnose_pod
-from nodeagent.config.keys import missing
 from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
+from nodeagent.config.schema import missing
 from nodeagent.maintenance.facts import view_of
 from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import MaintenanceRecord

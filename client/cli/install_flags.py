@@ -42,8 +42,8 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.names import AGENT_LABELS, PART_OF_LABELS
 from core.models.units import parse_positive_duration
-from nodeagent.config.keys import load_json
 from nodeagent.config.parse import parse_config
+from nodeagent.config.schema import load_json
 from nodeagent.config.source import document_in
 from nodeagent.runtime.serve_flags import parse_serve
 

@@ -13,7 +13,7 @@ from core.clock import SystemClock
 from core.models.base import parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
 from core.snapshot_contract import StoredSnapshot
-from nodeagent.config.keys import missing
+from nodeagent.config.schema import missing
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["get_stored", "read_stored"]

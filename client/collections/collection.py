@@ -40,7 +40,7 @@ from core.models.names import (
 )
 from core.models.phases import Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
-from nodeagent.config.keys import missing
+from nodeagent.config.schema import missing
 
 __all__ = ["Backups", "Collection", "Found", "ProgressMeter", "Restores", "VolumeProgress"]
 

@@ -11,9 +11,9 @@ from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, SECRETS, SERVICE_ACCOUNTS, Resource
 from core.kube.types import ConfigObject, Manifest
-from nodeagent.config.keys import ConfigFinding
 from nodeagent.config.maintenance import parse_maintenance
 from nodeagent.config.repository import parse_settings_of
+from nodeagent.config.schema import ConfigFinding
 from nodeagent.config.source import parse_config_map
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import (

@@ -23,7 +23,7 @@ from core.models.base import JsonDict, ObjectMeta, Time, WireModel
 from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
 from core.models.retention import deletes_by_old_rules
 from core.models.units import format_duration
-from nodeagent.config.keys import missing
+from nodeagent.config.schema import missing
 
 __all__ = [
     "Schedule",

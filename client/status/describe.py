@@ -34,7 +34,7 @@ from core.models.phases import RUNNING_PHASES
 from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import attempt_of, diagnose_pod, explain_exit, parse_pod_end
-from nodeagent.config.keys import missing
+from nodeagent.config.schema import missing
 
 __all__ = ["Moment", "PodLine", "TransferDetails", "TransferReader"]
 

@@ -30,7 +30,7 @@ from core.models.storage import BackupRepository, BackupStorageLocation, Mainten
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.verification import read_verification
 from nodeagent.config.current import resolve_slots
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.source import parse_config_map
 
 __all__ = [

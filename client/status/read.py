@@ -48,7 +48,7 @@ from core.kube.resources import (
 from core.kube.types import Object
 from core.models.names import DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
 from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
 

@@ -22,12 +22,12 @@ from core.kube.types import DaemonSet, Object
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
 from core.spelling import guess
-from nodeagent.config.keys import ConfigFinding, show_key
+from nodeagent.config.keys import AgentConfig
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
-from nodeagent.config.models import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
 from nodeagent.config.parse import ParsedConfig, parse_config
+from nodeagent.config.schema import ConfigFinding, show_key
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.config.source import read_config, read_config_map, read_document
 from nodeagent.runtime.connection import ClusterAccess, connect

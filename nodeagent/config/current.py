@@ -17,7 +17,7 @@ from core.kube.types import ConfigObject, NodeObject
 from core.kube.watch import watch_one
 from core.models.attempts import RetryRules
 from core.models.transfers import Transfer
-from nodeagent.config.models import AgentConfig, LoadConcurrency
+from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import ParsedConfig
 from nodeagent.config.retries import rules_of_kind
 from nodeagent.config.source import absent, parse_config_map

@@ -1,7 +1,7 @@
 """Pure translation of the active configuration into the settings of exposers.
 
 Knows which key becomes which setting. Does not know which values a key accepts
-(`nodeagent.config.models`), nor what exposers do with a setting.
+(`nodeagent.config.keys`), nor what exposers do with a setting.
 """
 
 from dataclasses import replace
@@ -19,7 +19,7 @@ from exposer.settings import (
     PodSettings,
     RepositoryMount,
 )
-from nodeagent.config.models import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
+from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.retries import build_retry_rules
 from nodeagent.config.selectors import LabelSelector
 

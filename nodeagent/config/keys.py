@@ -1,244 +1,364 @@
-"""The keys of the configuration document: where each is in the models, and the JSON Schema.
+"""The models of the document in the ConfigMap named by `--node-agent-configmap`: every key.
 
-Knows how to walk a document and the models side by side: spellings, unknown keys, hints, and the
-path that a reader finds a value by. Does not know which values a key accepts
-(`nodeagent.config.models`). Rules between keys are not in the schema: `nodeagent check-config`
-checks all of them.
+Knows names, types, defaults and the meaning of each key; the schema in docs/config.schema.json and
+the page docs/configuration-keys.md are generated from these models. Does not know what happens to an
+invalid value (`nodeagent.config.parse`), nor to a valid one (`nodeagent.config.expose_settings`).
+Source: Velero v1.18, pkg/types/node_agent.go and pkg/cmd/cli/nodeagent/server.go. Keys that Velero
+does not have are marked as our own.
 """
 
-import json
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, get_args, get_origin
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
 
-from pydantic.fields import FieldInfo
+from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt, Tag, field_validator
+from pydantic_core.core_schema import ValidationInfo
 
-from core.kube.errors import NotFoundError
-from core.models.base import JsonDict
-from core.spelling import ask, close_name, hinted
-from nodeagent.config.models import AgentConfig
-from nodeagent.config.selectors import Section
+from core.kube.types import Quantities, ResourceRequirements
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, REPO_CREDENTIALS_SECRET
+from nodeagent.config.own_keys import OWN_KEY, OwnKeys
+from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
+from nodeagent.config.value_types import (
+    AnnotationMap,
+    LabelMap,
+    ObjectName,
+    QuantityText,
+    expected,
+    is_at_most,
+    is_zero,
+)
 
 __all__ = [
-    "ConfigFinding",
-    "Location",
-    "Nested",
-    "SortedKeys",
-    "build_schema",
-    "known_paths",
-    "load_json",
-    "missing",
-    "nested_section",
-    "show_key",
-    "sort_keys",
+    "INHERIT",
+    "LARGEST_PREPARE_QUEUE",
+    "AffinityMode",
+    "AgentConfig",
+    "BackupPVC",
+    "CachePVC",
+    "LabelSelector",
+    "LoadAffinity",
+    "LoadConcurrency",
+    "NodeRule",
+    "PodLabels",
+    "PodResources",
+    "Requirement",
+    "RestorePVC",
+    "Section",
+    "Toleration",
+]
+
+LARGEST_PREPARE_QUEUE: Final = 20_000
+"""The admission ledger is one ConfigMap of at most 1 MiB, and a reservation takes 37 bytes."""
+
+_LARGEST_NUMBER: Final = 2**31 - 1
+"""Far beyond any use; keeps sums and sizes within the range of every consumer."""
+
+INHERIT: Final = "inherit"
+
+_PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
+
+
+_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP})
+"""What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
+
+
+def _check_copied(name: str) -> str:
+    if not name or name in _RESERVED:
+        raise expected("the name of an object that the agent does not use itself")
+    return name
+
+
+_CopiedNames = tuple[Annotated[ObjectName, AfterValidator(_check_copied)], ...]
+
+
+def _check_no_agent_labels(labels: dict[str, str]) -> dict[str, str]:
+    # A mover pod with them would count as the agent of its node, and transfers would be assigned to it.
+    if labels.items() >= AGENT_LABELS.items():
+        raise expected(f"labels other than {AGENT_LABELS}, which select the agents")
+    return labels
+
+
+PodLabels = Annotated[LabelMap, AfterValidator(_check_no_agent_labels)]
+"""Labels of our pods."""
+
+
+class NodeRule(Section):
+    """One of `loadConcurrency.perNodeConfig`."""
+
+    node_selector: LabelSelector = Field(
+        default_factory=LabelSelector,
+        description="the nodes of this rule",
+        examples=[{"matchLabels": {"pool": "backup"}}],
+    )
+    number: _PositiveNumber = Field(description="slots of each of these nodes", examples=[3])
+
+    @field_validator("node_selector")
+    @classmethod
+    def _check_operators(cls, selector: LabelSelector) -> LabelSelector:
+        # Source: Kubernetes, metav1.LabelSelectorAsSelector.
+        if any(requirement.operator in NUMBER_OPERATORS for requirement in selector.match_expressions):
+            raise expected("no Gt and no Lt, which only loadAffinity supports")
+        return selector
+
+
+class LoadConcurrency(Section):
+    """Concurrency of transfers."""
+
+    global_config: _PositiveNumber = Field(
+        default=1, description="slots of a node: how many transfers may be InProgress at a time", examples=[2]
+    )
+    per_node_config: tuple[NodeRule, ...] = Field(
+        default=(),
+        description="other numbers of slots for some nodes; if several rules match, the smallest applies",
+        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "number": 8}]],
+    )
+    prepare_queue_length: Annotated[StrictInt, Field(ge=1, le=LARGEST_PREPARE_QUEUE)] | None = Field(
+        default=None,
+        description="how many transfers of all kinds in the cluster may be Accepted or Prepared at a time",
+        examples=[100],
+    )
+    restores_first: StrictBool = Field(
+        default=False, description="admit restores before backups (our own key)", examples=[True]
+    )
+
+
+class LoadAffinity(Section):
+    """One of `loadAffinity`: nodes for data movers."""
+
+    node_selector: LabelSelector = Field(
+        default_factory=LabelSelector,
+        description="nodes on which data movers of DataUploads and DataDownloads may run",
+        examples=[{"matchLabels": {"pool": "backup"}}],
+    )
+    storage_class: ObjectName = Field(
+        default="",
+        description="storage class to which the entry applies; for backups, the class in backupPVC",
+        examples=["fast"],
+    )
+
+
+class AffinityMode(StrEnum):
+    """The meaning of several matching entries of `loadAffinity`."""
+
+    FIRST = "first"
+    """The first one applies, as in Velero."""
+    ANY = "any"
+    """All of them are alternatives."""
+
+
+class BackupPVC(Section):
+    """An entry of `backupPVC`: the PVC that a backup reads from."""
+
+    storage_class: ObjectName = Field(
+        default="", description="storage class of the PVC; empty: that of the source", examples=["fast-single-replica"]
+    )
+    read_only: StrictBool = Field(
+        default=False,
+        description="access mode ReadOnlyMany instead of ReadWriteOnce, and a read-only mount",
+        examples=[True],
+    )
+    read_write_once_pod: StrictBool = Field(
+        default=False,
+        description="access mode ReadWriteOncePod, with which SELinux labels the whole volume as it is mounted; "
+        "not with readOnly",
+        examples=[True],
+    )
+    spc_no_relabeling: StrictBool = Field(
+        default=False,
+        description="SELinux type spc_t for the data mover, which avoids relabeling of every file; requires readOnly",
+        examples=[True],
+    )
+    annotations: AnnotationMap = Field(
+        default_factory=dict, description="annotations of the PVC", examples=[{"example.com/clone": "shallow"}]
+    )
+    secret_names: _CopiedNames = Field(
+        default=(),
+        description="Secrets of the source's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-token"]],
+    )
+    config_map_names: _CopiedNames = Field(
+        default=(),
+        description="ConfigMaps of the source's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-config"]],
+    )
+
+
+class RestorePVC(Section):
+    """The PVC that a restore writes to."""
+
+    ignore_delay_binding: StrictBool = Field(
+        default=False,
+        description="restore to a class that binds WaitForFirstConsumer without a pod that uses the target PVC",
+        examples=[True],
+    )
+    secret_names: _CopiedNames = Field(
+        default=(),
+        description="Secrets of the target's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-token"]],
+    )
+    config_map_names: _CopiedNames = Field(
+        default=(),
+        description="ConfigMaps of the target's namespace that are copied beside the PVC while it exists",
+        examples=[["ceph-csi-kms-config"]],
+    )
+
+
+class CachePVC(Section):
+    """A separate PVC for the cache of a restore."""
+
+    other_names: ClassVar[Mapping[str, str]] = {"residentThresholdMB": "residentThresholdInMB"}
+
+    storage_class: ObjectName = Field(
+        default="", description="storage class of the PVC; empty: no cache volume", examples=["fast"]
+    )
+    resident_threshold_in_mb: Annotated[StrictInt, Field(ge=0, le=_LARGEST_NUMBER)] = Field(
+        default=0,
+        alias="residentThresholdInMB",
+        description="size of a backup, in MiB, from which its restore uses a cache volume; also residentThresholdMB",
+        examples=[1024],
+    )
+
+
+class PodResources(Section):
+    """Requests and limits of data movers; empty or `0`: none."""
+
+    cpu_request: QuantityText = Field(default="", description="CPU request", examples=["500m"])
+    cpu_limit: QuantityText = Field(default="", description="CPU limit", examples=["2"])
+    memory_request: QuantityText = Field(default="", description="memory request", examples=["512Mi"])
+    memory_limit: QuantityText = Field(default="", description="memory limit", examples=["2Gi"])
+    ephemeral_storage_request: QuantityText = Field(
+        default="", description="request of ephemeral storage, for kopia's cache", examples=["6Gi"]
+    )
+    ephemeral_storage_limit: QuantityText = Field(
+        default="", description="limit of ephemeral storage", examples=["8Gi"]
+    )
+
+    @field_validator("cpu_limit", "memory_limit", "ephemeral_storage_limit")
+    @classmethod
+    def _covers_request(cls, limit: str, info: ValidationInfo) -> str:
+        request = info.data.get((info.field_name or "").replace("_limit", "_request"))
+        if limit and request and not is_at_most(request, limit):
+            raise expected(f"at least the request, {request}")
+        return limit
+
+    def to_wire(self) -> ResourceRequirements:
+        """Return it as `resources` of a container; empty if nothing is set."""
+        found: dict[str, Quantities] = {}
+        for name, request, limit in (
+            ("cpu", self.cpu_request, self.cpu_limit),
+            ("memory", self.memory_request, self.memory_limit),
+            ("ephemeral-storage", self.ephemeral_storage_request, self.ephemeral_storage_limit),
+        ):
+            for kind, text in (("requests", request), ("limits", limit)):
+                # Source: Velero v1.18, pkg/util/kube/resource_requirements.go: 0 is unbounded.
+                if text and not is_zero(text):
+                    found.setdefault(kind, {})[name] = text
+        return cast("ResourceRequirements", found)
+
+
+def _form_of_tolerations(value: Any) -> str | None:  # noqa: ANN401 - raw JSON
+    if isinstance(value, (list, tuple)):
+        return ":list"
+    return ":word" if value == INHERIT else None
+
+
+_Tolerations = Annotated[
+    Annotated[tuple[Toleration, ...], Tag(":list")] | Annotated[Literal["inherit"], Tag(":word")],
+    Discriminator(
+        _form_of_tolerations,
+        custom_error_type="expected",
+        custom_error_message="expected {expected}",
+        custom_error_context={"expected": 'a list of tolerations, or "inherit"'},
+    ),
 ]
 
 
-Location = tuple[str | int, ...]
-"""Where a value is: keys and indexes from the top."""
+class AgentConfig(Section):
+    """The whole document; every default is Velero's."""
 
+    other_names: ClassVar[Mapping[str, str]] = {"cacheVolume": "cachePVC"}
 
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+    load_concurrency: LoadConcurrency = Field(
+        default_factory=LoadConcurrency, description="concurrency of transfers", examples=[{"globalConfig": 2}]
+    )
+    load_affinity: tuple[LoadAffinity, ...] = Field(
+        default=(),
+        description="node affinity of DataUploads and DataDownloads: the first entry for the volume's storage class "
+        "applies, else the first without a class",
+        examples=[[{"nodeSelector": {"matchLabels": {"pool": "backup"}}, "storageClass": "fast"}]],
+    )
+    load_affinity_mode: AffinityMode = Field(
+        default=AffinityMode.FIRST,
+        description="any: all matching entries are alternatives; first: only the first one applies (our own key)",
+        examples=["any"],
+    )
+    backup_pvc: dict[str, BackupPVC] = Field(
+        default_factory=dict,
+        alias="backupPVC",
+        description="PVCs that backups read from, by the storage class of the source volume",
+        examples=[{"fast": {"storageClass": "fast-single-replica"}}],
+    )
+    restore_pvc: RestorePVC = Field(
+        default_factory=RestorePVC,
+        alias="restorePVC",
+        description="PVCs that restores write to",
+        examples=[{"ignoreDelayBinding": True}],
+    )
+    cache_pvc: CachePVC = Field(
+        default_factory=CachePVC,
+        alias="cachePVC",
+        description="volume for the cache of a restore; also cacheVolume",
+        examples=[{"storageClass": "fast"}],
+    )
+    pod_resources: PodResources = Field(
+        default_factory=PodResources,
+        description="requests and limits of mover pods; one invalid value invalidates all of them",
+        examples=[{"cpuRequest": "500m", "memoryLimit": "2Gi"}],
+    )
+    priority_class_name: ObjectName = Field(
+        default="",
+        description="priority class of mover pods; if it does not exist, it is ignored with a warning",
+        examples=["data-mover"],
+    )
+    privileged_fs_backup: StrictBool = Field(
+        default=False,
+        description="run data movers of PodVolumeBackups and PodVolumeRestores as privileged, if nodes require it",
+        examples=[True],
+    )
+    pod_labels: PodLabels = Field(
+        default_factory=dict,
+        description="labels of mover pods, instead of the inherited ones",
+        examples=[{"team": "storage"}],
+    )
+    pod_annotations: AnnotationMap = Field(
+        default_factory=dict,
+        description="annotations of mover pods, instead of the inherited ones",
+        examples=[{"sidecar.istio.io/inject": "false"}],
+    )
+    tolerations: _Tolerations = Field(
+        default=(),
+        description='tolerations of mover pods, in addition to the inherited ones; "inherit": all of the DaemonSet '
+        "(our own key)",
+        examples=[[{"key": "dedicated", "operator": "Equal", "value": "backup", "effect": "NoSchedule"}]],
+    )
 
+    own: OwnKeys = Field(
+        default_factory=OwnKeys,
+        alias=OWN_KEY,
+        description="keys that Velero does not have (our own key)",
+        examples=[{"moverServiceAccount": "node-agent-mover"}],
+    )
 
-@dataclass(frozen=True)
-class ConfigFinding:
-    """One finding about a document: path, problem, and a hint."""
+    @property
+    def copied_secrets(self) -> tuple[str, ...]:
+        """The names of all Secrets that are copied beside PVCs."""
+        return tuple(dict.fromkeys(name for pvc in self._pvcs for name in pvc.secret_names))
 
-    path: str
-    problem: str
-    hint: str = ""
+    @property
+    def copied_config_maps(self) -> tuple[str, ...]:
+        """The names of all ConfigMaps that are copied beside PVCs."""
+        return tuple(dict.fromkeys(name for pvc in self._pvcs for name in pvc.config_map_names))
 
-    def __str__(self) -> str:
-        where = f"{self.path}: " if self.path else ""
-        return f"{where}{self.problem}" + (f" ({self.hint})" if self.hint else "")
-
-
-class _Object(dict[str, Any]):
-    """A JSON object that keeps its repeated keys."""
-
-    repeated: tuple[str, ...] = ()
-
-
-def load_json(text: str) -> object:
-    """Return the JSON document in `text`, its objects as dicts.
-
-    Raises:
-        ValueError: `text` is not JSON.
-        RecursionError: it is nested too deeply.
-    """
-
-    def build(pairs: list[tuple[str, Any]]) -> _Object:
-        built = _Object(pairs)
-        if len(built) < len(pairs):
-            keys = [key for key, _ in pairs]
-            built.repeated = tuple(key for key in built if keys.count(key) > 1)
-        return built
-
-    return json.loads(text, object_pairs_hook=build)
-
-
-class Nested(NamedTuple):
-    """The model inside a field: as its value, in a list, or in the values of a map."""
-
-    section: type[Section]
-    container: str
-
-
-def nested_section(info: FieldInfo) -> Nested | None:
-    """Return the model inside a field, with `""`, `"list"` or `"map"`; None for plain values."""
-    return _nested(info.annotation, "")
-
-
-def _nested(annotation: object, container: str) -> Nested | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return Nested(annotation, container)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is dict:
-        return _nested(arguments[1], "map")
-    inside = "list" if origin is tuple else container
-    return next((found for part in arguments if (found := _nested(part, inside))), None)
-
-
-@dataclass
-class SortedKeys:
-    """A document with known keys only, each in its canonical spelling.
-
-    `written` has the original spelling where that differs, by the location of the key.
-    """
-
-    document: JsonDict = field(default_factory=dict)
-    notes: list[ConfigFinding] = field(default_factory=list)
-    written: dict[Location, str] = field(default_factory=dict)
-
-    def show(self, location: Location) -> str:
-        """Return a location as text in the original spelling, such as `loadAffinity[1].storageClass`."""
-        shown = ""
-        for depth, part in enumerate(location, 1):
-            if isinstance(part, int):
-                shown += f"[{part}]"
-                continue
-            shown += show_key(self.written.get(location[:depth], part))
-        return shown.removeprefix(".")
-
-
-def show_key(key: str) -> str:
-    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would be ambiguous."""
-    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
-
-
-def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
-    """Return the known keys of `document`, with a finding for every other one.
-
-    Keys are not case-sensitive, and null is the same as absent, as in Velero.
-    Source: Go, encoding/json.
-    """
-    sorter = _Sorter(section)
-    sorter.found.document = sorter.sort_object(document, section, ())
-    return sorter.found
-
-
-class _Sorter:
-    """One walk through a document."""
-
-    def __init__(self, root: type[Section]) -> None:
-        self.found = SortedKeys()
-        self._root = root
-
-    def sort_object(self, value: JsonDict, section: type[Section], place: Location) -> JsonDict:
-        fields = {info.alias or name: info for name, info in section.model_fields.items()}
-        spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
-        for key in getattr(value, "repeated", ()):
-            self._note((*place, key), "repeated key; the last one applies")
-        kept: JsonDict = {}
-        for key, item in value.items():
-            spelling = key if key in fields else spellings.get(key.lower(), "")
-            alias = section.other_names.get(spelling, spelling)
-            if not alias:
-                hint = self._hint(key, [*fields, *section.other_names], place)
-                self._note((*place, key), "unknown key; ignored", hint)
-            elif key != alias and (alias in kept or alias in value):
-                self._note((*place, key), f"{alias} is set as well; this one is ignored")
-            elif item is not None:
-                here = (*place, alias)
-                if key != alias:
-                    self.found.written[here] = key
-                if key != spelling:
-                    self._note(here, f"read as {spelling}", "keys are case-sensitive elsewhere")
-                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here)
-        return kept
-
-    def _sort_value(self, value: object, nested: Nested | None, place: Location) -> object:
-        if nested is None:
-            return value
-        inside = Nested(nested.section, "")
-        if nested.container == "list" and isinstance(value, list):
-            return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]
-        if nested.container == "list" or not isinstance(value, dict):
-            return value
-        if nested.container == "map":
-            kept = ((key, item) for key, item in value.items() if item is not None)
-            return {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
-        return self.sort_object(value, nested.section, place)
-
-    def _note(self, place: Location, problem: str, hint: str = "") -> None:
-        self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))
-
-    def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
-        """Return which known key may be meant: one of this object, else the same name at a deeper level."""
-        close = close_name(key, candidates)
-        if not close and not place:
-            deeper = (path for path, _ in known_paths(self._root))
-            close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), "")
-        return ask(close)
-
-
-def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
-    """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
-    return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
-
-
-def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield every key as a path, such as `backupPVC.<name>.readOnly`, with its field in the model."""
-    for name, info in section.model_fields.items():
-        path = f"{above}{info.alias or name}"
-        yield path, info
-        if nested := nested_section(info):
-            inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
-            yield from known_paths(nested.section, inside)
-
-
-_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-
-
-def build_schema() -> JsonDict:
-    """Return the JSON Schema; it tolerates unknown keys, as the agent does."""
-    schema = AgentConfig.model_json_schema(by_alias=True)
-    definitions: JsonDict = schema.pop("$defs")
-    for section in _sections(AgentConfig):
-        described = schema if section is AgentConfig else definitions[section.__name__]
-        for other, alias in section.other_names.items():
-            described["properties"][other] = described["properties"][alias]
-    about = "The document in the ConfigMap that --node-agent-configmap names."
-    whole = {"$schema": _DIALECT, "title": "Configuration of node-agent", "description": about}
-    plain: JsonDict = _tidied(schema | {"$defs": definitions})
-    return plain | whole
-
-
-def _sections(section: type[Section]) -> set[type[Section]]:
-    found = {section}
-    for info in section.model_fields.values():
-        if nested := nested_section(info):
-            found |= _sections(nested.section)
-    return found
-
-
-def _tidied(node: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return `node` without titles that only repeat the keys; maps accept no keys beside their pattern."""
-    if isinstance(node, list):
-        return [_tidied(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    tidy = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
-    return tidy | ({"additionalProperties": False} if "patternProperties" in tidy else {})
+    @property
+    def _pvcs(self) -> list[BackupPVC | RestorePVC]:
+        return [*self.backup_pvc.values(), self.restore_pvc]

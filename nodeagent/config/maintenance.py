@@ -25,9 +25,9 @@ from core.models.units import parse_quantity
 from exposer.maintenance_job import JobSettings, is_reserved_label
 from exposer.placement import Alternatives
 from nodeagent.config.expose_settings import node_requirements
-from nodeagent.config.keys import ConfigFinding, Location, show_key, sort_keys
-from nodeagent.config.models import AffinityMode, LoadAffinity, PodLabels, PodResources
+from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate
+from nodeagent.config.schema import ConfigFinding, Location, show_key, sort_keys
 from nodeagent.config.selectors import Section, Toleration
 from nodeagent.config.value_types import AnnotationMap, Duration, ObjectName, QuantityText, expected, is_zero
 from nodeagent.config.window_keys import WindowKeys

@@ -1,7 +1,7 @@
 """The keys of the configuration that Velero does not have, below the key `nodeagent.io`.
 
 They are under one key, so that none clashes with a later one of Velero's. Three older ones of ours are
-beside Velero's keys (`nodeagent.config.models`).
+beside Velero's keys (`nodeagent.config.keys`).
 """
 
 from typing import Final, Self

@@ -22,9 +22,9 @@ from core.errors import ConfigError
 from core.models.base import JsonDict
 from core.models.units import parse_quantity
 from core.spelling import ask, close_name
-from nodeagent.config.keys import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
-from nodeagent.config.models import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
+from nodeagent.config.keys import LARGEST_PREPARE_QUEUE, AffinityMode, AgentConfig, LoadConcurrency
 from nodeagent.config.own_keys import OWN_KEY
+from nodeagent.config.schema import ConfigFinding, Location, SortedKeys, load_json, show_key, sort_keys
 from nodeagent.config.selectors import Section
 
 __all__ = [

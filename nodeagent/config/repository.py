@@ -27,7 +27,7 @@ from core.models.storage import (
 )
 from core.models.units import parse_count
 from core.spelling import guess
-from nodeagent.config.keys import ConfigFinding, load_json, show_key
+from nodeagent.config.schema import ConfigFinding, load_json, show_key
 
 __all__ = ["ParsedSettings", "RepositoryConfig", "parse_settings_of"]
 

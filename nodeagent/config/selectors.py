@@ -1,7 +1,7 @@
 """The Kubernetes types within the configuration document: node selectors and tolerations.
 
 Knows their keys, and which values the API server would reject. Does not know where they are in the
-document (`nodeagent.config.models`).
+document (`nodeagent.config.keys`).
 Source: Kubernetes v1.34, pkg/apis/core/validation; apimachinery pkg/apis/meta/v1.
 """
 

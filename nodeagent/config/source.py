@@ -16,8 +16,8 @@ from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject, Manifest
-from nodeagent.config.keys import load_json
 from nodeagent.config.parse import ParsedConfig, parse_config
+from nodeagent.config.schema import load_json
 
 __all__ = [
     "absent",

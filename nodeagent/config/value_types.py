@@ -2,7 +2,7 @@
 
 Knows Kubernetes' rules for the names and quantities that become part of a pod or a PVC: a value
 that the API server would reject is invalid here, or every transfer would fail for one typing error.
-Does not know the configuration's keys (`nodeagent.config.models`).
+Does not know the configuration's keys (`nodeagent.config.keys`).
 Source: Kubernetes v1.34, apimachinery pkg/util/validation and pkg/apis/core/validation.
 """
 

@@ -9,7 +9,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.models.attempts import RetryRules
 from core.models.transfers import Transfer
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits

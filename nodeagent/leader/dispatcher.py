@@ -1,7 +1,7 @@
 """The dispatcher: the leader's part that admits New transfers and the next attempts of interrupted ones.
 
 Wires what one term of leadership needs, from the first full read to the loss of the ledger, and runs
-pass after pass (`nodeagent.leader.admission.stages`) as transfers and agents change.
+pass after pass (`nodeagent.leader.admission.admission_pass`) as transfers and agents change.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from core.models.phases import HOLDING_PHASES, Phase
 from core.models.queue_order import in_order
 from core.models.storage import RepositoryKey
 from core.models.transfers import Transfer
+from nodeagent.leader.admission.admission_pass import AdmissionPass, is_queued, settle_entries
 from nodeagent.leader.admission.examiner import Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, LedgerLostError, Reservations
 from nodeagent.leader.admission.pending import PendingTransfers
 from nodeagent.leader.admission.pod_watch import PodWatch
-from nodeagent.leader.admission.queue import QueueView
-from nodeagent.leader.admission.stages import AdmissionPass, is_queued, settle_entries
+from nodeagent.leader.admission.queue_reports import QueueView
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.election import NotLeaderError

@@ -19,7 +19,7 @@ from nodeagent.metrics.table import RETRIES, RETRY_LOST_SECONDS
 from nodeagent.node.lifecycle import Case
 from nodeagent.node.steps import StepBase
 from nodeagent.runtime.workqueue import Requeue
-from nodeagent.transfers.interruptions import announce_next, build_interruption
+from nodeagent.transfers.announcement import announce_next, build_interruption
 from nodeagent.transfers.mover_pod import pod_node
 from nodeagent.transfers.owners import read_owner_refusal
 from nodeagent.transfers.status import Change

@@ -20,7 +20,7 @@ from core.kube.resources import NODES
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.transfers import Transfer
 from nodeagent.config.current import labels_of, resolve_slots
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.runtime.informer import Informer
 
 __all__ = ["OwnSlots", "SlotRequest", "Slots"]

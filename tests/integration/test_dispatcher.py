@@ -17,7 +17,7 @@ from core.kube.resources import CONFIG_MAPS, DATA_UPLOADS, LEASES, PODS
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import ADMISSIONS_CONFIGMAP, DATA_MOVER_FINALIZER, DISPATCHER_LEASE, NODE_LABEL
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection

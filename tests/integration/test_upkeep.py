@@ -23,7 +23,7 @@ from core.kube.transport import MERGE_PATCH, Request
 from core.models.names import OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.workload import ONTO_ANY_NODE
-from nodeagent.config.models import LoadConcurrency, NodeRule
+from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.leader.admission.pod_watch import PodKey, PodWatch
 from nodeagent.leader.repositories.init_pod import tolerate_any_node

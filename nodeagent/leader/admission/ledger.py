@@ -3,7 +3,7 @@
 It lists the UIDs of all transfers that are, or may become, Accepted or Prepared, and of those whose next attempt is, or
 may become, exposed. Only the agent that wrote it last may accept or resume: a write carries the version that was read,
 so a former leader can reserve nothing more. Which transfer is admitted next is decided in
-`nodeagent.leader.admission.stages`.
+`nodeagent.leader.admission.admission_pass`.
 """
 
 import uuid
@@ -19,7 +19,7 @@ from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject, Manifest
 from core.models.names import ADMISSIONS_CONFIGMAP
 from core.models.phases import HOLDING_PHASES, Phase
-from nodeagent.config.models import LARGEST_PREPARE_QUEUE
+from nodeagent.config.keys import LARGEST_PREPARE_QUEUE
 
 __all__ = ["AdmissionLedger", "LedgerLostError", "Reservations", "free_quota", "settle"]
 

@@ -1,7 +1,7 @@
 """Node shares: how many transfers of one node may be in preparation at a time.
 
 Applies to the kinds that only one node can carry out, so that one node cannot fill the admission queue
-of the cluster. The queue itself is in `nodeagent.leader.admission.queue`.
+of the cluster. The queue itself is in `nodeagent.leader.admission.queue_reports`.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from core.models.names import label_value
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import PendingReason
 from nodeagent.config.current import labels_of, resolve_slots
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
 

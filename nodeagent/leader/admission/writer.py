@@ -1,7 +1,7 @@
 """All writes to New and interrupted custom resources: accept, resume, end, report, fence.
 
 Each is one patch, allowed only while this agent is the leader. The order of accepts is decided in
-`nodeagent.leader.admission.stages`, and their reservations are written before
+`nodeagent.leader.admission.admission_pass`, and their reservations are written before
 (`nodeagent.leader.admission.ledger`).
 """
 

@@ -22,8 +22,8 @@ from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.recovery.node_health import NodeLoss
 from nodeagent.metrics.table import RETRIES
 from nodeagent.runtime.timers import Timers
+from nodeagent.transfers.announcement import announce_next, build_interruption
 from nodeagent.transfers.events import cancel_cause, record_end
-from nodeagent.transfers.interruptions import announce_next, build_interruption
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.mover_pod import explain_loss, read_mover
 from nodeagent.transfers.outcome import read_outcome

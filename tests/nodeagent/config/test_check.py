@@ -15,8 +15,8 @@ from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
 from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
 from nodeagent.config.check import _flag_value, check_names
-from nodeagent.config.keys import ConfigFinding
 from nodeagent.config.parse import parse_config
+from nodeagent.config.schema import ConfigFinding
 from nodeagent.config.source import document_in, read_document
 from tests.support.objects import only
 from tests.support.scripted import answer, rejection, scripted_client, stored

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import ConfigError
-from nodeagent.config.models import AgentConfig, LoadConcurrency
+from nodeagent.config.keys import AgentConfig, LoadConcurrency
 from nodeagent.config.parse import parse_config
 from nodeagent.config.selectors import LabelSelector
 

@@ -13,7 +13,7 @@ from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.leader.node_backoff import NodeBackoff
-from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.leader.admission.test_queue_reports import entry
 from tests.nodeagent.support.dispatching import Scene, open_scene
 from tests.nodeagent.support.hand_clock import HandClock
 

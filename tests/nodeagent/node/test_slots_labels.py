@@ -11,7 +11,7 @@ from core.kube.client import KubeClient
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from nodeagent.config.current import resolve_slots
-from nodeagent.config.models import LoadConcurrency
+from nodeagent.config.keys import LoadConcurrency
 from nodeagent.config.parse import parse_config
 from nodeagent.leader.admission.node_share import NodeSlots
 from nodeagent.node.slots import OwnSlots

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from nodeagent.config.keys import build_schema, known_paths
-from nodeagent.config.models import AgentConfig
+from nodeagent.config.keys import AgentConfig
 from nodeagent.config.own_keys import OWN_KEY
+from nodeagent.config.schema import build_schema, known_paths
 from tests.support.objects import JsonDict
 
 _IMMEDIATELY = "immediately; running transfers continue"

@@ -35,7 +35,7 @@ from core.models.names import (
 )
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
-from nodeagent.config.models import LoadConcurrency, NodeRule
+from nodeagent.config.keys import LoadConcurrency, NodeRule
 from nodeagent.leader.context import DispatchRules
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.metrics.registry import Metrics

@@ -11,7 +11,7 @@ from core.models.attempts import AttemptStage, InterruptionCause
 from core.models.phases import Phase
 from nodeagent.leader.admission.resumptions import Conditions, Resumptions, awaited_locations, plan_resumptions
 from nodeagent.leader.index import Entry
-from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.leader.admission.test_queue_reports import entry
 
 AGENTS = {"a": "node-a", "b": "node-b"}
 ANY = (False, True)

@@ -11,7 +11,7 @@ from core.models.phases import Phase
 from core.models.reasons import PendingReason
 from nodeagent.leader.index import Entry
 from nodeagent.leader.recovery.orphans import OwnerState, RecoveryAction, decide_recovery
-from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.leader.admission.test_queue_reports import entry
 
 ANY = (False, True)
 

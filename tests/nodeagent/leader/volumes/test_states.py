@@ -8,7 +8,7 @@ from core.models.verification import Verification, VerificationOutcome
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
 from nodeagent.leader.volumes.states import Claim, Plan, Plans, Remembered, VolumeState, build_states
-from tests.nodeagent.leader.admission.test_queue import entry
+from tests.nodeagent.leader.admission.test_queue_reports import entry
 
 DAY = timedelta(days=1)
 WEEK = timedelta(days=7)

@@ -18,7 +18,7 @@ from nodeagent.leader.admission.checks import AdmissionChecks
 from nodeagent.leader.admission.examiner import Checked, Examiner
 from nodeagent.leader.admission.ledger import AdmissionLedger, Reservations, free_quota, settle
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.admission.queue import QueueReports
+from nodeagent.leader.admission.queue_reports import QueueReports
 from nodeagent.leader.admission.resumptions import Conditions, awaited_locations, plan_resumptions
 from nodeagent.leader.admission.writer import AdmissionWriter
 from nodeagent.leader.context import DispatchRules

@@ -1,6 +1,6 @@
 """The published schema and page of the keys are generated from the models.
 
-`UPDATE_GOLDEN=1 pytest tests/nodeagent/config/test_keys.py` writes them.
+`UPDATE_GOLDEN=1 pytest tests/nodeagent/config/test_schema.py` writes them.
 """
 
 import json
@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from nodeagent.config.keys import build_schema, known_paths
-from nodeagent.config.models import AgentConfig
+from nodeagent.config.keys import AgentConfig
 from nodeagent.config.parse import parse_config
+from nodeagent.config.schema import build_schema, known_paths
 from nodeagent.config.value_types import (
     DurationText,
     LabelKey,

@@ -1,0 +1,244 @@
+"""The keys of the configuration document: where each is in the models, and the JSON Schema.
+
+Knows how to walk a document and the models side by side: spellings, unknown keys, hints, and the
+path that a reader finds a value by. Does not know which values a key accepts
+(`nodeagent.config.keys`). Rules between keys are not in the schema: `nodeagent check-config`
+checks all of them.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from core.kube.errors import NotFoundError
+from core.models.base import JsonDict
+from core.spelling import ask, close_name, hinted
+from nodeagent.config.keys import AgentConfig
+from nodeagent.config.selectors import Section
+
+__all__ = [
+    "ConfigFinding",
+    "Location",
+    "Nested",
+    "SortedKeys",
+    "build_schema",
+    "known_paths",
+    "load_json",
+    "missing",
+    "nested_section",
+    "show_key",
+    "sort_keys",
+]
+
+
+Location = tuple[str | int, ...]
+"""Where a value is: keys and indexes from the top."""
+
+
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+@dataclass(frozen=True)
+class ConfigFinding:
+    """One finding about a document: path, problem, and a hint."""
+
+    path: str
+    problem: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.path}: " if self.path else ""
+        return f"{where}{self.problem}" + (f" ({self.hint})" if self.hint else "")
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that keeps its repeated keys."""
+
+    repeated: tuple[str, ...] = ()
+
+
+def load_json(text: str) -> object:
+    """Return the JSON document in `text`, its objects as dicts.
+
+    Raises:
+        ValueError: `text` is not JSON.
+        RecursionError: it is nested too deeply.
+    """
+
+    def build(pairs: list[tuple[str, Any]]) -> _Object:
+        built = _Object(pairs)
+        if len(built) < len(pairs):
+            keys = [key for key, _ in pairs]
+            built.repeated = tuple(key for key in built if keys.count(key) > 1)
+        return built
+
+    return json.loads(text, object_pairs_hook=build)
+
+
+class Nested(NamedTuple):
+    """The model inside a field: as its value, in a list, or in the values of a map."""
+
+    section: type[Section]
+    container: str
+
+
+def nested_section(info: FieldInfo) -> Nested | None:
+    """Return the model inside a field, with `""`, `"list"` or `"map"`; None for plain values."""
+    return _nested(info.annotation, "")
+
+
+def _nested(annotation: object, container: str) -> Nested | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return Nested(annotation, container)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is dict:
+        return _nested(arguments[1], "map")
+    inside = "list" if origin is tuple else container
+    return next((found for part in arguments if (found := _nested(part, inside))), None)
+
+
+@dataclass
+class SortedKeys:
+    """A document with known keys only, each in its canonical spelling.
+
+    `written` has the original spelling where that differs, by the location of the key.
+    """
+
+    document: JsonDict = field(default_factory=dict)
+    notes: list[ConfigFinding] = field(default_factory=list)
+    written: dict[Location, str] = field(default_factory=dict)
+
+    def show(self, location: Location) -> str:
+        """Return a location as text in the original spelling, such as `loadAffinity[1].storageClass`."""
+        shown = ""
+        for depth, part in enumerate(location, 1):
+            if isinstance(part, int):
+                shown += f"[{part}]"
+                continue
+            shown += show_key(self.written.get(location[:depth], part))
+        return shown.removeprefix(".")
+
+
+def show_key(key: str) -> str:
+    """Return a key as a step of a path: `.name`, or `["a/b"]` where that would be ambiguous."""
+    return f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key)}]"
+
+
+def sort_keys(document: JsonDict, section: type[Section]) -> SortedKeys:
+    """Return the known keys of `document`, with a finding for every other one.
+
+    Keys are not case-sensitive, and null is the same as absent, as in Velero.
+    Source: Go, encoding/json.
+    """
+    sorter = _Sorter(section)
+    sorter.found.document = sorter.sort_object(document, section, ())
+    return sorter.found
+
+
+class _Sorter:
+    """One walk through a document."""
+
+    def __init__(self, root: type[Section]) -> None:
+        self.found = SortedKeys()
+        self._root = root
+
+    def sort_object(self, value: JsonDict, section: type[Section], place: Location) -> JsonDict:
+        fields = {info.alias or name: info for name, info in section.model_fields.items()}
+        spellings = {alias.lower(): alias for alias in (*fields, *section.other_names)}
+        for key in getattr(value, "repeated", ()):
+            self._note((*place, key), "repeated key; the last one applies")
+        kept: JsonDict = {}
+        for key, item in value.items():
+            spelling = key if key in fields else spellings.get(key.lower(), "")
+            alias = section.other_names.get(spelling, spelling)
+            if not alias:
+                hint = self._hint(key, [*fields, *section.other_names], place)
+                self._note((*place, key), "unknown key; ignored", hint)
+            elif key != alias and (alias in kept or alias in value):
+                self._note((*place, key), f"{alias} is set as well; this one is ignored")
+            elif item is not None:
+                here = (*place, alias)
+                if key != alias:
+                    self.found.written[here] = key
+                if key != spelling:
+                    self._note(here, f"read as {spelling}", "keys are case-sensitive elsewhere")
+                kept[alias] = self._sort_value(item, nested_section(fields[alias]), here)
+        return kept
+
+    def _sort_value(self, value: object, nested: Nested | None, place: Location) -> object:
+        if nested is None:
+            return value
+        inside = Nested(nested.section, "")
+        if nested.container == "list" and isinstance(value, list):
+            return [self._sort_value(item, inside, (*place, index)) for index, item in enumerate(value)]
+        if nested.container == "list" or not isinstance(value, dict):
+            return value
+        if nested.container == "map":
+            kept = ((key, item) for key, item in value.items() if item is not None)
+            return {key: self._sort_value(item, inside, (*place, key)) for key, item in kept}
+        return self.sort_object(value, nested.section, place)
+
+    def _note(self, place: Location, problem: str, hint: str = "") -> None:
+        self.found.notes.append(ConfigFinding(self.found.show(place), problem, hint))
+
+    def _hint(self, key: str, candidates: Iterable[str], place: Location) -> str:
+        """Return which known key may be meant: one of this object, else the same name at a deeper level."""
+        close = close_name(key, candidates)
+        if not close and not place:
+            deeper = (path for path, _ in known_paths(self._root))
+            close = next((path for path in deeper if path.rpartition(".")[2].lower() == key.lower()), "")
+        return ask(close)
+
+
+def missing(text: str, name: str, candidates: Iterable[str]) -> NotFoundError:
+    """Return the error for a name that a user gave, with the hint which of the candidates may be meant."""
+    return NotFoundError(hinted(text, name, candidates), status=404, reason="NotFound")
+
+
+def known_paths(section: type[Section], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield every key as a path, such as `backupPVC.<name>.readOnly`, with its field in the model."""
+    for name, info in section.model_fields.items():
+        path = f"{above}{info.alias or name}"
+        yield path, info
+        if nested := nested_section(info):
+            inside = {"list": f"{path}[].", "map": f"{path}.<name>.", "": f"{path}."}[nested.container]
+            yield from known_paths(nested.section, inside)
+
+
+_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def build_schema() -> JsonDict:
+    """Return the JSON Schema; it tolerates unknown keys, as the agent does."""
+    schema = AgentConfig.model_json_schema(by_alias=True)
+    definitions: JsonDict = schema.pop("$defs")
+    for section in _sections(AgentConfig):
+        described = schema if section is AgentConfig else definitions[section.__name__]
+        for other, alias in section.other_names.items():
+            described["properties"][other] = described["properties"][alias]
+    about = "The document in the ConfigMap that --node-agent-configmap names."
+    whole = {"$schema": _DIALECT, "title": "Configuration of node-agent", "description": about}
+    plain: JsonDict = _tidied(schema | {"$defs": definitions})
+    return plain | whole
+
+
+def _sections(section: type[Section]) -> set[type[Section]]:
+    found = {section}
+    for info in section.model_fields.values():
+        if nested := nested_section(info):
+            found |= _sections(nested.section)
+    return found
+
+
+def _tidied(node: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return `node` without titles that only repeat the keys; maps accept no keys beside their pattern."""
+    if isinstance(node, list):
+        return [_tidied(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    tidy = {key: _tidied(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    return tidy | ({"additionalProperties": False} if "patternProperties" in tidy else {})
