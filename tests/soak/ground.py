@@ -205,7 +205,8 @@ def wait_for(
     deadline = time.monotonic() + seconds
     while not until(found := bed.api.get(resource, *where) or {}):
         if time.monotonic() > deadline:
-            raise BedError(f"{resource.plural} {'/'.join(where)} after {seconds:.0f} s: {found.get('status')}")
+            seen = found.get("status"), found.get("metadata", {}).get("annotations")
+            raise BedError(f"{resource.plural} {'/'.join(where)} after {seconds:.0f} s: {seen}")
         time.sleep(_LOOK_SECONDS)
     return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["NO_FAULT", "Worker"]
 
 NO_FAULT = Fault("none")
-_END_SECONDS = 300
+_END_SECONDS = 900
+"""An agent that starts again measures again how long a lost mover may still write: three minutes, while agents are killed."""
 
 
 @dataclass
@@ -104,8 +104,10 @@ class Worker:
 
     def _record_end(self, entry: Entry, transfer: Json) -> None:
         found: Json = {"status": {"phase": ""}}
-        with suppress(BedError):
+        try:
             found = self.ground.wait(transfer, is_final, seconds=_END_SECONDS)
+        except BedError as e:
+            found["status"]["message"] = str(e)
         entry.phase = found["status"]["phase"] if found else "deleted"
         if entry.phase == "Completed":
             self.ground.keep(found)
