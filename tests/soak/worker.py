@@ -26,7 +26,7 @@ __all__ = ["NO_FAULT", "Worker"]
 
 NO_FAULT = Fault("none")
 _END_SECONDS = 900
-"""An agent that starts again measures again how long a lost mover may still write: three minutes, while agents are killed."""
+"""An agent that starts again measures again how long a lost mover may still write: three minutes, undisturbed."""
 
 
 @dataclass
