@@ -6,17 +6,13 @@ A real kube-apiserver with etcd holds it. Nothing carries a transfer out: each i
 import argparse
 import asyncio
 import json
-import socket
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -43,6 +39,7 @@ from tests.nodeagent.support.transfers import TRANSFERS
 from tests.support.apiserver import ApiServer, run_apiserver
 from tests.support.objects import JsonDict
 from tests.support.rbac import grant
+from tests.support.status_page import forwarded_address, serve_status_page
 
 _PERSON: Final = "person"
 _DAEMONSET: Final = Path(__file__).parents[1] / "deploy" / "agent" / "daemonset.yaml"
@@ -114,8 +111,12 @@ def run_in_large_cluster(
     size = Size(arguments.nodes, arguments.transfers)
 
     async def run(folder: Path) -> tuple[Iterable[str], Summary]:
-        address = _own_address()
-        with run_apiserver() as server, _serve_page(address, size) as port:
+        try:
+            address = forwarded_address()
+        except OSError as e:
+            raise BenchmarkError(f"this machine has no address but loopback: {e}") from e
+        body = json.dumps(_page(size), indent=2).encode()
+        with run_apiserver() as server, serve_status_page(address, body) as port:
             namespace = server.create_namespace()
             server.create_account(namespace, SERVICE_ACCOUNT)
             client = await open_client(server.kubeconfig)
@@ -240,42 +241,3 @@ def _page(size: Size) -> JsonDict:
         "config": {"hash": parse_config(_CONFIG).digest, "rejected": [], "warnings": []},
         "maintenance": {},
     }
-
-
-def _own_address() -> str:
-    """Return an address of this machine that an API server forwards to: it refuses loopback.
-
-    Raises:
-        BenchmarkError: there is none.
-    """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError as e:
-            raise BenchmarkError(f"this machine has no address but loopback: {e}") from e
-        address: str = probe.getsockname()[0]
-    return address
-
-
-@contextmanager
-def _serve_page(address: str, size: Size) -> Iterator[int]:
-    """Serve the leader's page as an agent does; yield the port."""
-    body = json.dumps(_page(size), indent=2).encode()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/status" else 404)
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: Any) -> None:  # noqa: ANN401 - its signature
-            """Print nothing."""
-
-    with HTTPServer((address, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, name="status page")
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()

@@ -34,6 +34,7 @@ def test_the_last_line_of_the_pages_has_all_figures() -> None:
     assert set(found) == {"first_paint_ms_10k", "server_peak_mib_10k", "api_requests_per_minute_idle", "ready_s"}
     assert found["first_paint_ms_10k"] > 0
     assert 20 < found["server_peak_mib_10k"] < 250
-    # Within these seconds at most one round of what has no watch: a Lease, a DaemonSet, a ConfigMap, a page, the nodes.
-    assert found["api_requests_per_minute_idle"] <= 6 * 60 / 15
+    # Within these seconds at most one round of what has no watch: a Lease, a DaemonSet, two ConfigMaps, the CronJobs of
+    # schedules, the leader's page, the nodes.
+    assert found["api_requests_per_minute_idle"] <= 7 * 60 / 15
     assert sum(line.startswith("| `/") for line in table) == 6

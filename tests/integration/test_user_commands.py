@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
-import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +17,9 @@ from core.kube.transport import MERGE_PATCH
 from nodeagent.__main__ import main
 from tests.support.interrupts import run_interruptible
 from tests.support.rbac import grant
+from tests.support.status_page import forwarded_address, serve_status_page
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from core.models.base import JsonDict
     from tests.support.apiserver import ApiServer
 
@@ -88,46 +83,14 @@ def cluster(apiserver: ApiServer, namespace: str, tmp_path: Path) -> _Cluster:
     return _Cluster(apiserver, namespace, tmp_path)
 
 
-def _own_address() -> str:
-    """Return an address of this machine that an API server forwards to: it refuses loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-        except OSError:
-            pytest.skip("this machine has no address but loopback")
-        address: str = probe.getsockname()[0]
-    return address
-
-
-@contextmanager
-def _status_page(address: str, page: JsonDict) -> Iterator[int]:
-    """Serve the page as an agent does; yield the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path == "/status"
-            self.send_response(200 if found else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(page).encode() if found else b"")
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
-
-    with HTTPServer((address, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, name="status page")
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_the_leader_is_asked_through_the_api_server(cluster: _Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    address = _own_address()
+    try:
+        address = forwarded_address()
+    except OSError:
+        pytest.skip("this machine has no address but loopback")
     said = {"hold": "window", "due": "2026-11-21T11:00:00Z", "overdue": True}
     page = {"dispatcher": {"holder": "", "leading": True}, "maintenance": {_NAME: said}}
-    with _status_page(address, page) as port:
+    with serve_status_page(address, json.dumps(page).encode()) as port:
         cluster.put_agent(address, port)
         code, out, err = cluster.run(capsys, "get", "-o", "json")
         described = cluster.run(capsys, "describe", _NAME)
