@@ -272,9 +272,7 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             found = await self._client.get(resource, self._namespace, name)
             if "restoreType" in found["spec"]:
                 raise
-            same = {"resourceVersion": found["metadata"]["resourceVersion"]}
-            patch = {"metadata": same, "spec": {"cancel": True, **PLAIN_RESTORE}}
-            await self._client.patch(resource, self._namespace, name, patch)
+            await self._client.patch_if_unchanged(resource, found, {"spec": {"cancel": True, **PLAIN_RESTORE}})
 
     async def _list(self, selector: str) -> list[_Listed]:
         return [

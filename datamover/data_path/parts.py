@@ -123,8 +123,8 @@ class Parts:
                 try:
                     (target / one.path).mkdir(mode=0o700, exist_ok=True)
                 except OSError as e:
-                    _is_refusal(e)
-                    refused.add(one.path)
+                    if _is_refusal(e):
+                        refused.add(one.path)
         return refused
 
     def outside(self, refused: Collection[str]) -> "Parts":
