@@ -88,6 +88,11 @@ class Copy:
         return self.volume, self.location
 
     @property
+    def age_key(self) -> tuple[float, str, str]:
+        """Orders copies, the oldest first: of copies of the same second the name decides, always alike."""
+        return self.created.timestamp() if self.created is not None else 0.0, self.backup, self.uid
+
+    @property
     def shown_volume(self) -> str:
         """Namespace and name of the PVC, as text."""
         return "/".join(self.volume)

@@ -12,6 +12,7 @@ from typing import Final
 from client.backups.copies import Copy
 from client.backups.deletion_jobs import LocationJobs, read_copies, read_locations, read_restoring
 from client.backups.deletion_lease import DeletionGuard
+from client.backups.deletion_limit import decide_now, limit_deletions
 from client.backups.deletion_record import DeletionRecord, Located, locate
 from client.backups.retention import (
     Check,
@@ -20,10 +21,8 @@ from client.backups.retention import (
     RetentionDecision,
     RetentionRule,
     Situation,
-    decide_now,
     find_witnesses,
     judge_backups,
-    limit_deletions,
 )
 from client.collections.collection import Backups
 from client.mover_jobs import JobTools

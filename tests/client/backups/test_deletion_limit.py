@@ -8,17 +8,8 @@ from typing import Final
 import pytest
 
 from client.backups.copies import Copy
-from client.backups.retention import (
-    DeletionError,
-    GoneCopy,
-    RetentionDecision,
-    RetentionRule,
-    Situation,
-    decide_now,
-    explain_backlog,
-    judge_backups,
-    limit_deletions,
-)
+from client.backups.deletion_limit import GoneCopy, decide_now, explain_backlog, limit_deletions
+from client.backups.retention import DeletionError, RetentionDecision, RetentionRule, Situation, judge_backups
 from core.models.phases import Phase
 from tests.client.support.copies import DATA, DAY, make_copy
 from tests.nodeagent.support.hand_clock import NOON
