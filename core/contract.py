@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel, cut_texts
+from core.models.in_place import InPlace
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
 from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
@@ -155,7 +156,7 @@ class MoverArgs:
     `compression` is the algorithm of a backup whose custom resource names none; empty: none. With `ignore_files`, files
     named `.kopiaignore` have an effect on a backup. `read_all_files`: it also reads files whose size and time are
     unchanged since the last one. With `require_attributes`, a restore fails if the target does not take owners, modes
-    and times.
+    and times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one.
     """
 
     verb: MoverVerb
@@ -171,6 +172,7 @@ class MoverArgs:
     ignore_files: bool = False
     read_all_files: bool = False
     require_attributes: bool = False
+    in_place: InPlace | None = None
     resource_timeout: timedelta = timedelta(minutes=10)
     log_level: str = "info"
     log_format: str = "text"
@@ -190,11 +192,14 @@ class MoverArgs:
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
+            "restore-type": self.in_place.restore_type if self.in_place else "",
         }
         switches = {
             "ignore-files": self.ignore_files,
             "read-all-files": self.read_all_files,
             "require-attributes": self.require_attributes,
+            "delete-extra-files": self.in_place is not None and self.in_place.delete_extra_files,
+            "compare-content": self.in_place is not None and self.in_place.compare_content,
         }
         return [
             str(self.verb),
@@ -265,12 +270,15 @@ class BackupResult(WireModel):
 class RestoreResult(WireModel):
     """The termination message of a restore that succeeded; sizes in bytes.
 
-    The last two are ours. `note` is what the user should know, for `status.message`: the target did not take the owner,
-    mode or time of `unset` entries.
+    The others than the first two are ours. `note` is what the user should know, for `status.message`: the target did
+    not take the owner, mode or time of `unset` entries. `incremental_bytes` were written; it is absent if that is not
+    known. `fallback_full`: everything was written, although the restore was to be incremental.
     """
 
     target: VolumePath
     total_bytes: Int64 = 0
+    incremental_bytes: Int64 | UnsetType = UNSET
+    fallback_full: bool | UnsetType = UNSET
     note: str | UnsetType = UNSET
     unset: Int64 | UnsetType = UNSET
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
+from core.models.in_place import INCREMENTAL, InPlace
 from core.mover_specs import MoverSpec, parse_spec
 from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
 from datamover.kinds import TRANSFER_KINDS
@@ -44,7 +45,8 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
-    `require_attributes`: owners, modes and times that the target does not take fail a restore.
+    `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
+    into a volume that may have data; None: as into a new one.
     """
 
     kind_flag: str
@@ -58,6 +60,7 @@ class PodOptions:
     ignore_files: bool = False
     read_all_files: bool = False
     require_attributes: bool = False
+    in_place: InPlace | None = None
     cache_volume: str = ""
     cache_limit_mib: int = 0
     termination_file: Path
@@ -157,8 +160,20 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         ignore_files=getattr(parsed, "ignore_files", False),
         read_all_files=getattr(parsed, "read_all_files", False),
         require_attributes=getattr(parsed, "require_attributes", False),
+        in_place=_parse_in_place(parsed),
         termination_file=parsed.termination_message_path,
         log=LogOptions(parsed.log_level or "info", parsed.log_format),
+    )
+
+
+def _parse_in_place(parsed: argparse.Namespace) -> InPlace | None:
+    wanted = getattr(parsed, "restore_type", "")
+    if not wanted:
+        return None
+    return InPlace(
+        incremental=wanted == INCREMENTAL,
+        delete_extra_files=parsed.delete_extra_files,
+        compare_content=parsed.compare_content,
     )
 
 

@@ -14,6 +14,7 @@ from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.compression import Compression, parse_compression
+from core.models.in_place import FULL, INCREMENTAL
 from core.models.units import parse_duration
 from core.version import VERSION
 from datamover.kinds import TRANSFER_KINDS
@@ -205,6 +206,24 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
             "--require-attributes",
             action="store_true",
             help="fail if the target does not take the owner, mode or time of a file (default: report it)",
+        )
+        group.add_argument(
+            "--restore-type",
+            metavar="NAME",
+            choices=(FULL, INCREMENTAL),
+            default="",
+            help="restore into a volume with data: full, or incremental, which does not write what is equal "
+            "(default: as into a new volume)",
+        )
+        group.add_argument(
+            "--delete-extra-files",
+            action="store_true",
+            help="with --restore-type, delete what the snapshot does not have",
+        )
+        group.add_argument(
+            "--compare-content",
+            action="store_true",
+            help="with --restore-type, compare the content of files, whatever size and time say",
         )
     group.add_argument(
         "--cache-volume-path",

@@ -16,6 +16,7 @@ from core.errors import ConfigError, ContractError
 from core.kube.resources import DATA_DOWNLOADS, DATA_UPLOADS, POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES, Resource
 from core.kube.types import UncheckedObject
 from core.models.compression import Compression, parse_compression
+from core.models.in_place import COMPARE_CONTENT, DELETE_EXTRA_FILES, read_switch
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
@@ -73,14 +74,9 @@ _COMPRESSION: Final = "Compression"
 """Our own; Velero ignores it."""
 
 _BACKUP: Final = frozenset({_PARALLEL_UPLOAD, _COMPRESSION, READ_ALL_FILES})
-_RESTORE: Final = frozenset({_PARALLEL_DOWNLOAD, _SPARSE})
+_RESTORE: Final = frozenset({_PARALLEL_DOWNLOAD, _SPARSE, DELETE_EXTRA_FILES, COMPARE_CONTENT})
+"""The agent has made flags of the last two."""
 _COUNTS: Final = frozenset({_PARALLEL_UPLOAD, _PARALLEL_DOWNLOAD})
-
-_BOOLEANS: Final = {
-    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
-    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False", ""), False),
-}
-"""Source: Go, strconv.ParseBool."""
 
 
 @dataclass(frozen=True)
@@ -207,9 +203,9 @@ def parse_settings(settings: Mapping[str, str], verb: MoverVerb) -> UploaderSett
     return UploaderSettings(
         parallel_upload=max(0, counts.get(_PARALLEL_UPLOAD, 0)) or None,
         compression=_algorithm(settings.get(_COMPRESSION, "")) if _COMPRESSION in own else None,
-        read_all_files=READ_ALL_FILES in own and _boolean(READ_ALL_FILES, settings.get(READ_ALL_FILES, "")),
+        read_all_files=READ_ALL_FILES in own and read_switch(settings, READ_ALL_FILES),
         parallel_download=max(0, counts.get(_PARALLEL_DOWNLOAD, 0)) or None,
-        write_sparse_files=_SPARSE in own and _boolean(_SPARSE, settings.get(_SPARSE, "")),
+        write_sparse_files=_SPARSE in own and read_switch(settings, _SPARSE),
         ignored=tuple(f"{name} ({reason})" for name, reason in sorted(reasons.items())),
     )
 
@@ -231,9 +227,3 @@ def _algorithm(text: str) -> Compression | None:
         return parse_compression(text.strip())
     except ConfigError as e:
         raise ConfigError(f"setting {_COMPRESSION}: {e}") from None
-
-
-def _boolean(name: str, text: str) -> bool:
-    if text.strip() not in _BOOLEANS:
-        raise ConfigError(f'setting {name}: must be true or false: "{text}"')
-    return _BOOLEANS[text.strip()]

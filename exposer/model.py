@@ -14,6 +14,7 @@ from core.kube.resources import Resource
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.attempts import Interruption
 from core.models.base import CustomResource
+from core.models.in_place import InPlace
 from core.models.names import OWNER_UID_LABEL
 from core.models.transfers import Transfer
 from exposer.settings import BackupPVCSettings, CacheVolume, ExposeSettings
@@ -219,7 +220,7 @@ class SnapshotRequest:
 class RestoreRequest:
     """Expose a new volume in a mover pod, to be bound to the target PVC later.
 
-    `for_windows`: only Windows nodes can read it.
+    `for_windows`: only Windows nodes can read it. `in_place` is how the data goes into an existing volume.
     """
 
     owner: Owner
@@ -230,6 +231,7 @@ class RestoreRequest:
     operation_timeout: timedelta | None = None
     cache: CacheVolume | None = None
     for_windows: bool = False
+    in_place: InPlace | None = None
     copied: tuple[str, ...] = ()
 
     @property
@@ -265,7 +267,7 @@ class WorkloadRef:
 class PodVolumeRequest:
     """Expose one volume of a workload pod, as mounted on its node, in a mover pod.
 
-    `verb` is BACKUP or RESTORE; only a restore has a `cache`.
+    `verb` is BACKUP or RESTORE; only a restore has a `cache`, and `in_place` if the volume may have data.
     """
 
     owner: Owner
@@ -275,6 +277,7 @@ class PodVolumeRequest:
     location: str
     settings: ExposeSettings
     cache: CacheVolume | None = None
+    in_place: InPlace | None = None
 
 
 @dataclass(frozen=True)

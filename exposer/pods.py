@@ -84,8 +84,15 @@ def build_restore_pod(
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=_build_args(
-            owner, MoverVerb.RESTORE, "data-download", request.settings.mover_options(request.operation_timeout), cache
+        args=replace(
+            _build_args(
+                owner,
+                MoverVerb.RESTORE,
+                "data-download",
+                request.settings.mover_options(request.operation_timeout),
+                cache,
+            ),
+            in_place=request.in_place,
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": {"claimName": owner.name}}, mode),
@@ -116,6 +123,7 @@ def build_pod_volume_pod(
             compression=_compression(request.settings, located.storage_class) if backup else "",
             ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
             read_all_files=backup and request.workload.namespace in request.settings.read_all_files_namespaces,
+            in_place=request.in_place,
         ),
         storage=storage,
         # With this type a missing directory fails the mount, instead of being created empty.

@@ -12,13 +12,13 @@ from msgspec import field
 
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
+from core.models.in_place import FULL, InPlace
 from core.models.names import PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
 
 __all__ = [
-    "DELETE_EXTRA_FILES",
     "PLAIN_RESTORE",
     "READ_ALL_FILES",
     "CSISnapshotSpec",
@@ -41,10 +41,6 @@ __all__ = [
 
 READ_ALL_FILES: Final = "ReadAllFiles"
 """An uploader setting of ours, which Velero ignores: `true` has a backup also read files of unchanged size and time."""
-
-
-DELETE_EXTRA_FILES: Final = "DeleteExtraFiles"
-"""An uploader setting of Velero 1.19: a restore into an existing volume deletes what the snapshot does not have."""
 
 
 PLAIN_RESTORE: Final = {"restoreType": ""}
@@ -258,6 +254,17 @@ class DataDownload(_DataMoverTransfer):
     kind_name: ClassVar[str] = "DataDownload"
     spec: DataDownloadSpec
 
+    @property
+    def in_place(self) -> InPlace | None:
+        """How it goes into the existing volume `targetVolume.pv`; None where that is empty, whatever the type.
+
+        Raises:
+            ConfigError: the type is unknown, or a setting is invalid.
+        """
+        if not self.spec.target_volume.pv:
+            return None
+        return InPlace.of(self.spec.restore_type, self.settings) or InPlace.of(FULL, self.settings)
+
 
 class PodReference(WireModel):
     """`spec.pod`: the workload pod."""
@@ -326,6 +333,15 @@ class PodVolumeRestore(_PodVolumeTransfer):
 
     kind_name: ClassVar[str] = "PodVolumeRestore"
     spec: PodVolumeRestoreSpec
+
+    @property
+    def in_place(self) -> InPlace | None:
+        """How it goes into the volume of the pod, which may be an existing one; None: as into a new one.
+
+        Raises:
+            ConfigError: the type is unknown, or a setting is invalid.
+        """
+        return InPlace.of(self.spec.restore_type, self.settings)
 
     @property
     def repository_namespace(self) -> str:

@@ -124,7 +124,25 @@ def parse_quantity(text: str | float) -> Decimal:
     return Decimal(form[1] + (form[2] or "")) * _SUFFIX[form[3] or ""]
 
 
+_BOOLEANS: Final = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False", ""), False),
+}
+
 _COUNT: Final = re.compile("[0-9]{1,18}")
+
+
+def parse_boolean(text: str) -> bool:
+    """Return whether a text is one of Go's for true; an empty one is false.
+
+    Source: Go, strconv.ParseBool.
+
+    Raises:
+        ValueError: it is neither true nor false.
+    """
+    if (word := text.strip()) not in _BOOLEANS:
+        raise ValueError(f'must be true or false: "{text}"')
+    return _BOOLEANS[word]
 
 
 def parse_count(text: str) -> int | None:

@@ -16,6 +16,7 @@ from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_re
 from core.errors import ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
+from core.models.in_place import INCREMENTAL
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import PodVolumeRestore, Transfer
@@ -227,10 +228,15 @@ class RestoreResults:
         result = outcome.result
         if not isinstance(result, RestoreResult):
             raise ContractError("the stored outcome has no restore result")
-        # Files that are equal are written too.
-        full = isinstance(cr, PodVolumeRestore) and cr.spec.restore_type.lower() == "incremental"
-        fallback = {"fallbackFull": True} if full else {}
-        return {"progress": _all_of(result.total_bytes), **fallback, **_note(result)}
+        written = result.incremental_bytes
+        # A mover of an earlier version writes what is equal too.
+        silent = isinstance(cr, PodVolumeRestore) and cr.spec.restore_type.lower() == INCREMENTAL and written is UNSET
+        return {
+            "progress": _all_of(result.total_bytes),
+            **({} if written is UNSET else {"incrementalBytes": written}),
+            **({"fallbackFull": True} if silent or result.fallback_full is True else {}),
+            **_note(result),
+        }
 
 
 def _note(result: MoverResult) -> JsonDict:

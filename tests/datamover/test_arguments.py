@@ -1,5 +1,6 @@
 """Each mode of the command line is a type of its own."""
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from core.contract import MoverArgs, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
+from core.models.in_place import InPlace
 from core.mover_specs import ListSnapshots
 from datamover.arguments import (
     LocalBackup,
@@ -82,6 +84,25 @@ def test_a_mover_of_velero_without_a_timeout_waits_for_the_default() -> None:
     found = parse_arguments(["backup", "--volume-path=/v", "--data-upload=b1", "--resource-timeout=0s"], {})
     assert isinstance(found, PodOptions)
     assert found.resource_timeout == timedelta(minutes=10)
+
+
+@pytest.mark.parametrize(
+    ("in_place", "flags"),
+    [
+        (None, set()),
+        (InPlace(), {"--restore-type=full"}),
+        (InPlace(incremental=True, delete_extra_files=True), {"--restore-type=incremental", "--delete-extra-files"}),
+        (InPlace(incremental=True, compare_content=True), {"--restore-type=incremental", "--compare-content"}),
+    ],
+    ids=["plain", "full", "incremental", "content"],
+)
+def test_how_a_restore_goes_into_an_existing_volume_is_in_flags(in_place: InPlace | None, flags: set[str]) -> None:
+    usual = MoverArgs(MoverVerb.RESTORE, "data-download", "r1", volume_path="/volume")
+    argv = replace(usual, in_place=in_place).argv
+    assert set(argv) - set(usual.argv) == flags
+    options = parse_arguments(argv, {})
+    assert isinstance(options, PodOptions)
+    assert options.in_place == in_place
 
 
 def test_a_backups_command_line_has_its_algorithm() -> None:

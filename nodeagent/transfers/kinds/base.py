@@ -11,13 +11,14 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from core.errors import ExposeError
+from core.errors import ConfigError, ExposeError
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
+from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
-from core.models.transfers import DELETE_EXTRA_FILES, DataDownload, DataUpload, PodVolumeRestore, Transfer
+from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
@@ -91,11 +92,6 @@ class Admission:
     copies: tuple[str, ...] = ()
 
 
-_RESTORE_TYPES: Final = frozenset({"", "none", "full", "incremental"})
-_IN_PLACE_TYPES: Final = frozenset({"full", "incremental"})
-"""In any case of letters. Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go."""
-
-
 def find_unsupported(cr: Transfer) -> Admission | None:
     """Return the failed admission of a transfer that this agent cannot carry out, which would otherwise stay New."""
     if isinstance(cr, (DataUpload, DataDownload)) and cr.spec.datamover == BLOCK_DATA_MOVER:
@@ -107,15 +103,17 @@ def find_unsupported(cr: Transfer) -> Admission | None:
 
 
 def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
-    wanted, here = cr.spec.restore_type.lower(), "is not supported by this node agent"
-    if wanted not in _RESTORE_TYPES:
-        return f"restore type {cr.spec.restore_type!r} {here}; use none, full or incremental"
+    here = "is not supported by this node agent"
+    try:
+        # Also where the volume is a new one.
+        in_place = InPlace.of(cr.spec.restore_type, cr.settings)
+    except ConfigError as e:
+        return str(e)
     if isinstance(cr, DataDownload):
         volume = cr.spec.target_volume.pv
         return f"a restore into the existing volume {volume} {here}; restore into a new volume" if volume else None
     # A pod's volume may be an existing one: all that the snapshot has is written, whatever the type.
-    deletes = cr.settings.get(DELETE_EXTRA_FILES, "").lower() not in {"", "false"}
-    if wanted in _IN_PLACE_TYPES and deletes:
+    if in_place is not None and in_place.delete_extra_files:
         return f"a restore with {DELETE_EXTRA_FILES} {here}; leave that setting out"
     return None
 

@@ -59,7 +59,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         name=DataDownload.kind_name,
         resource=DATA_DOWNLOADS,
         finalizer=DATA_MOVER_FINALIZER,
-        status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node"},
+        status_fields=COMMON_STATUS_FIELDS | {"acceptedByNode", "node", "incrementalBytes"},
         restores=True,
         bound_to_node=False,
     )

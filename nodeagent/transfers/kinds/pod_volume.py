@@ -5,12 +5,14 @@ the volume is reached (`exposer.pod_volume`).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from core.contract import MoverVerb
-from core.errors import ExposeError
+from core.errors import ConfigError, ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
+from core.models.in_place import InPlace
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
@@ -122,7 +124,12 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
             location=cr.spec.backup_storage_location,
             settings=settings,
             cache=None if snapshot_bytes is None else settings.cache_for(snapshot_bytes),
+            in_place=self._in_place(cr),
         )
+
+    def _in_place(self, cr: P) -> InPlace | None:  # noqa: ARG002 - restores override it
+        """Return how a restore goes into a volume that may have data; None: not at all, or it is invalid."""
+        return None
 
     def _cached_bytes(self, cr: P) -> int | None:  # noqa: ARG002 - restores override it
         """Return the size of the snapshot that is restored (0: unknown), None for a backup."""
@@ -189,7 +196,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         name=PodVolumeRestore.kind_name,
         resource=POD_VOLUME_RESTORES,
         finalizer=POD_VOLUME_FINALIZER,
-        status_fields=COMMON_STATUS_FIELDS | {"node"},
+        status_fields=COMMON_STATUS_FIELDS | {"node", "incrementalBytes"},
         restores=True,
         bound_to_node=True,
     )
@@ -216,6 +223,12 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
         return find_unsupported(cr) or await self._locate(cr, reader)
+
+    def _in_place(self, cr: PodVolumeRestore) -> InPlace | None:
+        # Clean-up needs a request, too; admission refuses what is invalid.
+        with suppress(ConfigError):
+            return cr.in_place
+        return None
 
     def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
         return cr.spec.snapshot_size

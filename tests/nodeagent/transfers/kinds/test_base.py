@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from core.models.base import JsonDict
+from core.models.in_place import InPlace
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
 from exposer.placement import PlacementRule, PlacementRules
@@ -105,6 +106,18 @@ async def test_a_restore_is_for_linux_unless_it_says_windows(node_os: str, windo
     raw["spec"]["nodeOS"] = node_os
 
     assert (await ask("datadownload", raw, {})).for_windows is windows
+
+
+@pytest.mark.parametrize("wanted", ["full", "Incremental", "none", ""])
+async def test_the_restore_type_of_a_pods_volume_reaches_the_exposer(wanted: str) -> None:
+    raw = recorded("podvolumerestore")
+    raw["spec"] |= {"restoreType": wanted, "uploaderSettings": {"CompareContent": "true"}}
+
+    request: PodVolumeRequest = await ask("podvolumerestore", raw, {})
+
+    incremental = wanted.lower() == "incremental"
+    expected = InPlace(incremental=incremental, compare_content=True) if wanted not in {"", "none"} else None
+    assert request.in_place == expected
 
 
 @pytest.mark.parametrize(("snapshot_bytes", "cached"), [(0, True), (1 << 20, False), (1 << 30, True)])

@@ -280,7 +280,7 @@ async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(tran
     ("change", "message"),
     [
         ({"targetVolume": {"pv": "pv-7"}}, "a restore into the existing volume pv-7 .*; restore into a new volume"),
-        ({"restoreType": "partly"}, "restore type 'partly' .*; use none, full or incremental"),
+        ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
     ],
     ids=["existing volume", "restore type"],
 )
