@@ -27,7 +27,7 @@ COPY tools/kopia/ ./
 RUN CGO_ENABLED=0 GOARCH=${TARGETARCH} go build -mod=readonly -trimpath \
       -tags "$(sed -n 's/^tags //p' build.conf)" \
       -ldflags "-s -w $(sed -n 's/^ldflags //p' build.conf | tr '\n' ' ')" \
-      -o /kopia github.com/kopia/kopia
+      -o /kopia ./program
 
 FROM scratch AS kopia-ready
 COPY image-parts/kopia /kopia

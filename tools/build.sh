@@ -88,7 +88,7 @@ source_dir="$project_dir/tools/$name"
 [ -n "$name" ] && [ -f "$source_dir/build.conf" ] ||
     die "usage: tools/build.sh [--dir] NAME [BINARY…], where NAME is one of: $(cd "$project_dir/tools" && printf '%s ' */ | tr -d '/')"
 shift
-mapfile -t sources < <(find "$source_dir" -mindepth 2 -name '*.go' | sort)
+mapfile -t sources < <(find "$source_dir" -mindepth 2 -name '*.go' ! -name '*_test.go' | sort)
 key="$(name_and_content "$source_dir"/{go.mod,go.sum,build.conf} "${sources[@]}" | short_hash)"
 other_arch=''
 [ "${GOARCH:-$(machine_arch)}" = "$(machine_arch)" ] || other_arch="-$GOARCH"
