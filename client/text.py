@@ -1,34 +1,22 @@
 """Durations, sizes and messages in their short form, for people."""
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Final
 
 from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
 from core.models.bandwidth import BandwidthLimits
 from core.models.verification import WHOLE_PERCENT, Verification
+from core.text import format_age
 
 __all__ = [
-    "format_age",
     "format_bytes",
     "format_event",
     "format_limits",
     "format_verification",
 ]
 
-_AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
-"""Seconds of a unit, its letter, and from how many on it is used."""
-
 _KIB: Final = 1024
-
-
-def format_age(age: timedelta) -> str:
-    """Return a duration in whole units, the largest of which it has two: `90s`, `45m`, `3h` or `12d`."""
-    seconds = max(0, int(age.total_seconds()))
-    for unit, letter, limit in _AGE_UNITS:
-        if seconds >= limit * unit:
-            return f"{seconds // unit}{letter}"
-    return f"{seconds}s"
 
 
 def format_verification(found: Verification | None, now: datetime) -> str:

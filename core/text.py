@@ -1,8 +1,11 @@
-"""Text for a terminal: what users of the cluster control is made harmless."""
+"""Text for people: ages in short, and what users of the cluster control made harmless for a terminal."""
+
+from datetime import timedelta
+from typing import Final
 
 from core.redact import redact
 
-__all__ = ["one_line", "printable"]
+__all__ = ["format_age", "one_line", "printable"]
 
 
 def printable(text: str) -> str:
@@ -19,3 +22,16 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """Return a message as one printable line without secrets."""
     return printable(redact(" ".join(text.split())))
+
+
+_AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
+"""Seconds of a unit, its letter, and from how many on it is used."""
+
+
+def format_age(age: timedelta) -> str:
+    """Return a duration in whole units, the largest of which it has two: `90s`, `45m`, `3h` or `12d`."""
+    seconds = max(0, int(age.total_seconds()))
+    for unit, letter, limit in _AGE_UNITS:
+        if seconds >= limit * unit:
+            return f"{seconds // unit}{letter}"
+    return f"{seconds}s"

@@ -16,7 +16,7 @@ from client.cli.job_tools import build_job_tools
 from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.collections.collection import Backups
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from client.verifications.report import (
     VerificationError,
     VerificationReport,
@@ -28,6 +28,7 @@ from client.verifications.report import (
 from client.verifications.verify import VerificationRequest, VerificationTools, verify_volumes
 from core.errors import ConfigError
 from core.models.verification import WHOLE_PERCENT
+from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["verify"]

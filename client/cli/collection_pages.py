@@ -7,9 +7,10 @@ from typing import Final
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, LiveRow, Printer, Styled
 from client.collections.collection import VolumeProgress
 from client.collections.models import Backup, BackupOrigin, BackupPhase, BackupVolume, Restore, Volume
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from core.models.base import format_time
 from core.models.phases import Phase
+from core.text import format_age
 
 __all__ = ["VOLUMES_ONLY", "live_rows", "print_group", "print_groups", "print_volumes"]
 

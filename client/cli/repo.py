@@ -16,9 +16,9 @@ from client.connect_command import build_connect_lines
 from client.mover_jobs import read_location
 from client.repositories import RepositoryReader, read_repository
 from client.snapshot_report import report_snapshots
-from client.text import format_age
 from core.clock import SystemClock
 from core.kube.resources import BACKUP_REPOSITORIES
+from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["repo"]

@@ -8,11 +8,12 @@ from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, Printer, Styled
 from client.next_maintenance import NextMaintenance
 from client.repository_view import RepositoryDetails, RepositoryList, RepositorySummary, RunningJobState
 from client.snapshot_report import SnapshotList
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from core.models.base import format_time
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome, RepositoryPhase
 from core.models.units import format_duration
 from core.snapshot_contract import SnapshotVerdict
+from core.text import format_age
 from nodeagent.maintenance.rules import Hold
 
 __all__ = ["print_details", "print_list", "print_report"]

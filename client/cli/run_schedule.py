@@ -11,10 +11,10 @@ from client.collections.collection import VolumeProgress
 from client.schedules.manifests import JOB_VARIABLE
 from client.schedules.request import ScheduleRequest, parse_run
 from client.schedules.scheduled_run import ScheduleTools, run_schedule
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from core.models.base import format_time
 from core.models.retention import RetentionReport
-from core.text import one_line
+from core.text import format_age, one_line
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["build_tools", "explain_report", "run_words"]

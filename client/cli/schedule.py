@@ -38,10 +38,10 @@ from client.schedules.store import (
     read_request,
     renew_schedules,
 )
-from client.text import format_age
 from core.clock import SystemClock
 from core.kube.types import Manifest
 from core.models.base import format_time
+from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["renew", "schedule"]

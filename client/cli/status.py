@@ -18,10 +18,10 @@ from client.status.health import is_managed
 from client.status.read import StatusReader
 from client.status.records import ClusterSnapshot, UnreadPart
 from client.status.view import StatusView, build_view
-from client.text import format_age
 from core.aio import wait_for_event
 from core.clock import Clock, Deadline, SystemClock
 from core.errors import AgentError, ConfigError
+from core.text import format_age
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["status"]

@@ -9,11 +9,12 @@ from client.status.health import Health
 from client.status.kinds import TRANSFER_KINDS
 from client.status.records import UnreadPart
 from client.status.view import ActiveRow, NodeRow, PendingRow, StatusView
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from core.models.names import NO_CONFIG
 from core.models.phases import Phase
 from core.models.retention import RetentionReport
 from core.models.storage import RepositoryPhase
+from core.text import format_age
 
 __all__ = ["print_status", "summarize"]
 

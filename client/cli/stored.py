@@ -8,11 +8,12 @@ from typing import Final
 from client.cli.job_tools import build_job_tools
 from client.cli.output import HEADING, Cell, OutputFormat, Printer, Styled
 from client.restores.stored import StoredList, list_stored
-from client.text import format_age, format_bytes
+from client.text import format_bytes
 from core.clock import SystemClock
 from core.models.base import parse_time
 from core.models.names import DATA_UPLOAD_REQUESTER, SNAPSHOT_REQUESTERS
 from core.snapshot_contract import StoredSnapshot
+from core.text import format_age
 from nodeagent.config.schema import missing
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 

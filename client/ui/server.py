@@ -16,7 +16,7 @@ import jinja2
 from aiohttp import web
 
 from client.status.kinds import TRANSFER_KINDS, Target
-from client.text import format_age, format_bytes, format_event, format_limits, format_verification
+from client.text import format_bytes, format_event, format_limits, format_verification
 from client.ui.details import Details, Observed
 from client.ui.guard import BrowserGuard
 from client.ui.live import Live, State
@@ -27,7 +27,7 @@ from core.errors import AgentError
 from core.kube.errors import NotFoundError
 from core.models.base import parse_time
 from core.models.phases import HOLDING_PHASES
-from core.text import one_line, printable
+from core.text import format_age, one_line, printable
 
 __all__ = ["Pages", "serve"]
 

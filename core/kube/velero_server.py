@@ -13,8 +13,9 @@ from typing import Final
 from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import DEPLOYMENTS
+from core.kube.types import UncheckedObject
 
-__all__ = ["VeleroServerCheck", "has_velero_server"]
+__all__ = ["VeleroServerCheck", "find_velero_server", "has_velero_server"]
 
 _NAME: Final = "velero"
 _LABEL: Final = ("component", "velero")
@@ -54,5 +55,17 @@ async def has_velero_server(client: KubeClient, namespace: str) -> bool:
     Raises:
         KubeError: the API server rejected the list.
     """
-    found = [one["metadata"] for one in await client.list(Selection(DEPLOYMENTS, namespace))]
-    return any(meta["name"] == _NAME or _LABEL in (meta.get("labels") or {}).items() for meta in found)
+    return await find_velero_server(client, namespace) is not None
+
+
+async def find_velero_server(client: KubeClient, namespace: str) -> UncheckedObject | None:
+    """Return the Deployment of the Velero server in the namespace; None: there is none.
+
+    Raises:
+        KubeError: the API server rejected the list.
+    """
+    for one in await client.list(Selection(DEPLOYMENTS, namespace)):
+        meta = one["metadata"]
+        if meta["name"] == _NAME or _LABEL in (meta.get("labels") or {}).items():
+            return one
+    return None

@@ -45,6 +45,8 @@ __all__ = [
     "DELETIONS_CONFIGMAP",
     "DELETIONS_LEASE",
     "DISPATCHER_LEASE",
+    "EXCLUDE_ANNOTATION",
+    "EXCLUDE_LABEL",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "MAINTENANCE_ANNOTATION",
@@ -261,6 +263,10 @@ BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"
 """On a PVC: how often it is to be backed up, as a Go duration, for the metrics and the alert about it."""
 VERIFICATION_INTERVAL_ANNOTATION: Final = "nodeagent.io/verification-interval"
 """On a PVC, a Schedule, or a CronJob with SCHEDULE_LABEL: how often its backups are verified, as a Go duration."""
+EXCLUDE_LABEL: Final = "velero.io/exclude-from-backup"
+"""On any object: "true" keeps it out of backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
+EXCLUDE_ANNOTATION: Final = "nodeagent.io/exclude-from-backup"
+"""On a namespace or PVC: why it is left out of backups on purpose. It only explains; it excludes nothing."""
 VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
 """On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
 SCHEDULE_LABEL: Final = "nodeagent.io/schedule"

@@ -16,7 +16,9 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-__all__ = ["Window", "is_open", "longest_pause", "next_start", "parse_schedule", "parse_time_zone"]
+from core.models.units import parse_positive_duration
+
+__all__ = ["Window", "is_open", "longest_pause", "next_start", "parse_interval", "parse_schedule", "parse_time_zone"]
 
 _DESCRIPTORS: Final = {
     "@yearly": "0 0 1 1 *",
@@ -57,6 +59,10 @@ _FIELDS: Final = (
 _PERIOD: Final = timedelta(days=35)
 _STARTS: Final = 3000
 """A schedule of every few minutes has at least two days in so many."""
+
+_EVERY: Final = "@every "
+_ZONE_KEYS: Final = ("CRON_TZ=", "TZ=")
+"""What may precede a schedule of Velero. Source: robfig/cron v3.0.1, ParseStandard."""
 
 _TERM: Final = re.compile(
     r"(?:(?P<all>[*?])|(?P<first>[0-9]{1,2}|[A-Za-z]{3})(?:-(?P<last>[0-9]{1,2}|[A-Za-z]{3}))?)"
@@ -126,6 +132,26 @@ def longest_pause(schedule: str, zone: ZoneInfo, after: datetime) -> timedelta:
         if start - first > _PERIOD:
             break
     return longest
+
+
+def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
+    """Return the longest pause between two starts of `schedule` in the next weeks.
+
+    Args:
+        schedule: as a CronJob or a Schedule of Velero has it: also `@every 6h`, or with `CRON_TZ=`.
+        zone: the name of its time zone; empty: UTC.
+        now: from when on.
+
+    Raises:
+        ValueError: it is invalid.
+    """
+    first, _, rest = schedule.strip().partition(" ")
+    for key in _ZONE_KEYS:
+        if first.startswith(key):
+            schedule, zone = rest, first.removeprefix(key)
+    if schedule.startswith(_EVERY):
+        return parse_positive_duration(schedule.removeprefix(_EVERY))
+    return longest_pause(parse_schedule(schedule.strip()), parse_time_zone(zone or "UTC"), now)
 
 
 @dataclass(frozen=True)

@@ -220,6 +220,13 @@ _AGENT_PERMISSIONS: Final = (
     Permission(
         _ALL,
         kube.NAMESPACES,
+        ("list",),
+        "which namespaces are left out of backups, for the metrics",
+        without="the metrics do not show which namespaces are left out",
+    ),
+    Permission(
+        _ALL,
+        kube.NAMESPACES,
         ("get",),
         "the identity of the cluster, for the tags of its snapshots",
         names=(CLUSTER_NAMESPACE,),

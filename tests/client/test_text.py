@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from client.text import format_age, format_bytes, format_event, format_limits
+from client.text import format_bytes, format_event, format_limits
 from core.models.bandwidth import BandwidthLimits
-from core.text import one_line, printable
+from core.text import format_age, one_line, printable
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ _TESTED_ELSEWHERE: Final = {
     "client/cli/run_schedule.py": "tests/client/cli/test_schedule.py",
     "client/backups/deletion_record.py": "tests/client/backups/test_delete.py",
     "client/backups/deletion_report.py": "tests/client/backups/test_delete.py",
+    "nodeagent/coverage/cluster.py": "tests/nodeagent/coverage/test_selection.py",
     "nodeagent/cli/check_config.py": "tests/nodeagent/config/test_check.py",
     "nodeagent/metrics/table.py": "tests/nodeagent/metrics/test_registry.py",
     "nodeagent/runtime/command_line.py": "tests/nodeagent/test_main.py",

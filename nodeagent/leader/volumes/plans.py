@@ -25,42 +25,16 @@ from core.models.names import (
 )
 from core.models.retention import RetentionReport, read_report
 from core.models.units import parse_duration
-from nodeagent.config.windows import longest_pause, parse_schedule, parse_time_zone
+from nodeagent.config.windows import parse_interval
 from nodeagent.leader.volumes.states import Claim, ClaimKey, Plan, Plans
 
-__all__ = ["PlanReader", "parse_interval"]
+__all__ = ["PlanReader"]
 
 _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-_EVERY: Final = "@every "
 _INTERVALS: Final = (BACKUP_INTERVAL_ANNOTATION, VERIFICATION_INTERVAL_ANNOTATION)
-_ZONE_KEYS: Final = ("CRON_TZ=", "TZ=")
-"""What may precede a schedule of Velero. Source: robfig/cron v3.0.1, ParseStandard."""
-
-
-def parse_interval(schedule: str, zone: str, now: datetime) -> timedelta:
-    """Return the longest pause between two starts of `schedule` in the next weeks.
-
-    Args:
-        schedule: as a CronJob or a Schedule of Velero has it: also `@every 6h`, or with `CRON_TZ=`.
-        zone: the name of its time zone; empty: UTC.
-        now: from when on.
-
-    Raises:
-        ValueError: it is invalid.
-    """
-    first, _, rest = schedule.strip().partition(" ")
-    for key in _ZONE_KEYS:
-        if first.startswith(key):
-            schedule, zone = rest, first.removeprefix(key)
-    if schedule.startswith(_EVERY):
-        interval = _parse_positive(schedule.removeprefix(_EVERY))
-        if interval is None:
-            raise ValueError(f"no duration: {schedule}")
-        return interval
-    return longest_pause(parse_schedule(schedule.strip()), parse_time_zone(zone or "UTC"), now)
 
 
 class _Spec(WireModel):

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from nodeagent.config.windows import Window, is_open, next_start, parse_schedule, parse_time_zone
+from nodeagent.config.windows import Window, is_open, next_start, parse_interval, parse_schedule, parse_time_zone
 
 
 def window(schedule: str, duration: timedelta, zone: str = "UTC") -> Window:
@@ -208,3 +208,36 @@ def test_is_open_agrees_with_a_walk_over_all_starts() -> None:
                 now = begin + timedelta(minutes=minute)
                 expected = any(start <= now < start + of.duration for start in begun)
                 assert of.is_open(now) is expected, (schedule, now)
+
+
+_HOUR = timedelta(hours=1)
+_DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "zone", "expected"),
+    [
+        ("0 2 * * *", "", _DAY),
+        ("0 2 * * 1-5", "", 3 * _DAY),
+        ("*/15 * * * *", "", _HOUR / 4),
+        ("*/5 8-18 * * *", "", 13 * _HOUR + _HOUR / 12),
+        ("@daily", "", _DAY),
+        ("@weekly", "Europe/Berlin", 7 * _DAY),
+        ("0 0 1 * *", "", 31 * _DAY),
+        ("0 0 1 1 *", "", 365 * _DAY),
+        ("@every 6h", "", 6 * _HOUR),
+        ("CRON_TZ=Europe/Berlin 0 2 * * *", "", _DAY),
+        ("TZ=America/New_York 30 1 * * *", "", _DAY),
+    ],
+)
+def test_the_interval_of_a_schedule_is_its_longest_pause(schedule: str, zone: str, expected: timedelta) -> None:
+    assert parse_interval(schedule, zone, at("2026-11-21T12:00")) == expected
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["", "nonsense", "0 2 * *", "0 2 30 2 *", "@every", "@every x", "@every -1h", "@every 0s", "TZ=Nowhere @daily"],
+)
+def test_an_invalid_schedule_is_an_error(schedule: str) -> None:
+    with pytest.raises(ValueError, match=r"\S"):
+        parse_interval(schedule, "", at("2026-11-21T12:00"))

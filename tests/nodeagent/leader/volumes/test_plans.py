@@ -15,7 +15,7 @@ from core.models.names import (
     VERIFICATION_INTERVAL_ANNOTATION,
 )
 from core.models.retention import REPORT_KEY, RetentionReport
-from nodeagent.leader.volumes.plans import PlanReader, parse_interval
+from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import Plan
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
@@ -42,35 +42,6 @@ def deletions(report: str) -> JsonDict:
 
 def reader(kube: FakeKube) -> PlanReader:
     return PlanReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOW)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "zone", "expected"),
-    [
-        ("0 2 * * *", "", DAY),
-        ("0 2 * * 1-5", "", 3 * DAY),
-        ("*/15 * * * *", "", HOUR / 4),
-        ("*/5 8-18 * * *", "", 13 * HOUR + HOUR / 12),
-        ("@daily", "", DAY),
-        ("@weekly", "Europe/Berlin", 7 * DAY),
-        ("0 0 1 * *", "", 31 * DAY),
-        ("0 0 1 1 *", "", 365 * DAY),
-        ("@every 6h", "", 6 * HOUR),
-        ("CRON_TZ=Europe/Berlin 0 2 * * *", "", DAY),
-        ("TZ=America/New_York 30 1 * * *", "", DAY),
-    ],
-)
-def test_the_interval_of_a_schedule_is_its_longest_pause(schedule: str, zone: str, expected: timedelta) -> None:
-    assert parse_interval(schedule, zone, NOW) == expected
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    ["", "nonsense", "0 2 * *", "0 2 30 2 *", "@every", "@every x", "@every -1h", "@every 0s", "TZ=Nowhere @daily"],
-)
-def test_an_invalid_schedule_is_an_error(schedule: str) -> None:
-    with pytest.raises(ValueError, match=r"\S"):
-        parse_interval(schedule, "", NOW)
 
 
 @pytest.mark.looptime

@@ -1,0 +1,305 @@
+"""What coverage reads of PVCs, volumes, pods and namespaces: small frozen models, since there are thousands of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, TypeVar
+
+import msgspec
+
+from core.errors import ContractError
+from core.kube.decode import parse_json
+from core.models.base import Time, WireModel, explain_invalid
+from core.models.names import (
+    BACKUP_INTERVAL_ANNOTATION,
+    EXCLUDE_ANNOTATION,
+    EXCLUDE_LABEL,
+    VERIFICATION_INTERVAL_ANNOTATION,
+)
+
+__all__ = [
+    "Claim",
+    "ClusterVolumes",
+    "CsiSource",
+    "Namespace",
+    "NfsSource",
+    "PersistentVolume",
+    "Pod",
+    "PodVolume",
+    "VolumeKey",
+    "decode_object",
+]
+
+VolumeKey = tuple[str, str]
+"""Namespace, and the name of a PVC or, for a volume without one, `pod:volume`."""
+
+_Model = TypeVar("_Model", bound=WireModel)
+
+
+def decode_object(model: type[_Model], text: msgspec.Raw) -> _Model:
+    """Return the model of an object in JSON; a field that is null counts as absent.
+
+    Raises:
+        ContractError: it does not have the form of its kind.
+    """
+    try:
+        return msgspec.json.decode(text, type=model)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return msgspec.json.decode(msgspec.json.encode(parse_json(bytes(text))), type=model)
+    except (ValueError, RecursionError) as e:
+        raise ContractError(explain_invalid(e)) from e
+
+
+class _Meta(WireModel, gc=False):
+    name: str
+    namespace: str = ""
+    creation_timestamp: Time | None = None
+    deletion_timestamp: Time | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it has Velero's label against backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
+        return self.labels.get(EXCLUDE_LABEL) == "true"
+
+
+class _ClaimAnnotations(WireModel, gc=False):
+    interval: str = msgspec.field(default="", name=BACKUP_INTERVAL_ANNOTATION)
+    verification: str = msgspec.field(default="", name=VERIFICATION_INTERVAL_ANNOTATION)
+    left_out: str = msgspec.field(default="", name=EXCLUDE_ANNOTATION)
+
+
+class _ClaimMeta(_Meta, gc=False):
+    annotations: _ClaimAnnotations = msgspec.field(default_factory=_ClaimAnnotations)
+
+
+class _ClaimSpec(WireModel, gc=False):
+    volume_name: str = ""
+    storage_class_name: str | None = None
+    volume_mode: str = ""
+    access_modes: tuple[str, ...] = ()
+
+
+class _PhaseStatus(WireModel, gc=False):
+    phase: str = ""
+
+
+class Claim(WireModel, gc=False):
+    """A PVC."""
+
+    metadata: _ClaimMeta
+    spec: _ClaimSpec = msgspec.field(default_factory=_ClaimSpec)
+    status: _PhaseStatus = msgspec.field(default_factory=_PhaseStatus)
+
+    @property
+    def key(self) -> VolumeKey:
+        """Its namespace and name."""
+        return (self.metadata.namespace, self.metadata.name)
+
+    @property
+    def bound(self) -> bool:
+        """Whether it has a volume."""
+        return self.status.phase == "Bound" and bool(self.spec.volume_name)
+
+
+class NfsSource(WireModel, gc=False):
+    """A directory of an NFS server."""
+
+    server: str = ""
+    path: str = ""
+
+
+class CsiSource(WireModel, gc=False):
+    """A volume of a CSI driver."""
+
+    driver: str = ""
+    volume_attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+_TYPES: Final = (
+    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "fc", "flocker", "flexVolume"),
+    *("gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "nfs", "photonPersistentDisk", "portworxVolume"),
+    *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
+)
+"""The types of a PersistentVolume as its spec names them, and as volume policies do.
+
+Source: Velero v1.18, getVolumeTypeFromPV in internal/resourcepolicies/volume_types_conditions.go.
+"""
+
+
+class PersistentVolume(WireModel, gc=False):
+    """A volume; `spec` is kept as text, of which little is read."""
+
+    metadata: _Meta
+    spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+
+    @property
+    def type(self) -> str:
+        """Its type as volume policies name it; empty: none that they know."""
+        found = next((name for name in _TYPES if name in self.spec), "")
+        return "storageOS" if found == "storageos" else found
+
+    @property
+    def capacity(self) -> str:
+        """Its size as a quantity."""
+        sizes = msgspec.json.decode(self.spec["capacity"], type=dict[str, str]) if "capacity" in self.spec else {}
+        return sizes.get("storage", "0")
+
+    @property
+    def storage_class(self) -> str:
+        """The name of its storage class; empty: none."""
+        text = self.spec.get("storageClassName")
+        return msgspec.json.decode(text, type=str) if text is not None else ""
+
+    @property
+    def nfs(self) -> NfsSource | None:
+        """Its NFS server; None: it is not of one."""
+        return msgspec.json.decode(self.spec["nfs"], type=NfsSource) if "nfs" in self.spec else None
+
+    @property
+    def csi(self) -> CsiSource | None:
+        """Its CSI driver; None: it is not of one."""
+        return msgspec.json.decode(self.spec["csi"], type=CsiSource) if "csi" in self.spec else None
+
+
+class _Present(WireModel, gc=False):
+    """An object of which nothing is read."""
+
+
+class _ClaimSource(WireModel, gc=False):
+    claim_name: str = ""
+
+
+class PodVolume(WireModel, gc=False):
+    """A volume of a pod; what fs-backup never backs up is only told apart from the rest."""
+
+    name: str
+    persistent_volume_claim: _ClaimSource | None = None
+    nfs: NfsSource | None = None
+    csi: CsiSource | None = None
+    empty_dir: _Present | None = None
+    ephemeral: _Present | None = None
+    host_path: _Present | None = None
+    secret: _Present | None = None
+    config_map: _Present | None = None
+    projected: _Present | None = None
+    downward_api: _Present | None = msgspec.field(default=None, name="downwardAPI")
+
+    @property
+    def claim(self) -> str:
+        """The name of its PVC; empty: it has none."""
+        return self.persistent_volume_claim.claim_name if self.persistent_volume_claim is not None else ""
+
+    @property
+    def type(self) -> str:
+        """Its type as volume policies name it; empty: another one."""
+        types = {"nfs": self.nfs, "csi": self.csi, "emptyDir": self.empty_dir, "ephemeral": self.ephemeral}
+        return next((name for name, source in types.items() if source is not None), "")
+
+    @property
+    def has_data(self) -> bool:
+        """Whether fs-backup may back it up at all.
+
+        Source: Velero v1.18, shouldIncludeVolumeInBackup in internal/volumehelper/volume_policy_helper.go.
+        """
+        without = (self.host_path, self.secret, self.config_map, self.projected, self.downward_api)
+        return all(source is None for source in without) and not self.name.startswith("default-token")
+
+
+class _PodAnnotations(WireModel, gc=False):
+    opted_in: str = msgspec.field(default="", name="backup.velero.io/backup-volumes")
+    opted_out: str = msgspec.field(default="", name="backup.velero.io/backup-volumes-excludes")
+    hook: str = msgspec.field(default="", name="hook.backup.velero.io/command")
+    pre_hook: str = msgspec.field(default="", name="pre.hook.backup.velero.io/command")
+    post_hook: str = msgspec.field(default="", name="post.hook.backup.velero.io/command")
+
+
+class _PodMeta(_Meta, gc=False):
+    annotations: _PodAnnotations = msgspec.field(default_factory=_PodAnnotations)
+
+
+class _Mount(WireModel, gc=False):
+    name: str = ""
+
+
+class _Container(WireModel, gc=False):
+    volume_mounts: tuple[_Mount, ...] = ()
+    volume_devices: tuple[_Mount, ...] = ()
+
+
+class _PodSpec(WireModel, gc=False):
+    volumes: tuple[PodVolume, ...] = ()
+    containers: tuple[_Container, ...] = ()
+
+
+class Pod(WireModel, gc=False):
+    """A pod with volumes."""
+
+    metadata: _PodMeta
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PhaseStatus = msgspec.field(default_factory=_PhaseStatus)
+
+    @property
+    def running(self) -> bool:
+        """Whether fs-backup backs its volumes up. Source: Velero v1.18, BackupPodVolumes in pkg/podvolume."""
+        return self.status.phase == "Running"
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether its annotations have a command that a backup runs."""
+        annotations = self.metadata.annotations
+        return bool(annotations.hook or annotations.pre_hook or annotations.post_hook)
+
+    def key_of(self, volume: PodVolume) -> VolumeKey:
+        """Return the namespace and name of one of its volumes."""
+        return (self.metadata.namespace, volume.claim or f"{self.metadata.name}:{volume.name}")
+
+    def is_mounted(self, volume: PodVolume) -> bool:
+        """Return whether a container mounts the volume as a file system, without which fs-backup finds no files."""
+        mounts = {one.name for each in self.spec.containers for one in each.volume_mounts}
+        devices = {one.name for each in self.spec.containers for one in each.volume_devices}
+        return volume.name in mounts - devices
+
+
+class _NamespaceAnnotations(WireModel, gc=False):
+    left_out: str = msgspec.field(default="", name=EXCLUDE_ANNOTATION)
+
+
+class _NamespaceMeta(_Meta, gc=False):
+    annotations: _NamespaceAnnotations = msgspec.field(default_factory=_NamespaceAnnotations)
+
+
+class Namespace(WireModel, gc=False):
+    """A namespace."""
+
+    metadata: _NamespaceMeta
+
+
+@dataclass(frozen=True)
+class ClusterVolumes:
+    """What was read of the cluster; `volumes` are PersistentVolumes by name, None: they may not be read."""
+
+    claims: Mapping[VolumeKey, Claim]
+    pods: tuple[Pod, ...] = ()
+    volumes: Mapping[str, PersistentVolume] | None = field(default_factory=dict)
+    namespaces: Mapping[str, Namespace] = field(default_factory=dict)
+
+    @cached_property
+    def pods_by_claim(self) -> Mapping[VolumeKey, tuple[Pod, ...]]:
+        """The pods that name each PVC."""
+        found: dict[VolumeKey, list[Pod]] = {}
+        for pod in self.pods:
+            for claim in {volume.claim for volume in pod.spec.volumes if volume.claim}:
+                found.setdefault((pod.metadata.namespace, claim), []).append(pod)
+        return {key: tuple(pods) for key, pods in found.items()}
+
+    @cached_property
+    def left_out_namespaces(self) -> frozenset[str]:
+        """The namespaces with Velero's label against backups."""
+        return frozenset(name for name, one in self.namespaces.items() if one.metadata.left_out)
+
+    def volume_of(self, claim: Claim) -> PersistentVolume | None:
+        """Return the volume of a PVC; None: it is not known."""
+        return (self.volumes or {}).get(claim.spec.volume_name)

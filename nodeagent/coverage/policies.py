@@ -1,0 +1,204 @@
+"""Volume policies of Velero: which action the ConfigMap of `spec.resourcePolicy` has for a volume.
+
+Scalars are read as text, which is how Velero decodes them into its fields of type string.
+Source: Velero v1.18 and main at d2241adba, internal/resourcepolicies (resource_policies.go, volume_resources.go,
+volume_resources_validator.go).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from enum import StrEnum
+from typing import Any, Final, Self
+
+import msgspec
+import yaml
+
+from core.errors import ContractError
+from core.models.base import WireModel, explain_invalid
+from core.models.units import parse_quantity
+from nodeagent.coverage.cluster import Claim, CsiSource, NfsSource, PersistentVolume, PodVolume
+
+__all__ = ["Action", "Policies", "parse_policies"]
+
+_VERSION: Final = "v1"
+
+
+class Action(StrEnum):
+    """What a policy asks for."""
+
+    SKIP = "skip"
+    FS_BACKUP = "fs-backup"
+    SNAPSHOT = "snapshot"
+    CUSTOM = "custom"
+
+
+class _Conditions(WireModel, forbid_unknown_fields=True):
+    """The conditions of one policy, all of which must hold; absent ones do."""
+
+    capacity: str = ""
+    storage_class: list[str] = msgspec.field(default_factory=list)
+    nfs: NfsSource | None = None
+    csi: CsiSource | None = None
+    volume_types: list[str] = msgspec.field(default_factory=list)
+    pvc_labels: dict[str, str] = msgspec.field(default_factory=dict)
+    pvc_phase: list[str] = msgspec.field(default_factory=list)
+    pvc_volume_mode: str = ""
+    pvc_access_modes: list[str] = msgspec.field(default_factory=list)
+
+
+class _ActionText(WireModel):
+    type: Action
+
+
+class _Policy(WireModel, forbid_unknown_fields=True):
+    conditions: _Conditions = msgspec.field(default_factory=_Conditions)
+    action: _ActionText
+
+
+class ResourceFilter(WireModel, forbid_unknown_fields=True):
+    """`includeExcludePolicy`: more resources that a Backup takes or leaves out."""
+
+    included_namespace_scoped_resources: list[str] = msgspec.field(default_factory=list)
+    excluded_namespace_scoped_resources: list[str] = msgspec.field(default_factory=list)
+    included_cluster_scoped_resources: list[str] = msgspec.field(default_factory=list)
+    excluded_cluster_scoped_resources: list[str] = msgspec.field(default_factory=list)
+
+
+class _Document(WireModel):
+    version: str = ""
+    volume_policies: list[_Policy] = msgspec.field(default_factory=list)
+    include_exclude_policy: ResourceFilter | None = None
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """What conditions are about; `capacity` in bytes."""
+
+    capacity: Decimal = Decimal()
+    storage_class: str = ""
+    type: str = ""
+    nfs: NfsSource | None = None
+    csi: CsiSource | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    phase: str = ""
+    mode: str = ""
+    access_modes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Sizes in bytes, both ends included; 0 as an end: no limit on that side."""
+
+    lowest: Decimal
+    highest: Decimal
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the range in a text such as `1Gi,10Gi`, `,10Gi` or `1Gi,`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        ends = [end.strip() for end in (text or ",").split(",")]
+        if len(ends) != 2:  # noqa: PLR2004 - lowest and highest
+            raise ValueError(f'capacity: "{text}" is no range such as "1Gi,10Gi"')
+        return cls(*(parse_quantity(end) if end else Decimal() for end in ends))
+
+    def has(self, size: Decimal) -> bool:
+        """Return whether the size is in the range."""
+        return self.lowest <= size and (not self.highest or size <= self.highest)
+
+
+@dataclass(frozen=True)
+class Policies:
+    """The policies of a Backup in their order: the first that matches counts."""
+
+    policies: tuple[_Policy, ...] = ()
+    resources: ResourceFilter | None = None
+
+    def __add__(self, others: "Policies") -> "Policies":
+        """Return these policies, followed by the server's global ones, of which only those of volumes count."""
+        return Policies((*self.policies, *others.policies), self.resources)
+
+    def match(
+        self, claim: Claim | None, volume: PersistentVolume | None, pod_volume: PodVolume | None = None
+    ) -> Action | None:
+        """Return the action for a PVC with its PersistentVolume, or for a volume of a pod without one."""
+        if not self.policies:
+            return None
+        seen = _see(claim, volume, pod_volume)
+        return next((one.action.type for one in self.policies if _matches(one.conditions, seen)), None)
+
+
+def parse_policies(data: Mapping[str, str] | None) -> Policies:
+    """Return the policies in the data of a ConfigMap, which has one key.
+
+    Raises:
+        ContractError: Velero would reject them, and every Backup that names them.
+    """
+    texts = list((data or {}).values())
+    if len(texts) != 1:
+        raise ContractError(f"the ConfigMap has {len(texts)} keys instead of one")
+    try:
+        # Text of an operator, read without the types of YAML; BaseLoader makes nothing but texts, lists and mappings.
+        raw: Any = yaml.load(texts[0], Loader=yaml.BaseLoader)  # noqa: S506 - as above
+        document = msgspec.convert(raw, _Document)
+        for policy in document.volume_policies:
+            _Range.parse(policy.conditions.capacity)
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise ContractError(explain_invalid(e) if isinstance(e, ValueError) else str(e)) from e
+    if document.version != _VERSION:
+        raise ContractError(f'version "{document.version}" is not {_VERSION}')
+    return Policies(tuple(document.volume_policies), document.include_exclude_policy)
+
+
+def _see(claim: Claim | None, volume: PersistentVolume | None, pod_volume: PodVolume | None) -> _Volume:
+    of_claim: dict[str, Any] = {}
+    if claim is not None:
+        of_claim = {
+            "labels": claim.metadata.labels,
+            "phase": claim.status.phase,
+            "mode": claim.spec.volume_mode,
+            "access_modes": claim.spec.access_modes,
+        }
+    if volume is not None:
+        return _Volume(
+            capacity=parse_quantity(volume.capacity),
+            storage_class=volume.storage_class,
+            type=volume.type,
+            nfs=volume.nfs,
+            csi=volume.csi,
+            **of_claim,
+        )
+    if pod_volume is not None:
+        return _Volume(type=pod_volume.type, nfs=pod_volume.nfs, csi=pod_volume.csi, **of_claim)
+    return _Volume(**of_claim)
+
+
+def _matches(wanted: _Conditions, volume: _Volume) -> bool:
+    return (
+        _Range.parse(wanted.capacity).has(volume.capacity)
+        and (not wanted.storage_class or volume.storage_class in wanted.storage_class)
+        and _matches_nfs(wanted.nfs, volume.nfs)
+        and _matches_csi(wanted.csi, volume.csi)
+        and (not wanted.volume_types or volume.type in wanted.volume_types)
+        and wanted.pvc_labels.items() <= volume.labels.items()
+        and (not wanted.pvc_phase or volume.phase in wanted.pvc_phase)
+        and wanted.pvc_volume_mode in {"", volume.mode}
+        and (not wanted.pvc_access_modes or sorted(wanted.pvc_access_modes) == sorted(volume.access_modes))
+    )
+
+
+def _matches_nfs(wanted: NfsSource | None, found: NfsSource | None) -> bool:
+    if wanted is None:
+        return True
+    return found is not None and wanted.server in {"", found.server} and wanted.path in {"", found.path}
+
+
+def _matches_csi(wanted: CsiSource | None, found: CsiSource | None) -> bool:
+    if wanted is None:
+        return True
+    if found is None or wanted.driver not in {"", found.driver}:
+        return False
+    return wanted.volume_attributes.items() <= found.volume_attributes.items()

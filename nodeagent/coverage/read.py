@@ -1,0 +1,349 @@
+"""Reads what coverage is about: PVCs, their volumes and pods, and the schedules that are to back them up.
+
+Everything is read page by page. What may not be read is named in a note, and judged as far as the rest allows.
+"""
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, NoReturn, TypeVar
+
+from msgspec import field as wire_field
+
+from core.errors import ContractError
+from core.kube import resources as kube
+from core.kube.client import KubeClient, Selection
+from core.kube.errors import KubeError, NotServedError, UnauthorizedError, UnreachableError
+from core.kube.resources import Resource
+from core.kube.types import UncheckedObject
+from core.kube.velero_server import find_velero_server
+from core.models.base import ObjectMeta, WireModel
+from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
+from nodeagent.config.windows import parse_interval
+from nodeagent.coverage.cluster import (
+    Claim,
+    ClusterVolumes,
+    Namespace,
+    PersistentVolume,
+    Pod,
+    VolumeKey,
+    decode_object,
+)
+from nodeagent.coverage.policies import Policies, parse_policies
+from nodeagent.coverage.selection import Choice, Method, Schedule, ServerDefaults, explain_fault, select_volumes
+from nodeagent.coverage.selectors import parse_selector
+from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
+
+__all__ = ["PlannedVolumes", "VolumePlanReader"]
+
+_T = TypeVar("_T")
+_Model = TypeVar("_Model", bound=WireModel)
+
+
+@dataclass(frozen=True)
+class PlannedVolumes:
+    """The volumes and the backups that are expected of them, as read at `at`; None: the PVCs may not be listed.
+
+    `notes` are what could not be read.
+    """
+
+    at: datetime
+    plans: tuple[VolumePlan, ...] | None
+    notes: tuple[str, ...] = ()
+    namespaces: Mapping[str, Namespace] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _VeleroPlan:
+    """A Schedule with its volume policies; `fault` is why no Backup of it succeeds, None: nothing known."""
+
+    schedule: Schedule
+    policies: Policies = field(default_factory=Policies)
+    fault: str | None = None
+
+
+class VolumePlanReader:
+    """Reads the plans of all volumes, or of those in one namespace."""
+
+    def __init__(
+        self, client: KubeClient, namespace: str, now: Callable[[], datetime], volume_namespace: str = ""
+    ) -> None:
+        """Read schedules in `namespace`, that of the agents; an empty `volume_namespace`: volumes of all namespaces."""
+        self._client = client
+        self._namespace = namespace
+        self._now = now
+        self._volume_namespace = volume_namespace
+        self._intervals: dict[tuple[str, str], timedelta] = {}
+        self._notes: list[str] = []
+
+    async def read(self, tenant_exclusions: Sequence[str] = ()) -> PlannedVolumes:
+        """Return the plans of the volumes that there are now.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._notes = []
+        no_cron_jobs: list[UncheckedObject] = []
+        no_namespaces: Mapping[str, Namespace] = {}
+        no_pods: tuple[Pod, ...] = ()
+        claims, namespaces, cron_jobs, velero = await asyncio.gather(
+            self._try("PVCs", "volumes that were never backed up are not known", self._read_claims, None),
+            self._try("Namespaces", "those that are left out are not known", self._read_namespaces, no_namespaces),
+            self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, no_cron_jobs),
+            self._read_velero(),
+        )
+        at = self._now()
+        if claims is None:
+            return PlannedVolumes(at, None, tuple(self._notes), namespaces)
+        schedules, defaults = velero
+        cluster = ClusterVolumes(claims, namespaces=namespaces)
+        if any(one.fault is None and not one.schedule.spec.paused for one in schedules):
+            pods, volumes = await asyncio.gather(
+                self._try(
+                    "Pods", "volumes of pods, and whether fs-backup covers a PVC, are not known", self._pods, no_pods
+                ),
+                self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
+            )
+            cluster = ClusterVolumes(claims, pods, volumes, namespaces)
+        sources = [source for raw in cron_jobs if (source := self._read_cron_job(raw, claims)) is not None]
+        sources += [self._build_source(one, cluster, defaults) for one in schedules]
+        plans = plan_volumes(cluster, sources, tenant_exclusions)
+        return PlannedVolumes(at, plans, tuple(self._notes), namespaces)
+
+    async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
+        """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
+        try:
+            return await read()
+        except (UnreachableError, UnauthorizedError):
+            raise
+        except NotServedError:
+            # Such as Schedules in a cluster without Velero.
+            return otherwise
+        except KubeError as e:
+            self._notes.append(f"{what} cannot be read, so {without}: {e}")
+            return otherwise
+
+    async def _read_all(self, resource: Resource, model: type[_Model], namespace: str = "") -> list[_Model]:
+        found = []
+        async for page in self._client.raw_pages(Selection(resource, namespace)):
+            for text in page:
+                try:
+                    found.append(decode_object(model, text))
+                except ContractError as e:
+                    self._notes.append(f"a {resource.kind} cannot be read: {e}")
+        return found
+
+    async def _read_claims(self) -> Mapping[VolumeKey, Claim] | None:
+        found = await self._read_all(kube.PERSISTENT_VOLUME_CLAIMS, Claim, self._volume_namespace)
+        return {claim.key: claim for claim in found}
+
+    async def _read_namespaces(self) -> Mapping[str, Namespace]:
+        if self._volume_namespace:
+            # One namespace takes less than the permission to list all.
+            raw = await self._client.read(kube.NAMESPACES, "", self._volume_namespace)
+            found = [Namespace.from_wire(raw)] if raw is not None else []
+        else:
+            found = await self._read_all(kube.NAMESPACES, Namespace)
+        return {one.metadata.name: one for one in found}
+
+    async def _pods(self) -> tuple[Pod, ...]:
+        return tuple(pod for pod in await self._read_all(kube.PODS, Pod, self._volume_namespace) if pod.spec.volumes)
+
+    async def _read_volumes(self) -> Mapping[str, PersistentVolume] | None:
+        return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, PersistentVolume)}
+
+    async def _list_cron_jobs(self) -> list[UncheckedObject]:
+        return await self._client.list(Selection(kube.CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
+
+    def _read_cron_job(self, raw: UncheckedObject, claims: Mapping[VolumeKey, Claim]) -> BackupSource | None:
+        """Return what a CronJob of ours backs up; None: it is not one, or cannot be read."""
+        try:
+            cron_job = _CronJob.from_wire(raw)
+            words = cron_job.words
+            chosen = _chosen(words[1:], claims) if words[:1] == [SCHEDULE_COMMAND] else None
+            if chosen is None:
+                return None
+            spec, name = cron_job.spec, f"schedule {cron_job.metadata.name}"
+            choices = {key: Choice(Method.MOVED) for key in chosen}
+            if spec.suspend:
+                return BackupSource(name, None, choices, "it is suspended")
+            return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices)
+        except (ContractError, ValueError) as e:
+            self._notes.append(f"CronJob {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
+            return None
+
+    def _interval(self, schedule: str, zone: str = "") -> timedelta:
+        """Return how often a schedule runs; ValueError: it is invalid."""
+        if (schedule, zone) not in self._intervals:
+            self._intervals[schedule, zone] = parse_interval(schedule, zone, self._now())
+        return self._intervals[schedule, zone]
+
+    async def _read_velero(self) -> tuple[list[_VeleroPlan], ServerDefaults]:
+        """Return the Schedules of a Velero server, and what its flags say."""
+        no_schedules: list[UncheckedObject] = []
+        listed = await self._try(
+            "Schedules", "what Velero is to back up is not known", self._list_schedules, no_schedules
+        )
+        if not listed:
+            return [], ServerDefaults()
+        unknown: Mapping[str, str] | None = {}
+        flags = await self._try(
+            "Deployments", "the defaults of the Velero server are not known", self._read_server_flags, unknown
+        )
+        defaults = await self._read_defaults(flags or {})
+        plans = []
+        for raw in listed:
+            try:
+                schedule = Schedule.from_wire(raw)
+            except ContractError as e:
+                self._notes.append(f"Schedule {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
+                continue
+            if flags is None:
+                plans.append(_VeleroPlan(schedule, fault=f"there is no Velero server in namespace {self._namespace}"))
+            else:
+                plans.append(await self._with_policies(schedule))
+        return plans, defaults
+
+    async def _list_schedules(self) -> list[UncheckedObject]:
+        return await self._client.list(Selection(kube.SCHEDULES, self._namespace))
+
+    async def _read_server_flags(self) -> Mapping[str, str] | None:
+        """Return the flags of the Velero server; None: there is none."""
+        server = await find_velero_server(self._client, self._namespace)
+        return _server_flags(server) if server is not None else None
+
+    async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
+        policies = Policies()
+        if name := flags.get(_POLICIES_FLAG):
+            found = await self._read_policies(name)
+            policies = found if isinstance(found, Policies) else policies
+        return ServerDefaults(
+            fs_backup=_is_set(flags.get("default-volumes-to-fs-backup")),
+            move_data=_is_set(flags.get("default-snapshot-move-data")),
+            group_label=flags.get("volume-group-snapshot-label-key") or ServerDefaults().group_label,
+            policies=policies,
+        )
+
+    async def _with_policies(self, schedule: Schedule) -> _VeleroPlan:
+        template = schedule.spec.template
+        if (fault := explain_fault(template)) is not None:
+            return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {fault}")
+        if not template.policy_name:
+            return _VeleroPlan(schedule)
+        policies = await self._read_policies(template.policy_name)
+        if isinstance(policies, str):
+            return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {policies}")
+        return _VeleroPlan(schedule, policies)
+
+    async def _read_policies(self, name: str) -> Policies | str:
+        """Return the volume policies in the ConfigMap; a text: why the server rejects them."""
+
+        async def read() -> Policies | str:
+            raw = await self._client.read(kube.CONFIG_MAPS, self._namespace, name)
+            if raw is None:
+                return f"ConfigMap {name} of its volume policies does not exist"
+            try:
+                return parse_policies(raw.get("data"))
+            except ContractError as e:
+                return f"volume policies in ConfigMap {name}: {e}"
+
+        none: Policies | str = Policies()
+        return await self._try(f"ConfigMap {name}", "volume policies in it are not known", read, none)
+
+    def _build_source(self, one: _VeleroPlan, cluster: ClusterVolumes, defaults: ServerDefaults) -> BackupSource:
+        spec, name = one.schedule.spec, f"Schedule {one.schedule.metadata.name}"
+        choices = select_volumes(spec.template, cluster, defaults, one.policies)
+        if spec.paused or one.fault is not None:
+            return BackupSource(name, None, choices, one.fault or "it is paused")
+        try:
+            return BackupSource(name, self._interval(spec.schedule), choices)
+        except ValueError as e:
+            return BackupSource(name, None, choices, f"its cron expression is invalid: {e}")
+
+
+_POLICIES_FLAG: Final = "global-backup-volume-policies-configmap"
+
+
+def _server_flags(server: UncheckedObject) -> Mapping[str, str]:
+    """Return the flags of the server's container. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
+    spec = ((server.get("spec") or {}).get("template") or {}).get("spec") or {}
+    words = [str(word) for one in spec.get("containers") or [] for word in one.get("args") or []]
+    flags = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        key, sign, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            flags[key] = value if sign else "" if following.startswith("-") else following
+    return flags
+
+
+def _is_set(value: str | None) -> bool:
+    """Return whether a boolean flag of Go is on; alone, without `=`, it is."""
+    return value is not None and value.lower() not in {"false", "f", "0"}
+
+
+class _Container(WireModel):
+    args: list[str] = wire_field(default_factory=list)
+
+
+class _PodSpec(WireModel):
+    containers: list[_Container] = wire_field(default_factory=list)
+
+
+class _PodTemplate(WireModel):
+    spec: _PodSpec = wire_field(default_factory=_PodSpec)
+
+
+class _JobSpec(WireModel):
+    template: _PodTemplate = wire_field(default_factory=_PodTemplate)
+
+
+class _JobTemplate(WireModel):
+    spec: _JobSpec = wire_field(default_factory=_JobSpec)
+
+
+class _CronJobSpec(WireModel):
+    schedule: str = ""
+    time_zone: str = ""
+    suspend: bool = False
+    job_template: _JobTemplate = wire_field(default_factory=_JobTemplate)
+
+
+class _CronJob(WireModel):
+    metadata: ObjectMeta
+    spec: _CronJobSpec = wire_field(default_factory=_CronJobSpec)
+
+    @property
+    def words(self) -> list[str]:
+        """The words after the program of its pods."""
+        containers = self.spec.job_template.spec.template.spec.containers
+        return containers[0].args if containers else []
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _chosen(words: Sequence[str], claims: Mapping[VolumeKey, Claim]) -> list[VolumeKey]:
+    """Return the PVCs that the words after `run-schedule` choose, as `client.schedules.request` reads them.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--pvc", action="append", default=[])
+    parser.add_argument("--namespace", "-n", default="")
+    parser.add_argument("--selector", "-l", default=None)
+    given, _ = parser.parse_known_args(list(words))
+    if given.pvc:
+        named = [word.partition("/") for word in given.pvc]
+        return [(before, after) if slash else (given.namespace, before) for before, slash, after in named]
+    selector = parse_selector(given.selector or "")
+    return [
+        key
+        for key, claim in claims.items()
+        if key[0] == given.namespace and claim.bound and selector.matches(claim.metadata.labels)
+    ]

@@ -1,0 +1,355 @@
+"""Which volumes a Schedule of Velero backs up, and how: matched as its server does. Pure.
+
+Source: Velero v1.18 and main at d2241adba: pkg/controller/backup_controller.go (defaults, validation),
+pkg/backup/item_collector.go and item_backupper.go (selection), internal/volumehelper/volume_policy_helper.go and
+pkg/podvolume/backupper.go (how a volume is backed up), pkg/itemblock/actions/pvc_action.go and
+pkg/backup/actions/pod_action.go (what a pod and a PVC bring with them).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import Final
+
+import msgspec
+
+from core.models.base import ObjectMeta, WireModel
+from nodeagent.coverage.cluster import Claim, ClusterVolumes, Pod, PodVolume, VolumeKey
+from nodeagent.coverage.policies import Action, Policies
+from nodeagent.coverage.selectors import Selector, includes
+
+__all__ = ["BackupTemplate", "Choice", "Method", "Schedule", "ServerDefaults", "explain_fault", "select_volumes"]
+
+
+class Method(StrEnum):
+    """How a volume is backed up; the last three keep no copy of its files in the bucket."""
+
+    MOVED = "data-mover"
+    FS_BACKUP = "fs-backup"
+    SNAPSHOT = "snapshot"
+    SKIPPED = "skipped"
+    NONE = "none"
+
+    @property
+    def copies(self) -> bool:
+        """Whether the data is copied to the bucket."""
+        return self in {Method.MOVED, Method.FS_BACKUP}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a volume is backed up, and why if no data is copied."""
+
+    method: Method
+    why: str = ""
+
+
+class _PolicyReference(WireModel):
+    kind: str = ""
+    name: str = ""
+
+
+class BackupTemplate(WireModel):
+    """`spec.template` of a Schedule: what decides which volumes its Backups have."""
+
+    included_namespaces: list[str] = msgspec.field(default_factory=list)
+    excluded_namespaces: list[str] = msgspec.field(default_factory=list)
+    included_resources: list[str] = msgspec.field(default_factory=list)
+    excluded_resources: list[str] = msgspec.field(default_factory=list)
+    include_cluster_resources: bool | None = None
+    included_namespace_scoped_resources: list[str] = msgspec.field(default_factory=list)
+    excluded_namespace_scoped_resources: list[str] = msgspec.field(default_factory=list)
+    label_selector: Selector | None = None
+    or_label_selectors: list[Selector] = msgspec.field(default_factory=list)
+    snapshot_volumes: bool | None = None
+    snapshot_move_data: bool | None = None
+    default_volumes_to_fs_backup: bool | None = None
+    default_volumes_to_restic: bool | None = None
+    volume_group_snapshot_label_key: str = ""
+    resource_policy: _PolicyReference | None = None
+
+    @property
+    def policy_name(self) -> str:
+        """The ConfigMap with its volume policies; empty: none."""
+        reference = self.resource_policy
+        return reference.name if reference is not None and reference.kind.lower() == "configmap" else ""
+
+    @property
+    def selectors(self) -> Sequence[Selector]:
+        """Its label selectors, of which one must match; none: every object is selected."""
+        return self.or_label_selectors or ([self.label_selector] if self.label_selector is not None else [])
+
+    @property
+    def has_old_filters(self) -> bool:
+        """Whether it filters resources by the older fields. Source: UseOldResourceFilters."""
+        return bool(self.included_resources or self.excluded_resources) or self.include_cluster_resources is not None
+
+
+class _ScheduleSpec(WireModel):
+    schedule: str = ""
+    paused: bool = False
+    template: BackupTemplate = msgspec.field(default_factory=BackupTemplate)
+
+
+class _ScheduleStatus(WireModel):
+    phase: str = ""
+
+
+class Schedule(WireModel):
+    """A Schedule of Velero."""
+
+    metadata: ObjectMeta
+    spec: _ScheduleSpec
+    status: _ScheduleStatus = msgspec.field(default_factory=_ScheduleStatus)
+
+
+@dataclass(frozen=True)
+class ServerDefaults:
+    """What the flags of the server say about Backups that leave it open."""
+
+    fs_backup: bool = False
+    move_data: bool = False
+    group_label: str = "velero.io/volume-group"
+    policies: Policies = field(default_factory=Policies)
+
+
+_INVALID: Final = frozenset("|()!{},")
+
+
+def explain_fault(template: BackupTemplate) -> str | None:
+    """Return why the server rejects each Backup of the template; None: it does not, as far as volumes are concerned."""
+    old, new = template.has_old_filters, template.included_namespace_scoped_resources
+    for pattern in (*template.included_namespaces, *template.excluded_namespaces):
+        if _INVALID & set(pattern) or "**" in pattern or pattern.count("[") != pattern.count("]"):
+            return f'"{pattern}" is no name or pattern of namespaces'
+    if both := set(template.included_namespaces) & set(template.excluded_namespaces):
+        return f"namespace {min(both)} is included and excluded"
+    if "*" in template.excluded_namespaces:
+        return "all namespaces are excluded"
+    if "*" in template.included_namespaces and len(template.included_namespaces) > 1:
+        return "includedNamespaces has * beside others"
+    if old and (new or template.excluded_namespace_scoped_resources):
+        return "it has older and newer filters of resources"
+    if template.label_selector is not None and template.or_label_selectors:
+        return "it has both labelSelector and orLabelSelectors"
+    return None
+
+
+def select_volumes(
+    template: BackupTemplate, cluster: ClusterVolumes, defaults: ServerDefaults, policies: Policies | None = None
+) -> Mapping[VolumeKey, Choice]:
+    """Return the volumes that a Backup by the template concerns now, and what it does with each.
+
+    `policies` are those of its ConfigMap. PVCs that are not bound are left out.
+    """
+    merged = (policies or Policies()) + defaults.policies
+    return _Selection(template, cluster, defaults, merged).choices()
+
+
+_RESOURCE_NAMES: Final = {
+    "persistentvolumeclaim": "persistentvolumeclaims",
+    "pvc": "persistentvolumeclaims",
+    "pod": "pods",
+    "po": "pods",
+}
+"""What API discovery resolves to a resource beside its plural: the singular and the short name."""
+
+
+def _resolve(names: Sequence[str]) -> list[str]:
+    lowered = (name.lower() for name in names)
+    return [_RESOURCE_NAMES.get(name, name) for name in lowered]
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """One Backup that is planned."""
+
+    template: BackupTemplate
+    cluster: ClusterVolumes
+    defaults: ServerDefaults
+    policies: Policies
+
+    @cached_property
+    def _fs_by_default(self) -> bool:
+        template = self.template
+        chosen = True if template.default_volumes_to_restic else template.default_volumes_to_fs_backup
+        return self.defaults.fs_backup if chosen is None else chosen
+
+    @cached_property
+    def _moves(self) -> bool:
+        chosen = self.template.snapshot_move_data
+        return self.defaults.move_data if chosen is None else chosen
+
+    def _includes_resource(self, resource: str) -> bool:
+        template = self.template
+        if template.has_old_filters:
+            excluded = [name for name in _resolve(template.excluded_resources) if name != "*"]
+            return includes(resource, _resolve(template.included_resources), excluded)
+        included = _resolve(template.included_namespace_scoped_resources)
+        excluded = _resolve(template.excluded_namespace_scoped_resources)
+        if (more := self.policies.resources) is not None:
+            # What the Backup itself says about a resource has priority.
+            excluded += [
+                name
+                for name in _resolve(more.excluded_namespace_scoped_resources)
+                if name not in {*included, *excluded}
+            ]
+            included += [
+                name
+                for name in _resolve(more.included_namespace_scoped_resources)
+                if name not in {*included, *excluded}
+            ]
+        return includes(resource, included, excluded)
+
+    @cached_property
+    def _takes_claims(self) -> bool:
+        return self._includes_resource("persistentvolumeclaims")
+
+    @cached_property
+    def _takes_pods(self) -> bool:
+        return self._includes_resource("pods")
+
+    @cached_property
+    def _namespaces(self) -> Callable[[str], bool]:
+        known: dict[str, bool] = {}
+        excluded = (*self.template.excluded_namespaces, *self.cluster.left_out_namespaces)
+
+        def is_included(namespace: str) -> bool:
+            if namespace not in known:
+                known[namespace] = includes(namespace, self.template.included_namespaces, excluded)
+            return known[namespace]
+
+        return is_included
+
+    def _passes(self, one: Claim | Pod) -> bool:
+        """Return whether nothing but labels may keep the object out."""
+        meta = one.metadata
+        return (
+            (self._takes_pods if isinstance(one, Pod) else self._takes_claims)
+            and meta.deletion_timestamp is None
+            and not meta.left_out
+            and self._namespaces(meta.namespace)
+        )
+
+    def _is_labeled(self, one: Claim | Pod) -> bool:
+        selectors = self.template.selectors
+        return not selectors or any(each.matches(one.metadata.labels) for each in selectors)
+
+    @cached_property
+    def _selected(self) -> tuple[Mapping[VolumeKey, Claim], Mapping[tuple[str, str], Pod]]:
+        """The PVCs and pods by namespace and name that the Backup has: selected ones, and what they bring with them."""
+        claims: dict[VolumeKey, Claim] = {}
+        pods: dict[tuple[str, str], Pod] = {}
+        objects: list[Claim | Pod] = [*self.cluster.claims.values(), *self.cluster.pods]
+        found = [one for one in objects if self._passes(one) and self._is_labeled(one)]
+        while found:
+            one = found.pop()
+            key = (one.metadata.namespace, one.metadata.name)
+            if key in (pods if isinstance(one, Pod) else claims):
+                continue
+            if isinstance(one, Pod):
+                pods[key] = one
+            else:
+                claims[key] = one
+            if self.template.selectors:
+                found += [each for each in self._related(one) if self._passes(each)]
+        return claims, pods
+
+    def _related(self, one: Claim | Pod) -> Iterator[Claim | Pod]:
+        """Yield what an object brings with it whatever its labels: a pod its PVCs, a bound PVC its running pods."""
+        namespace = one.metadata.namespace
+        if isinstance(one, Pod):
+            names = {volume.claim for volume in one.spec.volumes if volume.claim}
+            yield from (claim for name in names if (claim := self.cluster.claims.get((namespace, name))) is not None)
+        elif one.bound:
+            yield from (pod for pod in self.cluster.pods_by_claim.get(one.key, ()) if pod.running)
+            yield from self._group_of(one)
+
+    def _group_of(self, claim: Claim) -> Sequence[Claim]:
+        """Return the PVCs whose snapshots are taken together with that of the PVC."""
+        label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
+        group = claim.metadata.labels.get(label)
+        return self._groups.get((claim.metadata.namespace, group), ()) if group else ()
+
+    @cached_property
+    def _groups(self) -> Mapping[tuple[str, str], Sequence[Claim]]:
+        label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
+        groups: dict[tuple[str, str], list[Claim]] = {}
+        for claim in self.cluster.claims.values():
+            if group := claim.metadata.labels.get(label):
+                groups.setdefault((claim.metadata.namespace, group), []).append(claim)
+        return groups
+
+    def choices(self) -> Mapping[VolumeKey, Choice]:
+        """Return what the Backup does with each volume."""
+        claims, pods = self._selected
+        choices: dict[VolumeKey, Choice] = {}
+        for pod in pods.values():
+            for volume in pod.spec.volumes:
+                if pod.running and pod.is_mounted(volume) and self._is_fs_backup(pod, volume):
+                    choices[pod.key_of(volume)] = Choice(Method.FS_BACKUP)
+        for key, claim in claims.items():
+            if claim.bound and key not in choices:
+                choices[key] = self._snapshot_of(claim)
+        return choices
+
+    def _is_fs_backup(self, pod: Pod, volume: PodVolume) -> bool:
+        claim = self.cluster.claims.get(pod.key_of(volume)) if volume.claim else None
+        if not volume.has_data or (volume.claim and (claim is None or not self._takes_claims)):
+            return False
+        stored = self.cluster.volume_of(claim) if claim is not None else None
+        if stored is not None and stored.type == "hostPath":
+            return False
+        action = self.policies.match(claim, stored, volume)
+        return action is Action.FS_BACKUP if action is not None else self._is_opted_in(pod, volume)
+
+    def _is_opted_in(self, pod: Pod, volume: PodVolume) -> bool:
+        annotations = pod.metadata.annotations
+        if self._fs_by_default:
+            return volume.name not in annotations.opted_out.split(",")
+        return volume.name in annotations.opted_in.split(",")
+
+    def _snapshot_of(self, claim: Claim) -> Choice:
+        """Return what becomes of a PVC whose files no fs-backup copies."""
+        stored = self.cluster.volume_of(claim)
+        match self.policies.match(claim, stored):
+            case Action.SKIP:
+                return Choice(Method.SKIPPED, "its volume policy skips the volume")
+            case Action.CUSTOM:
+                return Choice(Method.SNAPSHOT, "its volume policy leaves the volume to another plugin")
+            case Action.FS_BACKUP:
+                return Choice(Method.NONE, "its volume policy asks for fs-backup, and no running pod mounts the volume")
+            case Action.SNAPSHOT:
+                pass
+            case None:
+                for pod in self.cluster.pods_by_claim.get(claim.key, ()):
+                    if any(
+                        one.claim == claim.metadata.name and self._is_opted_in(pod, one) for one in pod.spec.volumes
+                    ):
+                        return Choice(Method.NONE, f"fs-backup is left to pod {pod.metadata.name}, which it cannot use")
+                if self.template.snapshot_volumes is False:
+                    return self._unsaved(claim)
+        return self._moved_or_not(claim)
+
+    def _unsaved(self, claim: Claim) -> Choice:
+        """Return that no data is saved: by hooks at most, which is what such a backup may be meant for."""
+        pods = self.cluster.pods_by_claim.get(claim.key, ())
+        if any(pod.has_hooks for pod in pods):
+            return Choice(Method.SNAPSHOT, "it runs hooks only: snapshotVolumes is false")
+        opted_out = [pod.metadata.name for pod in pods if pod.metadata.annotations.opted_out]
+        if self._fs_by_default and opted_out:
+            return Choice(Method.SKIPPED, f"pod {opted_out[0]} opts out of fs-backup")
+        return Choice(Method.NONE, "snapshotVolumes is false")
+
+    def _moved_or_not(self, claim: Claim) -> Choice:
+        stored = self.cluster.volume_of(claim)
+        if stored is not None and stored.type in {"nfs", "hostPath", "local", ""}:
+            return Choice(Method.NONE, f"no snapshot of a volume of type {stored.type or 'unknown'} is possible")
+        if stored is not None and stored.type != "csi":
+            return Choice(Method.SNAPSHOT, "it takes native snapshots, which are not moved")
+        if claim.spec.storage_class_name is None:
+            return Choice(Method.NONE, "the PVC has no storage class, which a snapshot needs")
+        if not self._moves:
+            return Choice(Method.SNAPSHOT, "it takes snapshots, which are not moved: snapshotMoveData is not true")
+        return Choice(Method.MOVED)

@@ -1,0 +1,352 @@
+"""The state of each volume: which backups are expected of it, and whether it has them. Pure."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from core.models.base import Time, WireModel
+from core.models.names import BACKUP_INTERVAL_ANNOTATION, EXCLUDE_ANNOTATION, EXCLUDE_LABEL
+from core.models.units import parse_positive_duration
+from core.text import format_age
+from nodeagent.coverage.cluster import Claim, ClusterVolumes, VolumeKey
+from nodeagent.coverage.selection import Choice, Method
+from nodeagent.coverage.selectors import includes
+
+__all__ = [
+    "BackupSource",
+    "Copy",
+    "Coverage",
+    "VolumeCoverage",
+    "VolumePlan",
+    "VolumeState",
+    "build_coverage",
+    "decide_state",
+    "plan_volumes",
+]
+
+_UNSCHEDULED: Final = timedelta(days=7)
+"""How old the newest backup of a volume may be if no schedule expects one: a copy of last year protects nothing."""
+
+_LONGEST_RUN: Final = timedelta(hours=1)
+"""How late a run may complete a volume before it counts as missed; a quarter of the interval, if that is shorter."""
+
+
+class VolumeState(StrEnum):
+    """How well a volume is protected, from worst to best."""
+
+    NEVER_BACKED_UP = "never-backed-up"
+    FAILING = "failing"
+    SHRUNK = "shrunk"
+    STALE = "stale"
+    SNAPSHOT_ONLY = "snapshot-only"
+    PROTECTED = "protected"
+    LEFT_OUT = "left-out"
+
+    @property
+    def words(self) -> str:
+        """The state as people read it."""
+        return "left out on purpose" if self is VolumeState.LEFT_OUT else self.replace("-", " ")
+
+
+@dataclass(frozen=True)
+class BackupSource:
+    """A schedule: what it does with which volumes, and how often; None: never, and `why`."""
+
+    name: str
+    interval: timedelta | None
+    choices: Mapping[VolumeKey, Choice]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What one schedule does with one volume."""
+
+    source: BackupSource
+    choice: Choice
+
+    @property
+    def copies(self) -> bool:
+        """Whether it is going to copy the data."""
+        return self.choice.method.copies and self.source.interval is not None
+
+    def does(self, method: Method) -> bool:
+        """Return whether it runs, and uses this method."""
+        return self.choice.method is method and self.source.interval is not None
+
+
+@dataclass(frozen=True, slots=True)
+class VolumePlan:
+    """A volume and the backups that are expected of it.
+
+    `created` is when its PVC or pod was. `left_out` is why it is not backed up on purpose. `interval` is what its
+    annotation asks for. `note` is what its owner should know.
+    """
+
+    key: VolumeKey
+    created: datetime | None = None
+    left_out: str | None = None
+    annotated: timedelta | None = None
+    expected: tuple[Expectation, ...] = ()
+    note: str = ""
+
+    @property
+    def interval(self) -> timedelta | None:
+        """The shortest interval of schedules that copy it, else that of its annotation; None: nothing expects one."""
+        intervals = [one.source.interval for one in self.expected if one.copies and one.source.interval is not None]
+        return min(intervals, default=self.annotated)
+
+    @property
+    def by(self) -> str:
+        """What expects its backups, as text."""
+        names = [one.source.name for one in self.expected if one.copies]
+        return ", ".join(names) or (f"its annotation {BACKUP_INTERVAL_ANNOTATION}" if self.annotated else "")
+
+
+def plan_volumes(
+    cluster: ClusterVolumes, sources: Sequence[BackupSource], tenant_exclusions: Sequence[str] = ()
+) -> tuple[VolumePlan, ...]:
+    """Return all bound PVCs, and the volumes of pods that fs-backup covers, with the backups that are expected of them.
+
+    `tenant_exclusions` are patterns of the namespaces in which the annotation of a PVC counts.
+    """
+    expected: dict[VolumeKey, list[Expectation]] = {}
+    for source in sources:
+        shared: dict[Choice, Expectation] = {}
+        for key, choice in source.choices.items():
+            expected.setdefault(key, []).append(shared.setdefault(choice, Expectation(source, choice)))
+    claims = [claim for claim in cluster.claims.values() if claim.bound]
+    plans = [_plan_claim(claim, cluster, tuple(expected.pop(claim.key, ())), tenant_exclusions) for claim in claims]
+    created = {
+        pod.key_of(volume): pod.metadata.creation_timestamp for pod in cluster.pods for volume in pod.spec.volumes
+    }
+    others = [
+        VolumePlan(key, created.get(key), expected=tuple(found))
+        for key, found in expected.items()
+        # What is left is of pods, or of PVCs that are named and do not exist, or are not bound.
+        if ":" in key[1]
+    ]
+    return (*plans, *others)
+
+
+def _plan_claim(
+    claim: Claim, cluster: ClusterVolumes, expected: tuple[Expectation, ...], tenant_exclusions: Sequence[str]
+) -> VolumePlan:
+    namespace, meta = claim.metadata.namespace, claim.metadata
+    reason, note = meta.annotations.left_out, ""
+    allowed = any(includes(namespace, [pattern], ()) for pattern in tenant_exclusions)
+    if reason and not allowed:
+        note = f"its annotation {EXCLUDE_ANNOTATION} does not count: tenantExclusions does not name {namespace}"
+    return VolumePlan(
+        claim.key,
+        meta.creation_timestamp,
+        left_out=_left_out(claim, cluster, reason if allowed else "", expected),
+        annotated=_parse_interval(meta.annotations.interval),
+        expected=expected,
+        note=note,
+    )
+
+
+def _left_out(claim: Claim, cluster: ClusterVolumes, reason: str, expected: Sequence[Expectation]) -> str | None:
+    namespace = cluster.namespaces.get(claim.metadata.namespace)
+    if claim.metadata.left_out:
+        return f"the PVC has the label {EXCLUDE_LABEL}"
+    if namespace is not None and namespace.metadata.left_out:
+        return f"its namespace has the label {EXCLUDE_LABEL}"
+    if reason:
+        return f"annotation of the PVC: {reason}"
+    if namespace is not None and namespace.metadata.annotations.left_out:
+        return f"annotation of its namespace: {namespace.metadata.annotations.left_out}"
+    skipping = [one for one in expected if one.does(Method.SKIPPED)]
+    if skipping and not any(one.copies for one in expected):
+        return f"{skipping[0].source.name}: {skipping[0].choice.why}"
+    return None
+
+
+def _parse_interval(text: str) -> timedelta | None:
+    try:
+        return parse_positive_duration(text) if text else None
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A backup of a volume that has ended; `name` is that of its transfer as text.
+
+    `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
+    canceled.
+    """
+
+    key: VolumeKey
+    created: datetime
+    name: str
+    complete: bool
+    failed: bool = False
+    message: str = ""
+    bytes: int = 0
+    shrunk: bool = False
+
+
+@dataclass(slots=True)
+class _History:
+    """The newest complete and the newest failed backup of a volume."""
+
+    good: Copy | None = None
+    bad: Copy | None = None
+
+    def add(self, copy: Copy) -> None:
+        if copy.complete and (self.good is None or copy.created >= self.good.created):
+            self.good = copy
+        if copy.failed and (self.bad is None or copy.created >= self.bad.created):
+            self.bad = copy
+
+
+class VolumeCoverage(WireModel):
+    """One volume: its state and why.
+
+    `interval_seconds` is how often a backup is expected, `expected_by` what expects it. `last_backup` is the creation
+    of the newest complete backup, `bytes` its size. `due` is when the next one is expected; `overdue`: it was to be
+    there by now.
+    """
+
+    namespace: str
+    volume: str
+    state: VolumeState
+    reason: str
+    note: str = ""
+    expected_by: str = ""
+    interval_seconds: float | None = None
+    last_backup: Time | None = None
+    bytes: int | None = None
+    due: Time | None = None
+    overdue: bool = False
+
+    @property
+    def shown(self) -> str:
+        """Its name as commands take it."""
+        return f"{self.namespace}/{self.volume}"
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether someone has to act; a volume that is new, and whose first backup is not due, is in order."""
+        if self.state is VolumeState.NEVER_BACKED_UP:
+            return self.overdue
+        return self.state not in {VolumeState.PROTECTED, VolumeState.LEFT_OUT}
+
+
+class Coverage(WireModel):
+    """All volumes, those that need attention first; `notes` are what could not be read."""
+
+    volumes: tuple[VolumeCoverage, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> Mapping[VolumeState, int]:
+        """How many volumes are in each state."""
+        found = Counter(one.state for one in self.volumes)
+        return {state: found[state] for state in VolumeState if found[state]}
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence, such as `38 of 40 volumes protected; 1 stale, 1 never backed up`."""
+        counts = dict(self.counts)
+        left_out = counts.pop(VolumeState.LEFT_OUT, 0)
+        protected, every = counts.pop(VolumeState.PROTECTED, 0), len(self.volumes) - left_out
+        parts = [f"{protected} of {every} volume{'' if every == 1 else 's'} protected"]
+        if counts:
+            parts.append(", ".join(f"{number} {state.words}" for state, number in counts.items()))
+        if left_out:
+            parts.append(f"{left_out} {VolumeState.LEFT_OUT.words}")
+        return "; ".join(parts)
+
+
+def build_coverage(
+    plans: Iterable[VolumePlan] | None, copies: Iterable[Copy], now: datetime, notes: Sequence[str] = ()
+) -> Coverage:
+    """Return the state of each volume at `now`, a time by the API server's clock, by the backups that have ended.
+
+    Without `plans`, because no PVCs may be listed, only the volumes that have a backup are known.
+    """
+    histories: dict[VolumeKey, _History] = {}
+    for copy in copies:
+        histories.setdefault(copy.key, _History()).add(copy)
+    none = _History()
+    plans = plans if plans is not None else [VolumePlan(key) for key in histories]
+    volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in plans]
+    order = list(VolumeState)
+    volumes.sort(key=lambda one: (not one.needs_attention, order.index(one.state), one.namespace, one.volume))
+    return Coverage(volumes=tuple(volumes), notes=tuple(notes))
+
+
+def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCoverage:
+    """Return the state of one volume, and why."""
+    good, interval = history.good, plan.interval
+    last = good.created if good is not None else plan.created
+    due = last + interval if last is not None and interval is not None else None
+    overdue = now > due + _lateness(interval) if due is not None and interval is not None else good is None
+    state, reason = _judge(plan, history, now)
+    return VolumeCoverage(
+        namespace=plan.key[0],
+        volume=plan.key[1],
+        state=state,
+        reason=reason,
+        note=plan.note,
+        expected_by=plan.by,
+        interval_seconds=interval.total_seconds() if interval is not None else None,
+        last_backup=good.created if good is not None else None,
+        bytes=good.bytes if good is not None else None,
+        due=due,
+        overdue=overdue,
+    )
+
+
+def _lateness(interval: timedelta) -> timedelta:
+    return min(interval / 4, _LONGEST_RUN)
+
+
+def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[VolumeState, str]:
+    good, bad, interval = history.good, history.bad, plan.interval
+    if plan.left_out is not None:
+        return VolumeState.LEFT_OUT, plan.left_out
+    if bad is not None and (good is None or bad.created > good.created):
+        why = f"{bad.name} failed {format_age(now - bad.created)} ago: {bad.message or 'no message'}"
+        return VolumeState.FAILING, why
+    if good is None:
+        return _judge_without_copy(plan, now)
+    if good.shrunk:
+        return VolumeState.SHRUNK, f"{good.name} has much less than the backup before it"
+    age = now - good.created
+    if interval is None:
+        why = _why_unexpected(plan)
+        return (VolumeState.STALE if age > _UNSCHEDULED else VolumeState.PROTECTED), (
+            f"the last backup is {format_age(age)} old, and {why}"
+        )
+    every = f"every {format_age(interval)} by {plan.by}"
+    if age > 2 * interval + _lateness(interval):
+        return VolumeState.STALE, f"the last backup is {format_age(age)} old; expected {every}"
+    return VolumeState.PROTECTED, f"backed up {format_age(age)} ago; expected {every}"
+
+
+def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[VolumeState, str]:
+    if (interval := plan.interval) is None:
+        snapshots = [one for one in plan.expected if one.does(Method.SNAPSHOT)]
+        if snapshots:
+            return VolumeState.SNAPSHOT_ONLY, f"{snapshots[0].source.name}: {snapshots[0].choice.why}"
+        return VolumeState.NEVER_BACKED_UP, _why_unexpected(plan)
+    every = f"expected every {format_age(interval)} by {plan.by}"
+    if plan.created is not None and now <= plan.created + interval + _lateness(interval):
+        every = f"the volume is {format_age(now - plan.created)} old; {every}"
+    return VolumeState.NEVER_BACKED_UP, every
+
+
+def _why_unexpected(plan: VolumePlan) -> str:
+    """Return why nothing is going to copy the volume."""
+    for one in plan.expected:
+        if one.source.interval is None:
+            return f"{one.source.name} does not run: {one.source.why}"
+        return f"{one.source.name} copies no data: {one.choice.why}"
+    return "no schedule backs it up"

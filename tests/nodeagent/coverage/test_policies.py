@@ -1,0 +1,72 @@
+"""Volume policies: which documents are valid, and what a condition matches."""
+
+import pytest
+
+from core.errors import ContractError
+from nodeagent.coverage.cluster import Claim, PersistentVolume
+from nodeagent.coverage.policies import Action, parse_policies
+from tests.nodeagent.support.volume_scene import a_claim, a_volume, decoded
+
+
+def skipping(conditions: str) -> dict[str, str]:
+    return {"p": f"version: v1\nvolumePolicies:\n- conditions: {conditions}\n  action: {{type: skip}}\n"}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "matches"),
+    [
+        # Velero, internal/resourcepolicies/volume_resources_test.go.
+        ('{capacity: "10Gi,20Gi"}', True),
+        ('{capacity: ",10Gi"}', True),
+        ('{capacity: "11Gi,"}', False),
+        ('{capacity: " 1Gi , 9Gi "}', False),
+        ("{capacity: ''}", True),
+        ("{storageClass: [fast, slow]}", True),
+        ("{storageClass: [slow]}", False),
+        ("{csi: {}}", True),
+        ("{csi: {driver: csi.example.com}}", True),
+        ("{csi: {driver: other}}", False),
+        ("{csi: {driver: csi.example.com, volumeAttributes: {pool: hdd}}}", False),
+        ("{nfs: {}}", False),
+        ("{volumeTypes: [csi]}", True),
+        ("{volumeTypes: [local, hostPath]}", False),
+        ("{pvcLabels: {yes: 1}}", True),
+        ("{pvcLabels: {yes: 1, other: x}}", False),
+        ("{pvcPhase: [Pending]}", False),
+        ("{pvcVolumeMode: Filesystem}", True),
+        ("{pvcVolumeMode: Block}", False),
+        ("{pvcAccessModes: [ReadWriteOnce]}", True),
+        ("{pvcAccessModes: [ReadWriteOnce, ReadOnlyMany]}", False),
+        ("{}", True),
+        ("{storageClass: [fast], volumeTypes: [nfs]}", False),
+    ],
+)
+def test_a_condition(conditions: str, matches: bool) -> None:
+    (claim,) = decoded(Claim, [a_claim("data", labels={"yes": "1"})])
+    (volume,) = decoded(PersistentVolume, [a_volume("data")])
+    found = parse_policies(skipping(conditions)).match(claim, volume)
+    assert found is (Action.SKIP if matches else None)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (None, "0 keys instead of one"),
+        ({"a": "", "b": ""}, "2 keys instead of one"),
+        ({"p": "version: v2"}, 'version "v2" is not v1'),
+        ({"p": "["}, "while parsing"),
+        (skipping("{unknown: x}"), "unknown"),
+        (skipping('{capacity: "1Gi"}'), "no range"),
+        (skipping('{capacity: "x,y"}'), "not a quantity"),
+        ({"p": "version: v1\nvolumePolicies:\n- action: {type: drop}\n"}, "drop"),
+    ],
+)
+def test_policies_that_velero_rejects(data: dict[str, str] | None, words: str) -> None:
+    with pytest.raises(ContractError) as raised:
+        parse_policies(data)
+    assert words in str(raised.value)
+
+
+def test_the_type_of_a_volume() -> None:
+    volumes = decoded(PersistentVolume, [a_volume("a"), a_volume("b", storageos={}), a_volume("c", unheard={})])
+    assert [one.type for one in volumes] == ["csi", "storageOS", ""]

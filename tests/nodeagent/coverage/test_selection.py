@@ -1,0 +1,290 @@
+"""Which volumes a Schedule backs up: the answers of Velero's own unit tests and documentation, for 40 of them."""
+
+from typing import Any
+
+import pytest
+
+from nodeagent.coverage.policies import parse_policies
+from nodeagent.coverage.selection import Method, Schedule, ServerDefaults, explain_fault, select_volumes
+from tests.nodeagent.support.volume_scene import a_claim, a_cluster, a_pod, a_schedule, a_volume, an_object
+from tests.support.objects import JsonDict
+
+LEFT_OUT = {"velero.io/exclude-from-backup": "true"}
+CACHE = {"name": "cache", "emptyDir": {}}
+TOKEN = {"name": "default-token-x", "secret": {"secretName": "x"}}
+
+CLUSTER = a_cluster(
+    an_object("Namespace", "app", labels={"team": "a"}),
+    an_object("Namespace", "app-test"),
+    an_object("Namespace", "db"),
+    an_object("Namespace", "off", labels=LEFT_OUT),
+    a_claim("data", labels={"tier": "web"}),
+    a_volume("data"),
+    a_claim("logs"),
+    a_volume("logs", size="100Gi", class_="slow"),
+    a_claim("secret", labels=LEFT_OUT),
+    a_volume("secret"),
+    a_claim("pending", phase="Pending"),
+    a_claim("share", class_="nfs"),
+    a_volume("share", class_="nfs", nfs={"server": "nfs.example.com", "path": "/share"}),
+    a_claim("data", "app-test"),
+    a_volume("data", "app-test"),
+    a_claim("main", "db", labels={"tier": "db", "velero.io/volume-group": "g"}),
+    a_volume("main", "db"),
+    a_claim("wal", "db", labels={"velero.io/volume-group": "g"}),
+    a_volume("wal", "db"),
+    a_claim("data", "off"),
+    a_volume("data", "off"),
+    a_pod("web-0", claims=["data", "share"], volumes=[CACHE, TOKEN], labels={"tier": "web"}),
+    a_pod("job-1", claims=["logs"], phase="Succeeded"),
+    a_pod("db-0", "db", claims=["main"], annotations={"backup.velero.io/backup-volumes": "main"}),
+)
+
+MOVED, FS, SNAPSHOT, SKIPPED, NONE = Method
+ALL_MOVED = {
+    "app/data": MOVED,
+    "app/logs": MOVED,
+    "app/share": NONE,
+    "app-test/data": MOVED,
+    "db/main": FS,
+    "db/wal": MOVED,
+}
+APP = {key: method for key, method in ALL_MOVED.items() if key.startswith("app/")}
+SNAPSHOTS = {key: SNAPSHOT if method is MOVED else method for key, method in ALL_MOVED.items()}
+
+
+def policies(*rules: tuple[JsonDict, str], **more: object) -> str:
+    """Return a document of volume policies."""
+    parts = [f"- conditions: {conditions}\n  action: {{type: {action}}}" for conditions, action in rules]
+    extra = "".join(f"{key}: {value}\n" for key, value in more.items())
+    return "version: v1\nvolumePolicies:\n" + "\n".join(parts) + f"\n{extra}"
+
+
+def selected(template: JsonDict, text: str = "", defaults: ServerDefaults | None = None) -> dict[str, Method]:
+    schedule = Schedule.from_wire(a_schedule("night", **template))
+    found = parse_policies({"policies": text}) if text else None
+    choices = select_volumes(schedule.spec.template, CLUSTER, defaults or ServerDefaults(), found)
+    return {"/".join(key): choice.method for key, choice in choices.items()}
+
+
+MOVE: JsonDict = {"snapshotMoveData": True}
+OPT_OUT: JsonDict = {"defaultVolumesToFsBackup": True}
+FS_ALL = {"app/data": FS, "app/share": FS, "app/web-0:cache": FS, "app/logs": NONE, "db/main": FS}
+FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/")}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # pkg/util/collections: TestShouldInclude, TestExpandIncludesExcludes, TestResolveNamespaceList.
+        pytest.param({}, ALL_MOVED, id="all namespaces, but not one with the label"),
+        pytest.param({"includedNamespaces": ["*"]}, ALL_MOVED, id="the star"),
+        pytest.param({"includedNamespaces": ["app"]}, APP, id="one namespace"),
+        pytest.param({"includedNamespaces": ["app*"]}, APP | {"app-test/data": MOVED}, id="a pattern"),
+        pytest.param({"includedNamespaces": ["app-tes?"]}, {"app-test/data": MOVED}, id="a question mark"),
+        pytest.param({"includedNamespaces": ["[d-e]b"]}, {"db/main": FS, "db/wal": MOVED}, id="a class of characters"),
+        pytest.param({"includedNamespaces": ["none-*"]}, {}, id="a pattern that matches nothing"),
+        pytest.param({"includedNamespaces": ["missing"]}, {}, id="a namespace that does not exist"),
+        pytest.param({"includedNamespaces": ["app*"], "excludedNamespaces": ["*-test"]}, APP, id="both patterns"),
+        pytest.param({"excludedNamespaces": ["app*", "off"]}, {"db/main": FS, "db/wal": MOVED}, id="only excluded"),
+        pytest.param({"includedNamespaces": ["off"]}, {}, id="the label of a namespace wins"),
+        # pkg/backup: TestBackupResourceFiltering.
+        pytest.param({"includedResources": ["deployments"]}, {}, id="no PVCs and no pods"),
+        pytest.param({"includedResources": ["pvc"]}, ALL_MOVED | {"db/main": NONE}, id="a short name, no pods"),
+        pytest.param({"includedResources": ["PersistentVolumeClaims", "Pods"]}, ALL_MOVED, id="other letters"),
+        pytest.param({"excludedResources": ["persistentvolumeclaims"]}, {}, id="PVCs excluded, so no fs-backup"),
+        pytest.param({"excludedResources": ["*"]}, ALL_MOVED, id="an excluded star is ignored"),
+        pytest.param({"excludedNamespaceScopedResources": ["*"]}, {}, id="a newer one is not"),
+        pytest.param({"includedNamespaceScopedResources": ["persistentvolumeclaim", "pods"]}, ALL_MOVED, id="singular"),
+        # pkg/backup: TestBackupItemCollection, pkg/itemblock/actions.
+        pytest.param(
+            {"labelSelector": {"matchLabels": {"tier": "web"}}},
+            {"app/data": MOVED, "app/share": NONE},
+            id="a pod brings its PVCs",
+        ),
+        pytest.param(
+            {"labelSelector": {"matchLabels": {"tier": "db"}}},
+            {"db/main": FS, "db/wal": MOVED},
+            id="a PVC brings its pods and its group",
+        ),
+        pytest.param(
+            {"labelSelector": {"matchLabels": {"tier": "db"}}, "volumeGroupSnapshotLabelKey": "other"},
+            {"db/main": FS},
+            id="groups by another label",
+        ),
+        pytest.param(
+            {"orLabelSelectors": [{"matchLabels": {"tier": "web"}}, {"matchLabels": {"tier": "db"}}]},
+            {"app/data": MOVED, "app/share": NONE, "db/main": FS, "db/wal": MOVED},
+            id="one of several selectors",
+        ),
+        pytest.param(
+            {"labelSelector": {"matchExpressions": [{"key": "tier", "operator": "NotIn", "values": ["web", "db"]}]}},
+            {key: method for key, method in ALL_MOVED.items() if key != "db/main"} | {"db/main": FS},
+            id="labels that an object lacks",
+        ),
+        pytest.param(
+            {
+                "labelSelector": {"matchExpressions": [{"key": "tier", "operator": "Exists"}]},
+                "includedNamespaces": ["app"],
+            },
+            {"app/data": MOVED, "app/share": NONE},
+            id="a label that exists",
+        ),
+    ],
+)
+def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str, Method]) -> None:
+    assert selected(MOVE | template) == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        # internal/volumehelper: TestVolumeHelperImpl_ShouldPerformSnapshot, …_ShouldPerformFSBackup.
+        pytest.param({}, SNAPSHOTS, id="snapshots that stay"),
+        pytest.param({"snapshotMoveData": False}, SNAPSHOTS, id="not moved"),
+        pytest.param({"snapshotVolumes": False}, dict.fromkeys(ALL_MOVED, NONE) | {"db/main": FS}, id="no snapshots"),
+        pytest.param(MOVE | {"snapshotVolumes": True}, ALL_MOVED, id="moved"),
+        pytest.param(
+            OPT_OUT,
+            FS_ALL | {"app-test/data": SNAPSHOT, "db/wal": SNAPSHOT},
+            id="opt-out, a finished pod is in the way",
+        ),
+        pytest.param(
+            OPT_OUT | MOVE, FS_ALL | {"app-test/data": MOVED, "db/wal": MOVED}, id="opt-out beside the data mover"
+        ),
+        pytest.param(
+            {"defaultVolumesToRestic": True, "defaultVolumesToFsBackup": False, "includedNamespaces": ["app"]},
+            FS_APP,
+            id="the old name of opt-out",
+        ),
+        pytest.param(OPT_OUT | {"includedResources": ["pods"]}, {"app/web-0:cache": FS}, id="pods without their PVCs"),
+    ],
+)
+def test_the_method_that_a_schedule_uses(template: JsonDict, expected: dict[str, Method]) -> None:
+    assert selected(template) == expected
+
+
+def test_the_server_decides_what_a_schedule_leaves_open() -> None:
+    assert selected({}, defaults=ServerDefaults(move_data=True)) == ALL_MOVED
+    only_app = {"includedNamespaces": ["app"]}
+    assert selected(only_app, defaults=ServerDefaults(fs_backup=True)) == FS_APP
+    assert selected(only_app | {"defaultVolumesToFsBackup": False}, defaults=ServerDefaults(fs_backup=True)) == {
+        key: SNAPSHOTS[key] for key in APP
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        # internal/resourcepolicies: TestGetResourceMatchedAction; site/content/docs/main/resource-filtering.md.
+        pytest.param([({"storageClass": ["slow"]}, "skip")], {"app/logs": SKIPPED}, id="a storage class"),
+        pytest.param([({"capacity": "50Gi,200Gi"}, "skip")], {"app/logs": SKIPPED}, id="a range of sizes"),
+        pytest.param([({"capacity": "50Gi,"}, "skip")], {"app/logs": SKIPPED}, id="from a size on"),
+        pytest.param([({"nfs": {}}, "fs-backup")], {"app/share": FS}, id="any NFS server"),
+        pytest.param(
+            [({"nfs": {"server": "other.example.com"}}, "fs-backup")], {"app/share": NONE}, id="another NFS server"
+        ),
+        pytest.param(
+            [({"volumeTypes": ["emptyDir", "nfs"]}, "fs-backup")],
+            {"app/share": FS, "app/web-0:cache": FS},
+            id="types of volumes",
+        ),
+        pytest.param(
+            [({"csi": {"driver": "csi.example.com", "volumeAttributes": {"pool": "ssd"}}}, "skip")],
+            {"app/data": SKIPPED, "app/logs": SKIPPED},
+            id="a driver",
+        ),
+        pytest.param([({"pvcLabels": {"tier": "web"}}, "skip")], {"app/data": SKIPPED}, id="labels of the PVC"),
+        pytest.param([({"pvcPhase": ["Bound"]}, "custom")], dict.fromkeys(APP, SNAPSHOT), id="a phase, another plugin"),
+        pytest.param(
+            [({"storageClass": ["slow"]}, "snapshot"), ({}, "skip")],
+            {"app/logs": MOVED, "app/data": SKIPPED, "app/share": SKIPPED},
+            id="the first that matches",
+        ),
+        pytest.param(
+            [({"storageClass": ["slow"]}, "fs-backup")], {"app/logs": NONE}, id="fs-backup, and no pod that runs"
+        ),
+    ],
+)
+def test_volume_policies_come_before_all_else(rules: Any, expected: dict[str, Method]) -> None:
+    assert selected(MOVE | {"includedNamespaces": ["app"]}, policies(*rules)) == APP | expected
+
+
+def test_a_policy_may_leave_pvcs_out() -> None:
+    """Source: CombineWithPolicy in pkg/util/collections/includes_excludes.go."""
+    more = {"includeExcludePolicy": "{excludedNamespaceScopedResources: [pvc]}"}
+    assert selected(MOVE, policies(({}, "snapshot"), **more)) == {}
+    chosen = {"includedNamespaceScopedResources": ["pvc"], "includedNamespaces": ["app"]}
+    assert selected(MOVE | chosen, policies(({}, "snapshot"), **more)) == dict.fromkeys(APP, MOVED) | {
+        "app/share": NONE
+    }
+
+
+def test_global_policies_follow_those_of_the_schedule() -> None:
+    everywhere = ServerDefaults(policies=parse_policies({"p": policies(({}, "skip"))}))
+    own = policies(({"storageClass": ["slow"]}, "snapshot"))
+    found = selected(MOVE | {"includedNamespaces": ["app"]}, own, everywhere)
+    assert found == dict.fromkeys(APP, SKIPPED) | {"app/logs": MOVED}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "template", "expected"),
+    [
+        ({"backup.velero.io/backup-volumes": "data,other"}, {}, FS),
+        ({"backup.velero.io/backup-volumes": "other"}, {}, SNAPSHOT),
+        ({"backup.velero.io/backup-volumes-excludes": "data"}, OPT_OUT, SNAPSHOT),
+        ({"backup.velero.io/backup-volumes-excludes": "data"}, OPT_OUT | {"snapshotVolumes": False}, SKIPPED),
+        ({"pre.hook.backup.velero.io/command": "dump"}, {"snapshotVolumes": False}, SNAPSHOT),
+        ({}, {"snapshotVolumes": False}, NONE),
+    ],
+    ids=["opt-in", "another one", "opt-out", "opt-out without snapshots", "hooks only", "nothing"],
+)
+def test_annotations_of_pods_choose_the_method(annotations: JsonDict, template: JsonDict, expected: Method) -> None:
+    cluster = a_cluster(a_claim("data"), a_volume("data"), a_pod("web-0", claims=["data"], annotations=annotations))
+    schedule = Schedule.from_wire(a_schedule("night", **template))
+    (choice,) = select_volumes(schedule.spec.template, cluster, ServerDefaults()).values()
+    assert choice.method is expected
+    assert bool(choice.why) is not choice.method.copies
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        a_pod("web-0", claims=["data"], mounted=False),
+        a_pod("web-0", claims=["data"], phase="Pending"),
+        a_pod("web-0", claims=["data"], deleting=True),
+        a_pod("web-0", claims=["data"], labels=LEFT_OUT),
+    ],
+    ids=["not mounted", "pending", "deleting", "left out"],
+)
+def test_fs_backup_needs_a_running_pod_that_mounts_the_volume(pod: JsonDict) -> None:
+    """Source: BackupPodVolumes in pkg/podvolume/backupper.go; such a pod keeps the volume from being snapshotted."""
+    cluster = a_cluster(a_claim("data"), a_volume("data"), pod)
+    template = Schedule.from_wire(a_schedule("night", **OPT_OUT)).spec.template
+    assert [one.method for one in select_volumes(template, cluster, ServerDefaults()).values()] == [NONE]
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        # pkg/util/collections: TestValidateNamespaceIncludesExcludes; pkg/controller: TestBackupValidationFailed.
+        ({"includedNamespaces": ["*", "app"]}, "has * beside others"),
+        ({"includedNamespaces": ["a|b"]}, "no name or pattern"),
+        ({"includedNamespaces": ["a**"]}, "no name or pattern"),
+        ({"includedNamespaces": ["a["]}, "no name or pattern"),
+        ({"includedNamespaces": ["app"], "excludedNamespaces": ["app"]}, "included and excluded"),
+        ({"excludedNamespaces": ["*"]}, "all namespaces"),
+        ({"includedResources": ["pods"], "includedNamespaceScopedResources": ["pods"]}, "older and newer"),
+        ({"labelSelector": {}, "orLabelSelectors": [{}]}, "both labelSelector"),
+    ],
+)
+def test_a_template_that_the_server_rejects(template: JsonDict, words: str) -> None:
+    fault = explain_fault(Schedule.from_wire(a_schedule("night", **template)).spec.template)
+    assert fault is not None
+    assert words in fault
+
+
+def test_a_valid_template_has_no_fault() -> None:
+    nulls: JsonDict = {"includedNamespaces": None, "labelSelector": None, "hooks": {"resources": None}}
+    template: JsonDict = {"includedNamespaces": ["app-[a-c]*"], "excludedNamespaces": ["app-b"]} | nulls
+    assert explain_fault(Schedule.from_wire(a_schedule("night", **template)).spec.template) is None

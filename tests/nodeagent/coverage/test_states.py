@@ -1,0 +1,182 @@
+"""The state of a volume: by what is expected of it, and by the backups that it has."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from nodeagent.coverage.selection import Choice, Method
+from nodeagent.coverage.states import (
+    BackupSource,
+    Copy,
+    Coverage,
+    VolumeCoverage,
+    VolumeState,
+    build_coverage,
+    plan_volumes,
+)
+from tests.nodeagent.support.volume_scene import a_claim, a_cluster, a_pod, an_object
+from tests.support.objects import JsonDict
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+KEY = ("app", "data")
+LEFT_OUT = {"velero.io/exclude-from-backup": "true"}
+NAMESPACE = an_object("Namespace", "app")
+
+
+def source(method: Method = Method.MOVED, interval: timedelta | None = DAY, why: str = "") -> BackupSource:
+    return BackupSource("Schedule night", interval, {KEY: Choice(method, why)}, "it is paused")
+
+
+def copy(age: timedelta, **more: Any) -> Copy:
+    return Copy(KEY, NOW - age, "DataUpload velero/du-1", **{"complete": True, "bytes": 5} | more)
+
+
+def failed(age: timedelta) -> Copy:
+    return copy(age, complete=False, failed=True, message="disk full")
+
+
+def judged(
+    *copies: Copy,
+    sources: tuple[BackupSource, ...] = (),
+    namespace: JsonDict = NAMESPACE,
+    tenant_exclusions: tuple[str, ...] = (),
+    **claim: Any,
+) -> VolumeCoverage:
+    """Return the state of one PVC."""
+    plans = plan_volumes(a_cluster(a_claim("data", **claim), namespace), sources, tenant_exclusions)
+    (found,) = build_coverage(plans, copies, NOW).volumes
+    return found
+
+
+@pytest.mark.parametrize(
+    ("copies", "sources", "state", "reason"),
+    [
+        ([copy(HOUR)], [source()], "protected", "backed up 60m ago; expected every 24h by Schedule night"),
+        (
+            [copy(49 * HOUR - HOUR / 60)],
+            [source()],
+            "protected",
+            "backed up 2d ago; expected every 24h by Schedule night",
+        ),
+        ([copy(49 * HOUR + HOUR / 60)], [source()], "stale", "last backup is 2d old; expected every 24h by Schedule"),
+        ([copy(3 * HOUR)], [source(interval=HOUR)], "stale", "expected every 60m"),
+        ([copy(3 * HOUR)], [source(), source(interval=HOUR)], "stale", "expected every 60m"),
+        ([copy(6 * DAY)], [], "protected", "the last backup is 6d old, and no schedule backs it up"),
+        ([copy(8 * DAY)], [], "stale", "the last backup is 8d old, and no schedule backs it up"),
+        ([copy(8 * DAY)], [source(interval=None)], "stale", "Schedule night does not run: it is paused"),
+        ([], [], "never-backed-up", "no schedule backs it up"),
+        ([], [source()], "never-backed-up", "expected every 24h by Schedule night"),
+        ([], [source(interval=None)], "never-backed-up", "Schedule night does not run: it is paused"),
+        ([], [source(Method.NONE, why="reason")], "never-backed-up", "Schedule night copies no data: reason"),
+        ([], [source(Method.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
+        ([], [source(Method.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
+        ([], [source(Method.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
+        ([copy(HOUR)], [source(Method.SKIPPED), source()], "protected", "backed up 60m ago"),
+        ([copy(DAY), failed(HOUR)], [source()], "failing", "DataUpload velero/du-1 failed 60m ago: disk full"),
+        ([copy(HOUR), failed(DAY)], [source()], "protected", "backed up 60m ago"),
+        ([failed(HOUR)], [], "failing", "disk full"),
+        ([copy(HOUR, complete=False)], [source()], "never-backed-up", "expected every 24h"),
+        ([copy(HOUR, shrunk=True), copy(DAY)], [source()], "shrunk", "DataUpload velero/du-1 has much less"),
+        ([copy(HOUR), copy(DAY, shrunk=True)], [source()], "protected", "backed up 60m ago"),
+    ],
+)
+def test_the_state_of_a_volume(copies: list[Copy], sources: list[BackupSource], state: str, reason: str) -> None:
+    found = judged(*copies, sources=tuple(sources))
+    assert (found.state, reason in found.reason) == (state, True), found.reason
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"labels": LEFT_OUT}, "the PVC has the label velero.io/exclude-from-backup"),
+        ({"namespace": an_object("Namespace", "app", labels=LEFT_OUT)}, "its namespace has the label"),
+        (
+            {"namespace": an_object("Namespace", "app", annotations={"nodeagent.io/exclude-from-backup": "scratch"})},
+            "annotation of its namespace: scratch",
+        ),
+        (
+            {"annotations": {"nodeagent.io/exclude-from-backup": "cache"}, "tenant_exclusions": ("x", "a*")},
+            "annotation of the PVC: cache",
+        ),
+    ],
+    ids=["label", "label of the namespace", "annotation of the namespace", "annotation that is allowed"],
+)
+def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> None:
+    found = judged(failed(HOUR), sources=(source(),), **more)
+    assert (found.state, reason in found.reason, found.needs_attention) == (VolumeState.LEFT_OUT, True, False)
+
+
+def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> None:
+    annotations = {"nodeagent.io/exclude-from-backup": "cache"}
+    found = judged(annotations=annotations, tenant_exclusions=("db",))
+    assert found.state is VolumeState.NEVER_BACKED_UP
+    assert "does not count: tenantExclusions does not name app" in found.note
+
+
+def test_an_interval_of_the_pvc_counts_where_no_schedule_backs_it_up() -> None:
+    annotations = {"nodeagent.io/backup-interval": "12h"}
+    assert judged(copy(2 * DAY), annotations=annotations).state is VolumeState.STALE
+    assert judged(copy(2 * DAY), annotations=annotations).interval_seconds == 12 * 3600
+    assert judged(copy(DAY), annotations=annotations, sources=(source(),)).state is VolumeState.PROTECTED
+    assert judged(annotations={"nodeagent.io/backup-interval": "soon"}).interval_seconds is None
+
+
+def test_a_new_volume_needs_no_attention_before_its_first_backup_is_due() -> None:
+    new = judged(created="2026-11-21T09:00:00Z", sources=(source(),))
+    assert (new.state, new.needs_attention) == (VolumeState.NEVER_BACKED_UP, False)
+    assert new.reason == "the volume is 3h old; expected every 24h by Schedule night"
+    assert judged(created="2026-11-20T09:00:00Z", sources=(source(),)).needs_attention
+    assert judged(created="2026-11-21T09:00:00Z").needs_attention
+
+
+def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are() -> None:
+    cluster = a_cluster(
+        a_claim("data"), a_claim("new", phase="Pending"), a_pod("web-0", volumes=[{"name": "tmp", "emptyDir": {}}])
+    )
+    choices = {("app", "web-0:tmp"): Choice(Method.FS_BACKUP), ("app", "gone"): Choice(Method.MOVED)}
+    plans = plan_volumes(cluster, [BackupSource("Schedule night", DAY, choices)])
+    assert [plan.key for plan in plans] == [KEY, ("app", "web-0:tmp")]
+    assert plans[1].created == datetime(2026, 11, 1, tzinfo=UTC)
+
+
+def states(**counts: int) -> Coverage:
+    volumes = [
+        VolumeCoverage(namespace="app", volume=f"{state}-{number}", state=VolumeState(state), reason="")
+        for state, count in counts.items()
+        for number in range(count)
+    ]
+    return Coverage(volumes=tuple(volumes))
+
+
+@pytest.mark.parametrize(
+    ("counts", "sentence"),
+    [
+        ({}, "0 of 0 volumes protected"),
+        ({"protected": 1}, "1 of 1 volume protected"),
+        ({"protected": 38, "stale": 1, "never-backed-up": 1}, "38 of 40 volumes protected; 1 never backed up, 1 stale"),
+        ({"protected": 2, "left-out": 3}, "2 of 2 volumes protected; 3 left out on purpose"),
+        ({"failing": 1, "snapshot-only": 2}, "0 of 3 volumes protected; 1 failing, 2 snapshot only"),
+    ],
+)
+def test_the_sentence_about_all_volumes(counts: dict[str, int], sentence: str) -> None:
+    assert states(**counts).sentence == sentence
+
+
+def test_what_needs_attention_comes_first() -> None:
+    keys = [("app", name) for name in ("fine", "bad", "new")]
+    cluster = a_cluster(*(a_claim(name, created="2026-11-21T09:00:00Z") for _, name in keys))
+    source = BackupSource("Schedule night", DAY, {key: Choice(Method.MOVED) for key in keys})
+    copies = [
+        Copy(keys[0], NOW - HOUR, "du-1", complete=True),
+        Copy(keys[1], NOW - HOUR, "du-2", complete=False, failed=True),
+    ]
+    found = build_coverage(plan_volumes(cluster, [source]), copies, NOW)
+    assert [one.volume for one in found.volumes] == ["bad", "new", "fine"]
+
+
+def test_without_pvcs_only_volumes_with_a_backup_are_known() -> None:
+    found = build_coverage(None, [copy(HOUR)], NOW, ["PVCs cannot be read"])
+    assert [(one.shown, str(one.state)) for one in found.volumes] == [("app/data", "protected")]
+    assert found.notes == ("PVCs cannot be read",)
