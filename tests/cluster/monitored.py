@@ -75,13 +75,14 @@ class Monitored:
         assert mover is not None
         self.gate.wait_held(str(mover["status"]["podIP"]))
 
-    def leave_pending(self, name: str = "pending", **spec: str) -> None:
-        """Create a DataUpload whose location does not exist; `spec` changes it."""
+    def leave_pending(self, name: str = "pending", **spec: str) -> Json:
+        """Create and return a DataUpload whose location does not exist; `spec` changes it."""
         own = self.upkeep.own
         item = Volume(own.bed, own.space, _CLAIM).upload(name, snapshot="absent", location="absent")
         item["metadata"]["namespace"] = own.space
         item["spec"] |= spec
         own.bed.user.apply(item)
+        return item
 
     def scrape(self) -> dict[str, list[float]]:
         """Return the samples that the agent serves now, by the names of the metrics."""

@@ -18,7 +18,9 @@ from tests.cluster.apart import installed_apart
 from tests.cluster.gate import open_gate
 from tests.cluster.handkopia import open_kopia
 from tests.cluster.monitored import Monitored
+from tests.cluster.scenes import UPLOADS
 from tests.cluster.upkeep import Upkeep
+from tests.cluster.workloads import wait_until
 from tests.cluster_full.prometheus import Prometheus, run_prometheus
 from tests.cluster_full.throttling import throttling
 from tests.support.monitoring import read_rules
@@ -115,8 +117,11 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
     prometheus.wait_fired(*_OF_WAITING, seconds=_STEP_SECONDS)
     monitored.gate.open()
     prometheus.wait_quiet(*_OF_WAITING, seconds=_STEP_SECONDS)
-    monitored.leave_pending("failing", datamover="velero-block")
+    failing = monitored.leave_pending("failing", datamover="velero-block")
     prometheus.wait_fired(_OF_FAILURES, seconds=_STEP_SECONDS)
+    # The agent is removed next, and tests that follow look for what was not cleaned up.
+    bed = monitored.upkeep.own.bed
+    wait_until(bed, UPLOADS, failing, "Failed", when=lambda found: not found["metadata"].get("finalizers"))
 
 
 def test_alerts_about_repositories_fire(monitored: Monitored, prometheus: Prometheus) -> None:
