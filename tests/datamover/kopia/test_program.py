@@ -30,7 +30,7 @@ def test_has_all_commands_and_flags_of_the_release() -> None:
 def test_sources_pass(check: list[str]) -> None:
     # As tools/build.sh compiles them, so that nothing is compiled twice.
     flags = ["-trimpath", "-gcflags=all=-dwarf=false", "-tags=nohtmlui testing"]
-    argv = [go_command(), *check, *flags, "./..."]
+    argv = [str(go_command()), *check, *flags, "./..."]
     env = {**os.environ, "CGO_ENABLED": "0"}
     done = subprocess.run(
         argv, cwd=_SOURCES, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
