@@ -10,6 +10,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import LEASES, PODS
 from core.models.base import WireModel
 from core.models.names import DISPATCHER_LEASE
+from nodeagent.runtime.definitions import DefinitionReport
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import ListenAddress, Settings
 
@@ -77,6 +78,7 @@ class LeaderPage(WireModel):
     queue: LeaderQueue = field(default_factory=LeaderQueue)
     config: LeaderConfig = field(default_factory=LeaderConfig)
     maintenance: dict[str, LeaderDecision] = field(default_factory=dict)
+    definitions: DefinitionReport = field(default_factory=DefinitionReport)
 
 
 async def read_leader_decisions(client: KubeClient, namespace: str, settings: Settings) -> dict[str, LeaderDecision]:

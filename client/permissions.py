@@ -368,6 +368,14 @@ VOLUME_CHECK_PERMISSIONS: Final = (
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "the class of the snapshot"),
     Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get",), _RETAINED, without=_UNNAMED),
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get",), _RETAINED, without=_UNNAMED),
+    Permission(
+        Scope.CLUSTER,
+        kube.CUSTOM_RESOURCE_DEFINITIONS,
+        ("get",),
+        "which fields the definitions drop",
+        names=tuple(kind.full_name for kind in _LISTED_KINDS),
+        without="a note",
+    ),
 )
 """What `nodeagent preflight` needs."""
 

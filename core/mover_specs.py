@@ -14,6 +14,7 @@ from msgspec import Meta, field
 from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.base import WireModel, explain_invalid
+from core.models.storage import BlockHash
 from core.models.verification import WHOLE_PERCENT, Percent
 from core.snapshot_contract import CopyToCheck, TransferToDelete
 
@@ -69,9 +70,11 @@ class _Flags(WireModel, rename="kebab", forbid_unknown_fields=True):
 
 
 class InitRepository(_Flags):
-    """Initialize the repository."""
+    """Initialize the repository; a new one gets `block_hash`, None: kopia's default."""
 
     verb: ClassVar[MoverVerb] = MoverVerb.INIT_REPOSITORY
+
+    block_hash: BlockHash | None = None
 
 
 class ValidateLocation(_Flags):

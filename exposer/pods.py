@@ -16,6 +16,7 @@ from core.models.names import (
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
 )
+from core.models.storage import BlockHash
 from core.mover_specs import InitRepository, ValidateLocation
 from exposer.claims import cache_claim_name, claim_for_one_pod, claim_read_only, claim_volume_mode
 from exposer.model import LocatedVolume, Owner, PodVolumeRequest, RestoreRequest, SnapshotRequest
@@ -146,9 +147,11 @@ def init_pod_name(owner: Owner) -> str:
     return f"{owner.name}-init"
 
 
-def build_init_pod(owner: Owner, settings: ExposeSettings, *, storage: StorageAccess) -> Manifest:
-    """Return the pod that creates or connects the repository of `owner`, a BackupRepository."""
-    spec = complete_spec(InitRepository(), owner, settings.mover)
+def build_init_pod(
+    owner: Owner, settings: ExposeSettings, *, storage: StorageAccess, block_hash: BlockHash | None = None
+) -> Manifest:
+    """Return the pod that connects the repository of `owner`, a BackupRepository, or creates it with `block_hash`."""
+    spec = complete_spec(InitRepository(block_hash=block_hash), owner, settings.mover)
     return build_mover_pod(MoverPod(owner, init_pod_name(owner), spec, storage), settings)
 
 

@@ -12,9 +12,11 @@ from client.cli.output import BAD, GOOD, OutputFormat, Printer, Styled
 from client.volume_check import CheckReport, CheckStep, CheckTools, VolumeCheckError, check_volume
 from client.volume_check_plan import CheckChoice, plan_check
 from core.clock import SystemClock
-from core.errors import ConfigError
+from core.errors import AgentError, ConfigError
+from core.kube.client import KubeClient
 from core.models.units import parse_quantity
 from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.definitions import judge_definitions, read_definitions
 
 __all__ = ["preflight"]
 
@@ -79,6 +81,8 @@ async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, t
     async with connect(access) as cluster:
         with printer.progress("checking agents, location and classes") as show:
             plan = await plan_check(cluster.client, cluster.namespace, choice)
+            if dropped := await _describe_dropped(cluster.client):
+                printer.note(dropped)
             tools = CheckTools(
                 client=cluster.client,
                 clock=SystemClock(),
@@ -94,6 +98,14 @@ async def _run(access: ClusterAccess, form: OutputFormat, choice: CheckChoice, t
     if report.error:
         failed = next(step.name for step in report.steps if step.error)
         raise VolumeCheckError(f"preflight failed at {failed}: {report.error}")
+
+
+async def _describe_dropped(client: KubeClient) -> str:
+    """Return which fields the definitions drop; empty: none."""
+    try:
+        return judge_definitions(await read_definitions(client)).message
+    except AgentError as e:
+        return f"fields that the definitions drop are not known: {e}"
 
 
 def _print_step(printer: Printer, step: CheckStep) -> None:

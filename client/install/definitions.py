@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
-from client.install.objects import helm_release
 from core.clock import Clock, Deadline
 from core.errors import AgentError
 from core.kube.client import KubeClient
 from core.kube.discovery import is_unserved
 from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, Resource
 from core.kube.types import Manifest
-from core.models.names import is_ours
+from core.models.names import helm_release, is_ours
 
 __all__ = ["DefinitionError", "Definitions", "find_lacking", "sort_definitions", "wait_definitions"]
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from client.install.objects import helm_release, place_of, resource_of
+from client.install.objects import place_of, resource_of
 from core.errors import ConfigError
 from core.kube import resources as kube
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError
 from core.kube.types import Manifest
-from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, is_ours
+from core.models.names import AGENT_DAEMONSET_WINDOWS, PART_OF_LABELS, helm_release, is_ours
 
 __all__ = ["fit_to_existing", "note_former_agents"]
 

@@ -8,10 +8,7 @@ from core.kube.resources import Resource
 from core.kube.types import Manifest
 from core.models.names import PART_OF_LABELS
 
-__all__ = ["build_object", "helm_release", "place_of", "resource_of"]
-
-_HELM_RELEASE: Final = "meta.helm.sh/release-name"
-"""Source: Helm v3, pkg/action/validate.go."""
+__all__ = ["build_object", "place_of", "resource_of"]
 
 _RESOURCES: Final = {
     resource.kind: resource
@@ -42,12 +39,6 @@ def build_object(api_version: str, kind: str, name: str, namespace: str = "") ->
     if namespace:
         metadata["namespace"] = namespace
     return {"apiVersion": api_version, "kind": kind, "metadata": {**metadata, "labels": dict(PART_OF_LABELS)}}
-
-
-def helm_release(obj: Mapping[str, Any]) -> str:
-    """Return the release of Helm that the object belongs to; empty: none."""
-    annotations = obj["metadata"].get("annotations") or {}
-    return str(annotations.get(_HELM_RELEASE) or "")
 
 
 def resource_of(manifest: Mapping[str, Any]) -> Resource:

@@ -11,7 +11,7 @@ from typing import Final
 
 from client.install.daemonset import CREDENTIALS_SECRET
 from client.install.manifests import build_everything, read_definitions
-from client.install.objects import helm_release, place_of, resource_of
+from client.install.objects import place_of, resource_of
 from client.install.others import Dependents, find_class_user, find_dependents, find_other_agents
 from client.permissions import UNINSTALL_PERMISSIONS, delete_permissions
 from core.clock import Clock, Deadline
@@ -28,6 +28,7 @@ from core.models.names import (
     DISPATCHER_LEASE,
     PART_OF_LABELS,
     REPO_CREDENTIALS_SECRET,
+    helm_release,
     is_ours,
 )
 from core.models.phases import FINAL_PHASES, Phase

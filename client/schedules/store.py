@@ -10,7 +10,6 @@ from msgspec import field
 
 from client.backups.plan import BackupTools, find_destination, note_absent_claims
 from client.install.apply import ApplyResult
-from client.install.objects import helm_release
 from client.installation import explain_no_agents
 from client.schedules.manifests import AgentImage, build_accounts, build_schedule
 from client.schedules.owned import OwnedObjects
@@ -20,7 +19,7 @@ from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.types import Manifest, UncheckedObject
 from core.models.base import JsonDict, ObjectMeta, Time, WireModel
-from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL
+from core.models.names import AGENT_DAEMONSET, SCHEDULE_LABEL, helm_release
 from core.models.retention import deletes_by_old_rules
 from core.models.units import format_duration
 from nodeagent.config.schema import missing

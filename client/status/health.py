@@ -49,6 +49,7 @@ class Rule(StrEnum):
     LOCATION_UNAVAILABLE = "location-unavailable"
     LOCATION_NOT_VALIDATED = "location-not-validated"
     REPOSITORY_NOT_READY = "repository-not-ready"
+    FIELDS_DROPPED = "fields-dropped"
     MAINTENANCE_FAILED = "maintenance-failed"
     MAINTENANCE_OVERDUE = "maintenance-overdue"
     TRANSFERS_BLOCKED = "transfers-blocked"
@@ -196,6 +197,12 @@ def _admission_fails(snapshot: ClusterSnapshot) -> Iterator[Finding]:
         yield Finding(health=Health.UNHEALTHY, rule=Rule.ADMISSION_FAILS, message=message)
 
 
+def _fields_dropped(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    if snapshot.page is not None and snapshot.page.definitions.warning:
+        see = "troubleshooting.md#fields-of-custom-resources-are-dropped"
+        yield _degraded(Rule.FIELDS_DROPPED, snapshot.page.definitions.message, see)
+
+
 def _locations(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     for one in snapshot.locations:
         if not one.phase:
@@ -270,6 +277,7 @@ _RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
     _agents_not_ready,
     _config_rejected,
     _config_differs,
+    _fields_dropped,
     _repositories,
     _blocked,
     _unreadable,

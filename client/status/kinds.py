@@ -31,7 +31,7 @@ class TransferKind:
     @property
     def words(self) -> tuple[str, ...]:
         """What a user may write for it, in lower case."""
-        return (self.short, self.name.lower(), self.resource.plural, f"{self.resource.plural}.{self.resource.group}")
+        return (self.short, self.name.lower(), self.resource.plural, self.resource.full_name)
 
 
 TRANSFER_KINDS: Final = (

@@ -4,7 +4,7 @@ Pure. Its fields are stable: they are the JSON of the command, in camelCase.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -26,6 +26,8 @@ from core.models.phases import HOLDING_PHASES, Phase
 from core.models.queue_order import in_order
 from core.models.reasons import PendingReason
 from core.models.retention import RetentionReport
+from nodeagent.config.keys import NO_QUEUE_LENGTH
+from nodeagent.runtime.definitions import DefinitionReport
 
 __all__ = ["ActiveRow", "LeaderRow", "NodeRow", "PendingRow", "RateOf", "StatusView", "average_rate", "build_view"]
 
@@ -290,4 +292,14 @@ def _notes(snapshot: ClusterSnapshot, others: int) -> list[str]:
     notes = [f"{said}: {one.why}" for one in snapshot.unread if one.part is UnreadPart.PAGE]
     if others:
         notes.append(f"{others} transfers are for other data movers or cannot be read, and are not listed")
+    if snapshot.page is not None:
+        notes += _definition_notes(snapshot, snapshot.page.definitions)
     return notes
+
+
+def _definition_notes(snapshot: ClusterSnapshot, definitions: DefinitionReport) -> Iterator[str]:
+    if definitions.message and not definitions.warning:
+        yield definitions.message
+    known = not (snapshot.config.errors or snapshot.is_unread(UnreadPart.CONFIG))
+    if definitions.next_velero and known and snapshot.config.queue_length is None:
+        yield f"prepareQueueLength {NO_QUEUE_LENGTH}"

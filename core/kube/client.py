@@ -174,7 +174,7 @@ class KubeClient:
                 )
             except UnknownPathError as e:
                 if await is_unserved(self._transport, resource):
-                    message = f"{attempted}: {resource.plural}.{resource.group}/{resource.version} is not served"
+                    message = f"{attempted}: {resource.full_name}/{resource.version} is not served"
                     raise NotServedError(message, status=e.status) from e
                 raise
             return parse(response, attempted)

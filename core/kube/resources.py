@@ -68,6 +68,11 @@ class Resource(Generic[Object_co]):
         """`apiVersion` of its objects."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def full_name(self) -> str:
+        """Its plural and group, such as `datauploads.velero.io`: the name of its definition."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
     def path(self, namespace: str = "", name: str = "", *, subresource: str = "") -> str:
         """Return the URL path of the collection, an object or its subresource.
 

@@ -101,6 +101,7 @@ __all__ = [
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
     "VOLUME_NAMESPACE_LABEL",
+    "helm_release",
     "is_ours",
     "label_value",
     "repo_name_label",
@@ -301,6 +302,15 @@ _HASH_DIGITS: Final = 6
 def is_ours(obj: Mapping[str, Any]) -> bool:
     """Return whether an installation of this project created the object."""
     return PART_OF_LABELS.items() <= (obj["metadata"].get("labels") or {}).items()
+
+
+def helm_release(obj: Mapping[str, Any]) -> str:
+    """Return the release of Helm that the object belongs to; empty: none.
+
+    Source: Helm v3, pkg/action/validate.go.
+    """
+    annotations = obj["metadata"].get("annotations") or {}
+    return str(annotations.get("meta.helm.sh/release-name") or "")
 
 
 def repo_name_label(name: str) -> str:

@@ -25,6 +25,7 @@ __all__ = [
     "BackupStorageLocation",
     "BackupStorageLocationSpec",
     "BackupStorageLocationStatus",
+    "BlockHash",
     "MaintenanceEntry",
     "MaintenanceOutcome",
     "ObjectStorage",
@@ -53,6 +54,25 @@ DEFAULT_CACHE_LIMIT_MIB: Final = 5000
 
 Source: Velero v1.18, pkg/repository/udmrepo/kopialib/backend/common.go (MB there are MiB).
 """
+
+
+class BlockHash(StrEnum):
+    """The hash that names the contents of a kopia repository, by kopia's name; chosen when it is created.
+
+    Source: kopia 0.23.1, and its fork by Velero at d946b1e75197, repo/hashing/*_hashes.go.
+    """
+
+    BLAKE2B_256 = "BLAKE2B-256"
+    BLAKE2B_256_128 = "BLAKE2B-256-128"
+    BLAKE2S_128 = "BLAKE2S-128"
+    BLAKE2S_256 = "BLAKE2S-256"
+    BLAKE3_256 = "BLAKE3-256"
+    BLAKE3_256_128 = "BLAKE3-256-128"
+    HMAC_SHA224 = "HMAC-SHA224"
+    HMAC_SHA256 = "HMAC-SHA256"
+    HMAC_SHA256_128 = "HMAC-SHA256-128"
+    HMAC_SHA3_224 = "HMAC-SHA3-224"
+    HMAC_SHA3_256 = "HMAC-SHA3-256"
 
 
 class SecretKey(WireModel):

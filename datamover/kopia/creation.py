@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import ConfigError, RepositoryError
+from core.models.storage import BlockHash
 from datamover.kopia.client_config import IDENTITY, CacheLimit, build_config
 from datamover.kopia.location_files import QUICK_FORMAT
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -112,16 +113,19 @@ class NewRepository:
         return await kopia.call(attempted, *arguments, more=config, hurry=(_UPLOAD, _UPLOAD_SECONDS))
 
 
-async def create_apart(kopia: Kopia, work_dir: WorkDir, attempted: str) -> NewRepository:
-    """Create a repository with kopia's defaults and password in the work directory.
+async def create_apart(
+    kopia: Kopia, work_dir: WorkDir, attempted: str, block_hash: BlockHash | None = None
+) -> NewRepository:
+    """Create a repository with kopia's password, and its defaults without `block_hash`, in the work directory.
 
     Raises:
         KopiaError: kopia failed.
     """
     folder = work_dir.path / _FOLDER
     shutil.rmtree(folder, ignore_errors=True)
+    more = () if block_hash is None else (f"--block-hash={block_hash}",)
     arguments = ("repository", "create", "filesystem", f"--path={folder}", "--create-only")
-    (await kopia.call(attempted, *arguments)).check()
+    (await kopia.call(attempted, *arguments, *more)).check()
     (folder / _STORAGE_CONFIG).unlink()
     storage = {"type": "filesystem", "config": {"path": str(folder)}}
     config = build_config(storage, cache=work_dir.path / f"{_FOLDER}-cache", limit=CacheLimit(), read_only=True)

@@ -18,6 +18,7 @@ from core.aio import run_apart
 from core.errors import DataPathError, KopiaError, RepositoryError
 from core.models.bandwidth import BandwidthLimits
 from core.models.names import REPOSITORY_ID_ANNOTATION
+from core.models.storage import BlockHash
 from datamover.kopia.causes import ACCESS_DENIED, CACHE_FULL, NO_BUCKET, NOT_TRUSTED, find_cause, find_outage
 from datamover.kopia.client_config import IDENTITY_FLAGS, CacheLimit, build_config, build_throttle
 from datamover.kopia.creation import (
@@ -259,8 +260,10 @@ class Repository:
         await self.connect(read_only=read_only)
         return await read()
 
-    async def ensure(self) -> str:
+    async def ensure(self, block_hash: BlockHash | None = None) -> str:
         """Connect to the repository, create it if the storage is empty, and return its unique ID.
+
+        `block_hash` is that of a new repository; None: kopia's default.
 
         Raises:
             RepositoryError: it can be neither opened nor created.
@@ -268,13 +271,13 @@ class Repository:
         try:
             await self.connect()
         except NotInitializedError:
-            return await self._create()
+            return await self._create(block_hash)
         return await self.unique_id()
 
-    async def _create(self) -> str:
+    async def _create(self, block_hash: BlockHash | None) -> str:
         """Create a repository, connect to the one that the storage has then, and return its unique ID."""
         self._address.storage.prepare_creation()
-        new = await create_apart(self._kopia, self._work_dir, self.description)
+        new = await create_apart(self._kopia, self._work_dir, self.description, block_hash)
         if not await self._put(new):
             await self._clock.sleep(SETTLE_SECONDS)
         await self.connect()

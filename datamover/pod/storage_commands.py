@@ -67,7 +67,7 @@ async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
     """
     match spec:
         case InitRepository():
-            return await _run(lambda: _initialize(spec.name, context), context, "repository initialization")
+            return await _run(lambda: _initialize(spec, context), context, "repository initialization")
         case ValidateLocation():
             return await _run(lambda: _validate(spec, context), context, "validation")
         case MaintainRepository():
@@ -107,8 +107,8 @@ async def _run(
     return termination.exit_code
 
 
-async def _initialize(name: str, context: PodContext) -> Termination:
-    reader = context.reader
+async def _initialize(spec: InitRepository, context: PodContext) -> Termination:
+    reader, name = context.reader, spec.name
     wanted = await reader.repository(name)
     location = await reader.location(wanted.spec.backup_storage_location)
     with open_work_dir(context.environment) as work_dir:
@@ -121,7 +121,7 @@ async def _initialize(name: str, context: PodContext) -> Termination:
             await _connect_read_only(repository)
             unique_id = await repository.unique_id()
         else:
-            unique_id = await repository.ensure()
+            unique_id = await repository.ensure(spec.block_hash)
         if repository.created:
             watchdog = Watchdog(context.clock, reporter.warn, repository.probe, waits.limits)
             await _set_full_interval(wanted, Maintenance(repository, watchdog))

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from core.errors import ConfigError
+from core.errors import AgentError, ConfigError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import DAEMON_SETS, NODES, PODS, PRIORITY_CLASSES, STORAGE_CLASSES, Resource
@@ -22,7 +22,7 @@ from core.kube.types import DaemonSet, Object
 from core.models.base import JsonDict
 from core.models.names import AGENT_DAEMONSET, CONFIG_ANNOTATION, NO_CONFIG
 from core.spelling import guess
-from nodeagent.config.keys import AgentConfig
+from nodeagent.config.keys import NO_QUEUE_LENGTH, AgentConfig
 from nodeagent.config.maintenance import FLAG as MAINTENANCE_FLAG
 from nodeagent.config.maintenance import ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.own_keys import OWN_KEY
@@ -31,9 +31,10 @@ from nodeagent.config.schema import ConfigFinding, show_key
 from nodeagent.config.selectors import LabelSelector
 from nodeagent.config.source import read_config, read_config_map, read_document
 from nodeagent.runtime.connection import ClusterAccess, connect
+from nodeagent.runtime.definitions import judge_definitions, read_definitions
 from nodeagent.runtime.own_pod import AGENT_SELECTOR, shown
 
-__all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names"]
+__all__ = ["CheckRequest", "check_config", "check_maintenance_names", "check_names", "check_queue_length"]
 
 
 async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
@@ -49,6 +50,17 @@ async def check_names(client: KubeClient, config: AgentConfig) -> list[ConfigFin
     if selectors := list(_selectors(config)):
         findings += await _check_selectors(client, selectors)
     return findings
+
+
+async def check_queue_length(client: KubeClient, config: AgentConfig) -> list[ConfigFinding]:
+    """Return a finding if `prepareQueueLength` is not set beside Velero 1.19; none where that is not known."""
+    if config.load_concurrency.prepare_queue_length is not None:
+        return []
+    try:
+        beside = judge_definitions(await read_definitions(client)).next_velero
+    except AgentError:
+        return []
+    return [ConfigFinding("loadConcurrency.prepareQueueLength", NO_QUEUE_LENGTH)] if beside else []
 
 
 def _storage_classes(config: AgentConfig) -> Iterator[tuple[str, str]]:
@@ -208,7 +220,9 @@ class _Checked:
 
 
 def _checked(parsed: ParsedConfig) -> _Checked:
-    find_names = partial(check_names, config=parsed.config)
+    async def find_names(client: KubeClient) -> list[ConfigFinding]:
+        return [*await check_names(client, parsed.config), *await check_queue_length(client, parsed.config)]
+
     return _Checked(parsed.errors, parsed.notes, find_names, parsed.digest or NO_CONFIG)
 
 

@@ -101,6 +101,13 @@ class NodeRule(Section):
         return selector
 
 
+NO_QUEUE_LENGTH: Final = "is not set: any number of transfers is prepared at a time; Velero 1.19 prepares 5"
+"""Said beside definitions of Velero 1.19.
+
+Source: github.com/velero-io/velero/pull/10575.
+"""
+
+
 class LoadConcurrency(Section):
     """Concurrency of transfers."""
 

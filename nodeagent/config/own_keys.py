@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from core.kube.types import VolumeSource
 from core.models.compression import Compression
+from core.models.storage import BlockHash
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.retries import RetryKeys
@@ -125,6 +126,12 @@ class OwnKeys(Section):
         description="namespaces in whose volumes each backup also reads files whose size and time are unchanged "
         "since the last one (our own key)",
         examples=[["vault"]],
+    )
+    block_hash: BlockHash | None = Field(
+        default=None,
+        description="hash of repositories that are created without a Velero server; without the key HMAC-SHA256-128 "
+        "where the definitions are those of Velero 1.19, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
+        examples=["HMAC-SHA256-128"],
     )
     require_file_attributes: bool = Field(
         default=False,

@@ -12,9 +12,11 @@ from functools import partial
 
 from core.kube.velero_server import VeleroServerCheck
 from core.models.base import JsonDict
+from core.models.storage import BlockHash
 from core.models.transfers import Transfer
 from nodeagent.config.maintenance import MaintenanceConfig
 from nodeagent.leader.context import Cluster, DispatchRules
+from nodeagent.leader.definitions import DefinitionCheck
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.election import LeaderElection
 from nodeagent.leader.live_agents import ConfigAgreement
@@ -44,6 +46,7 @@ class Leader:
     repositories: RepositoryController
     locations: LocationController
     maintenance: MaintenanceController
+    definitions: DefinitionCheck
 
     async def run(self) -> None:
         """Compete for the Lease, and lead while holding it, until canceled; then release it."""
@@ -55,6 +58,7 @@ class Leader:
             "dispatcher": {"holder": self.election.holder, "leading": self.election.may_write},
             "queue": self.dispatcher.report(),
             "maintenance": self.maintenance.report(),
+            "definitions": self.definitions.report.to_wire(),
         }
 
     def bring_forward(self) -> None:
@@ -69,6 +73,7 @@ class Leader:
                 group.create_task(self.repositories.run(), name="repository controller")
                 group.create_task(self.locations.run(), name="location controller")
                 group.create_task(self.maintenance.run(), name="maintenance controller")
+                group.create_task(self.definitions.run(), name="definitions")
         finally:
             self.metrics.set(LEADER, 0)
             # Another agent shows them.
@@ -100,12 +105,18 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
         now=parts.skew.now,
     )
     server = VeleroServerCheck(parts.client, parts.clock, parts.spec.namespace)
+    definitions = DefinitionCheck(parts.client, parts.clock, parts.own_pod)
+
+    async def block_hash() -> BlockHash | None:
+        return live.current.config.own.block_hash or await definitions.new_block_hash()
+
     repositories = RepositoryController(
         cluster,
         InitPods(cluster, live.expose_settings, parts.causes),
         server=server,
         mode=settings.repository_controller,
         new_settings=live.repositories.settings,
+        block_hash=block_hash,
         frequency=settings.maintenance_frequency,
     )
     probes = LocationProbes(parts.clock)
@@ -136,7 +147,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
     live.current.subscribe(dispatcher.request_pass)
     probes.subscribe(dispatcher.request_pass)
     maintenance = _build_maintenance(parts, cluster, dispatcher)
-    return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance)
+    return Leader(parts.metrics, election, dispatcher, repositories, locations, maintenance, definitions)
 
 
 def _build_maintenance(parts: AgentParts, cluster: Cluster, dispatcher: Dispatcher) -> MaintenanceController:

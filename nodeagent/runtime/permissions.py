@@ -219,6 +219,17 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(
         _ALL,
+        kube.CUSTOM_RESOURCE_DEFINITIONS,
+        ("get",),
+        "which fields the definitions drop; the hash of new repositories",
+        names=tuple(
+            kind.full_name
+            for kind in (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+        ),
+        without="fields that the definitions drop are not reported, and new repositories have kopia's default hash",
+    ),
+    Permission(
+        _ALL,
         kube.NAMESPACES,
         ("list",),
         "which namespaces are left out of backups, for the metrics",

@@ -82,7 +82,7 @@ async def _missing_kinds(client: KubeClient, namespace: str, kinds: Sequence[Res
         try:
             await client.get(kind, namespace, PREFLIGHT_NAME)
         except NotServedError:
-            missing.append(f"{kind.plural}.{kind.group}/{kind.version}")
+            missing.append(f"{kind.full_name}/{kind.version}")
         except (NotFoundError, MalformedObjectError):
             # It is served.
             continue

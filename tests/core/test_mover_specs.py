@@ -7,6 +7,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import ConfigError
+from core.models.storage import BlockHash
 from core.mover_specs import (
     DeleteSnapshots,
     InitRepository,
@@ -31,6 +32,10 @@ _LOG: Final = ["--log-level=info", "--log-format=text"]
     ("spec", "argv"),
     [
         (InitRepository(backup_repository="r"), ["init-repository", "--backup-repository=r", *_LOG]),
+        (
+            InitRepository(backup_repository="r", block_hash=BlockHash.HMAC_SHA256_128),
+            ["init-repository", "--backup-repository=r", *_LOG, "--block-hash=HMAC-SHA256-128"],
+        ),
         (
             ValidateLocation(backup_storage_location="d", termination_message_path="/dev/stdout", keys_only=True),
             [

@@ -95,7 +95,6 @@ _TESTED_ELSEWHERE: Final = {
     "client/schedules/permissions.py": "tests/deploy/test_rbac.py",
     "client/permissions.py": "tests/deploy/test_rbac.py",
     "client/repository_view.py": "tests/client/test_repositories.py",
-    "client/cli/preflight.py": "tests/integration/test_preflight_command.py",
     "client/volume_check_cleanup.py": "tests/client/test_volume_check.py",
     "client/volume_check_objects.py": "tests/client/test_volume_check.py",
     "nodeagent/config/window_keys.py": "tests/nodeagent/config/test_bandwidth.py",

@@ -22,6 +22,7 @@ from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
 from exposer.leaked_objects import list_leaked_objects
 from exposer.model import CopyPlan, Owner, Pending
+from nodeagent.runtime.definitions import judge_definitions, read_definitions
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, Permission, agent_permissions
 from nodeagent.runtime.preflight import check_cluster, check_host_pods, check_permissions
 from nodeagent.runtime.settings import Settings
@@ -66,6 +67,7 @@ async def test_the_agents_account_has_all_permissions_it_needs(installed: ApiSer
     before = len(installed.audit_events())  # other tests have used the account
     async with _acting_as(installed, "velero", "node-agent", tmp_path) as client:
         await check_cluster(client, "velero", _PERMISSIONS)
+        assert judge_definitions(await read_definitions(client)).message == ""
     events = [event for event in installed.audit_events()[before:] if event["user"].get("username") == _USER]
     assert events
     assert not_permitted(map(access_of_event, events), _PERMISSIONS, "velero") == []

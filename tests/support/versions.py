@@ -38,6 +38,13 @@ def definitions_of(version: str) -> Path:
     return _RECORDINGS / f"velero-{version}" / "crds"
 
 
+def load_definitions(version: str, **labels: str) -> dict[str, JsonDict]:
+    """Return the definitions of a version by their names, with these labels and no other metadata."""
+    found = [yaml.safe_load(path.read_text()) for path in definitions_of(version).glob("*.yaml")]
+    names = [one["metadata"]["name"] for one in found]
+    return {name: one | {"metadata": {"name": name, "labels": labels}} for name, one in zip(names, found, strict=True)}
+
+
 def golden(version: str, kind: str) -> JsonDict:
     """Return the last recorded object of a kind, with every field that a server of `version` may set."""
     obj = recorded(kind, -1)
@@ -58,7 +65,7 @@ def prune(version: str, obj: JsonDict) -> JsonDict:
 
 @cache
 def _schemas(version: str) -> dict[str, JsonDict]:
-    found = [yaml.safe_load(path.read_text()) for path in definitions_of(version).glob("*.yaml")]
+    found = load_definitions(version).values()
     return {one["spec"]["names"]["kind"]: one["spec"]["versions"][0]["schema"]["openAPIV3Schema"] for one in found}
 
 

@@ -34,6 +34,7 @@ from core.models.storage import (
     REPOSITORY_TYPE,
     BackupRepository,
     BackupStorageLocation,
+    BlockHash,
     RepositoryKey,
     RepositoryPhase,
     build_backup_repository,
@@ -92,6 +93,7 @@ class RepositoryController:
         server: VeleroServerCheck,
         mode: RepositoryControllerMode,
         new_settings: Callable[[], Awaitable[Mapping[str, str]]],
+        block_hash: Callable[[], Awaitable[BlockHash | None]],
         frequency: timedelta = timedelta(),
     ) -> None:
         """Control the repositories in the namespace of `server` if `mode` allows.
@@ -102,6 +104,7 @@ class RepositoryController:
             server: looks for a Velero server.
             mode: when there is something to control.
             new_settings: returns what repositories that are created now get as `repositoryConfig`.
+            block_hash: returns the hash of a repository that is created now; None: kopia's default.
             frequency: how often repositories without a `maintenanceFrequency` are maintained; not positive: every hour.
         """
         self._cluster = cluster
@@ -110,6 +113,7 @@ class RepositoryController:
         self._namespace = server.namespace
         self._mode = mode
         self._new_settings = new_settings
+        self._block_hash = block_hash
         self._frequency = frequency
         self._retries = RepositoryRetries(cluster.clock)
         kind, failed = BACKUP_REPOSITORIES.kind, "reconciling the repository failed"
@@ -308,7 +312,8 @@ class RepositoryController:
     async def _start(self, repository: BackupRepository) -> Requeue | None:
         self._cluster.check_leading()
         try:
-            await start_init_pod(self._cluster.client, repository, self._pods.settings())
+            block_hash = await self._block_hash()
+            await start_init_pod(self._cluster.client, repository, self._pods.settings(), block_hash)
         except (ForbiddenError, InvalidError, RepositoryError) as e:
             if isinstance(e, KubeError) and (pending := diagnose_rejection(e)):
                 # Its movers wait for the account too.

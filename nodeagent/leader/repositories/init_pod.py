@@ -17,7 +17,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import Pod, ResourceRequirements
 from core.models.base import CustomResource
 from core.models.names import OWNER_UID_LABEL, REPOSITORY_TYPE_LABEL
-from core.models.storage import BackupRepository, BackupStorageLocation, repository_labels
+from core.models.storage import BackupRepository, BackupStorageLocation, BlockHash, repository_labels
 from core.models.units import parse_quantity
 from exposer.causes import CauseFinder
 from exposer.model import Owner, Pending
@@ -224,8 +224,10 @@ async def tolerate_any_node(client: KubeClient, pod: Pod) -> None:
     await client.patch_if_unchanged(PODS, pod, {"spec": {"tolerations": tolerations}})
 
 
-async def start_init_pod(client: KubeClient, repository: BackupRepository, settings: ExposeSettings) -> None:
-    """Create the repository's init pod.
+async def start_init_pod(
+    client: KubeClient, repository: BackupRepository, settings: ExposeSettings, block_hash: BlockHash | None
+) -> None:
+    """Create the repository's init pod, which creates a repository with `block_hash`; None: kopia's default.
 
     Raises:
         RepositoryError: its location does not exist.
@@ -240,6 +242,6 @@ async def start_init_pod(client: KubeClient, repository: BackupRepository, setti
         shown = f"{BACKUP_STORAGE_LOCATIONS.kind} {owner.namespace}/{spec.backup_storage_location}"
         raise RepositoryError(f"{shown} does not exist")
     storage = access_of(BackupStorageLocation.parse(raw))
-    manifest = build_init_pod(owner, replace(settings, pod=pod), storage=storage)
+    manifest = build_init_pod(owner, replace(settings, pod=pod), storage=storage, block_hash=block_hash)
     manifest["metadata"]["labels"] |= repository_labels(spec.volume_namespace, spec.backup_storage_location)
     await create_pod(client, manifest)

@@ -56,6 +56,10 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
         ),
     ),
     Rule.REPOSITORY_NOT_READY: (Health.DEGRADED, lambda scene: _put_repository(scene, phase="NotReady")),
+    Rule.FIELDS_DROPPED: (
+        Health.DEGRADED,
+        lambda scene: scene.answer(definitions={"message": "definition x lacks y", "warning": True}),
+    ),
     Rule.MAINTENANCE_FAILED: (
         Health.DEGRADED,
         lambda scene: _put_repository(scene, recentMaintenance=[{"result": "Failed", "message": "no space"}]),

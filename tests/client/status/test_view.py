@@ -1,6 +1,7 @@
 """The document of `nodeagent status`: order of its lists, positions, rates."""
 
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from client.status.records import TransferRecord
 from client.status.view import StatusView, average_rate, build_view
 from core.models.attempts import AttemptStage
 from core.models.names import ATTEMPTS_ANNOTATION
+from nodeagent.config.keys import NO_QUEUE_LENGTH
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.hand_clock import NOON
 
@@ -103,6 +105,28 @@ async def test_transfers_of_other_data_movers_are_counted_in_a_note() -> None:
     view = await _view(scene)
     assert (view.pending, view.phases) == ([], {})
     assert view.notes == ["1 transfers are for other data movers or cannot be read, and are not listed"]
+
+
+@pytest.mark.parametrize(
+    ("definitions", "config", "notes"),
+    [
+        pytest.param({"message": "as of 1.18"}, "{}", ["as of 1.18"], id="of an older server"),
+        pytest.param({"message": "x", "warning": True}, "{}", [], id="a finding is no note"),
+        pytest.param(
+            {"nextVelero": True},
+            "{}",
+            [f"prepareQueueLength {NO_QUEUE_LENGTH}"],
+            id="beside 1.19, without a queue length",
+        ),
+        pytest.param({"nextVelero": True}, '{"loadConcurrency": {"prepareQueueLength": 5}}', [], id="with one"),
+        pytest.param({"nextVelero": True}, "{", [], id="not known"),
+    ],
+)
+async def test_what_the_definitions_say_is_a_note(definitions: dict[str, Any], config: str, notes: list[str]) -> None:
+    scene = StatusScene()
+    scene.put_config(config)
+    scene.answer(definitions=definitions)
+    assert (await _view(scene)).notes == notes
 
 
 async def test_the_document_can_be_read_again() -> None:

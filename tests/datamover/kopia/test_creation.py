@@ -12,6 +12,7 @@ import pytest
 
 from core.clock import SystemClock
 from core.errors import RepositoryError
+from core.models.storage import BlockHash
 from datamover.kopia import creation
 from datamover.kopia.creation import create_apart
 from datamover.kopia.process import KopiaTimeoutError
@@ -184,3 +185,28 @@ async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3
     with opened(storage) as repository, pytest.raises(RepositoryError, match="the storage is not empty"):
         await repository.ensure()
     assert not any(line.startswith(("PUT ", "DELETE ", "POST ")) for line in proxy.requests)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [(None, "BLAKE2B-256-128"), *((one, str(one)) for one in BlockHash)],
+    ids=str,
+)
+async def test_a_new_repository_has_the_hash_that_was_chosen(
+    tmp_path: Path, given: BlockHash | None, stored: str
+) -> None:
+    storage = FileStorage(tmp_path / "repository")
+    with opened(storage) as repository:
+        await repository.ensure(given)
+        answer = await repository.call("status", "repository", "status", "--json")
+        assert answer.document()["contentFormat"]["hash"] == stored
+
+
+async def test_a_repository_keeps_its_hash(tmp_path: Path) -> None:
+    storage = FileStorage(tmp_path / "repository")
+    with opened(storage) as repository:
+        created = await repository.ensure(BlockHash.HMAC_SHA256_128)
+    with opened(storage) as repository:
+        assert await repository.ensure(BlockHash.BLAKE3_256) == created
+        answer = await repository.call("status", "repository", "status", "--json")
+        assert answer.document()["contentFormat"]["hash"] == "HMAC-SHA256-128"

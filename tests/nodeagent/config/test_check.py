@@ -11,15 +11,20 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
+from core.kube.client import KubeClient
 from core.kube.resources import NODES, PRIORITY_CLASSES, STORAGE_CLASSES
+from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from nodeagent.__main__ import main
-from nodeagent.config.check import _flag_value, check_names
+from nodeagent.config.check import _flag_value, check_names, check_queue_length
 from nodeagent.config.parse import parse_config
 from nodeagent.config.schema import ConfigFinding
 from nodeagent.config.source import document_in, read_document
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 from tests.support.objects import only
 from tests.support.scripted import answer, rejection, scripted_client, stored
+from tests.support.versions import load_definitions
 
 _ROOT = Path(__file__).parents[3]
 _TEN = _ROOT / "tests" / "data" / "ten-mistakes.yaml"
@@ -222,6 +227,31 @@ async def test_a_configuration_without_names_reads_nothing() -> None:
         raise AssertionError(request)
 
     assert await check_names(scripted_client(script), parse_config('{"loadAffinity": [{}]}').config) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "found"),
+    [
+        pytest.param("main", "{}", ["loadConcurrency.prepareQueueLength"], id="not set beside 1.19"),
+        pytest.param("main", '{"loadConcurrency": {"prepareQueueLength": 9}}', [], id="set"),
+        pytest.param("1.18.2", "{}", [], id="not set beside 1.18"),
+    ],
+)
+async def test_a_queue_length_that_is_not_set_is_reported_beside_velero_1_19(
+    version: str, text: str, found: list[str]
+) -> None:
+    kube = FakeKube()
+    for definition in load_definitions(version).values():
+        kube.put(definition)
+    findings = await check_queue_length(KubeClient(kube, Retry(LoopClock())), parse_config(text).config)
+    assert [finding.path for finding in findings] == found
+    assert all("Velero 1.19 prepares 5" in finding.problem for finding in findings)
+
+
+async def test_definitions_that_cannot_be_read_are_no_finding() -> None:
+    assert (
+        await check_queue_length(scripted_client(lambda _: rejection(403, "not you")), parse_config("{}").config) == []
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_REPOSITORIES, EVENTS
 from core.kube.retry import Retry
 from core.kube.velero_server import VeleroServerCheck
+from core.models.storage import BlockHash
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -84,6 +85,9 @@ class Scene(PodScene):
 def build_controller(
     kube: FakeKube, mode: RepositoryControllerMode, *, config_map: str = "", skew: timedelta = timedelta()
 ) -> RepositoryController:
+    async def block_hash() -> BlockHash:
+        return BlockHash.HMAC_SHA256_128
+
     clock = LoopClock(skew)
     client = KubeClient(kube, Retry(clock))
     cluster = build_cluster(client, clock)
@@ -94,6 +98,7 @@ def build_controller(
         server=VeleroServerCheck(client, clock, "velero"),
         mode=mode,
         new_settings=RepositoryConfig(client, "velero", config_map).settings,
+        block_hash=block_hash,
     )
 
 

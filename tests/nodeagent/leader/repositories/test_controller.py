@@ -33,6 +33,7 @@ async def test_a_new_repository_becomes_ready_with_the_status_that_velero_writes
         assert pod["metadata"]["name"] == "app-default-kopia-init"
         assert pod["metadata"]["ownerReferences"][0]["uid"] == scene.repository["metadata"]["uid"]
         assert "--backup-repository=app-default-kopia" in pod["spec"]["containers"][0]["args"]
+        assert "--block-hash=HMAC-SHA256-128" in pod["spec"]["containers"][0]["args"]
         scene.set_pod(phase="Running")
         await asyncio.sleep(30)
         assert scene.phase == ""
