@@ -8,7 +8,7 @@ Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of
 from typing import Final
 
 from core.contract import VolumeMode
-from core.kube.types import Manifest, PersistentVolumeClaim
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.names import OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.units import parse_quantity
 from exposer.model import Owner, SnapshotRequest
@@ -93,9 +93,14 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
 
 
 def build_restore_claim(
-    owner: Owner, target: PersistentVolumeClaim, *, node: str, excluded: tuple[str, ...]
+    owner: Owner,
+    target: PersistentVolumeClaim,
+    *,
+    node: str,
+    excluded: tuple[str, ...],
+    volume: PersistentVolume | None = None,
 ) -> Manifest:
-    """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for a new volume.
+    """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for `volume`; None: for a new one.
 
     It has neither the target's selector nor its data source nor its binding: the volume is
     provisioned empty. `node`: where the volume must be reachable; empty: anywhere. `excluded`: how
@@ -105,6 +110,11 @@ def build_restore_claim(
     if node:
         annotations[SELECTED_NODE_ANNOTATION] = node
     spec: Manifest = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
+    if volume is not None:
+        spec |= {
+            "volumeName": volume["metadata"]["name"],
+            "storageClassName": volume["spec"].get("storageClassName", ""),
+        }
     claim = _build_claim(owner, owner.name, spec, annotations=annotations)
     claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
     return claim

@@ -1,7 +1,8 @@
-"""Exposer of restores: provisions a new volume for the data of a DataDownload.
+"""Exposer of restores: a new or an existing volume for the data of a DataDownload.
 
 Runs the steps and their cleanup in order. The objects are built by `exposer.claims` and
-`exposer.pods`; `exposer.rebind` binds the restored volume to the target PVC.
+`exposer.pods`; `exposer.in_place` takes an existing volume; `exposer.rebind` binds the restored volume to the target
+PVC, or gives an existing one back.
 """
 
 from dataclasses import replace
@@ -14,7 +15,7 @@ from core.kube.resources import (
     PODS,
     STORAGE_CLASSES,
 )
-from core.kube.types import PersistentVolumeClaim, Pod, PodToleration
+from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, PodToleration
 from core.models.attempts import Interruption
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
@@ -23,6 +24,7 @@ from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
+from exposer.in_place import check_existing, ensure_taken
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
 from exposer.ownership import belongs, delete_owned
 from exposer.placement import Placement
@@ -30,7 +32,7 @@ from exposer.pods import build_restore_pod
 from exposer.rebind import Rebinder
 from exposer.source_volume import WINDOWS_ONLY, binds_late, leave_to_velero
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_claim, is_provisioned, withdraw_mover
+from exposer.volumes import delete_claim, is_provisioned, original_policy, withdraw_mover
 from exposer.workload import tolerations_of_consumers
 
 __all__ = ["GenericRestoreExposer"]
@@ -62,6 +64,9 @@ class GenericRestoreExposer:
         placement = await self._place(request, target, reader)
         if isinstance(placement, Pending):
             return placement
+        existing = await self._check_existing(request, target, reader)
+        if isinstance(existing, Pending):
+            return existing
         return await self._copies.check(request.copies, reader)
 
     async def ensure(self, request: RestoreRequest, guard: Guard) -> Exposed | Pending:
@@ -92,8 +97,7 @@ class GenericRestoreExposer:
         volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
         if volume is None:
             raise ExposeError(f"PersistentVolume of {place} no longer exists")
-        policy = volume["spec"].get("persistentVolumeReclaimPolicy", "Retain")
-        return KeptVolume(name, policy, provisioned=is_provisioned(volume))
+        return KeptVolume(name, original_policy(volume), provisioned=is_provisioned(volume))
 
     async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Bind the volume to the target PVC; None once it is bound.
@@ -106,6 +110,10 @@ class GenericRestoreExposer:
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         """Delete a volume that cannot be rebound, if it was provisioned; None once it is deleted."""
         return await self._rebinder.drop_volume(request, kept)
+
+    async def give_back(self, request: RestoreRequest) -> Pending | None:
+        """Give the existing volume of an unfinished restore back to its PVC; None once that is done."""
+        return await self._rebinder.give_back(request)
 
     async def withdraw(self, request: RestoreRequest, interruption: Interruption) -> Pending | None:
         """Delete the mover pod and, unless only the mover ended, its cache."""
@@ -128,9 +136,7 @@ class GenericRestoreExposer:
             return placement
         if pending := await self._copies.ensure(run, request.copies):
             return pending
-        excluded = request.settings.excluded_metadata
-        manifest = build_restore_claim(request.owner, target, node=placement.node, excluded=excluded)
-        claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
+        claim = await self._ensure_claim(request, run, target, node=placement.node)
         if isinstance(claim, Pending):
             return claim
         if request.owner.attempt > 1 and claim["spec"].get("volumeName"):
@@ -144,12 +150,25 @@ class GenericRestoreExposer:
         if isinstance(cache, Pending):
             return cache
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
-        if placement.node:
+        if placement.node or request.volume:
             placement = replace(placement, tolerations=await self._read_tolerations(request))
         manifest = build_restore_pod(
             request, claim_volume_mode(target), placement=placement, storage=storage, cache=cache
         )
         return await run.ensure(PODS, manifest)
+
+    async def _ensure_claim(
+        self, request: RestoreRequest, run: ExposeRun, target: PersistentVolumeClaim, *, node: str
+    ) -> PersistentVolumeClaim | Pending:
+        """Return the restore PVC; an existing volume is taken for it first."""
+        existing = await self._check_existing(request, target, self._client)
+        if isinstance(existing, Pending):
+            return existing
+        if existing is not None:
+            existing = await ensure_taken(self._client, run, request, existing)
+        excluded = request.settings.excluded_metadata
+        manifest = build_restore_claim(request.owner, target, node=node, excluded=excluded, volume=existing)
+        return await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
 
     async def _read_tolerations(self, request: RestoreRequest) -> tuple[PodToleration, ...]:
         """Return the tolerations of the target's consumer: the scheduler chose the node by them.
@@ -159,8 +178,14 @@ class GenericRestoreExposer:
         pending = Selection(PODS, request.target_namespace, field_selector="status.phase=Pending")
         return tolerations_of_consumers(await self._client.list(pending), request.target_claim)
 
+    async def _check_existing(
+        self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
+    ) -> PersistentVolume | Pending | None:
+        """Return the existing volume that is restored into; None: a new one is."""
+        return await check_existing(self._client, request, target, reader) if request.volume else None
+
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
-        """Return the target PVC, which is not bound yet.
+        """Return the target PVC, which has no volume yet but the existing one that is restored into.
 
         Raises:
             ExposeError: it is bound.
@@ -172,16 +197,17 @@ class GenericRestoreExposer:
             return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} does not exist yet")
         if target["metadata"].get("deletionTimestamp"):
             return Pending(PendingReason.TARGET_CLAIM_ABSENT, f"{place} is being deleted")
-        if volume := target["spec"].get("volumeName"):
+        if (volume := target["spec"].get("volumeName")) and volume != request.volume:
             raise ExposeError(f"cannot restore into {place}: it is already bound to PersistentVolume {volume}")
         return target
 
     async def _place(
         self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
     ) -> Placement | Pending:
-        """Return the nodes for the new volume and its mover, once they are known.
+        """Return the nodes for the volume and its mover, once they are known.
 
-        With late binding, the consumer's node is the only one; otherwise the rules apply.
+        With late binding, the consumer's node is the only one; otherwise the rules apply. To an existing volume the
+        scheduler adds the nodes that can reach it.
 
         Raises:
             ExposeError: the StorageClass of the target PVC does not exist, or the volume requires a Windows node.
@@ -190,7 +216,7 @@ class GenericRestoreExposer:
             # Velero's agent accepted it.
             raise ExposeError(WINDOWS_ONLY)
         class_name = target["spec"].get("storageClassName") or ""
-        if class_name and not request.settings.ignore_delay_binding:
+        if class_name and not request.volume and not request.settings.ignore_delay_binding:
             place = f"target PVC {request.target_namespace}/{request.target_claim}"
             storage_class = await reader.read(STORAGE_CLASSES, "", class_name)
             if storage_class is None:

@@ -21,8 +21,9 @@ from core.kube.resources import (
     Resource,
 )
 from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
-from core.models.names import COPY_LABEL, OWNER_UID_LABEL
+from core.models.names import COPY_LABEL, IN_PLACE_LABEL, OWNER_UID_LABEL
 from exposer.handover import settle_source
+from exposer.in_place import give_back, read_claim_of
 from exposer.ownership import delete_object, patch_if_there
 from exposer.snapshots import VOLUME_ANNOTATION
 from exposer.volumes import DELETE, delete_with_volume, is_provisioned, set_reclaim_policy
@@ -36,10 +37,11 @@ _COPY_LABELS: Final = f"{OWNER_UID_LABEL},{COPY_LABEL}"
 
 @dataclass(frozen=True)
 class LeakedObjects:
-    """The objects of one owner, as JSON dicts by resource."""
+    """The objects of one owner, as JSON dicts by resource; `taken` are existing volumes that it restored into."""
 
     uid: str
     objects: dict[Resource, list[Object]] = field(default_factory=dict)
+    taken: list[PersistentVolume] = field(default_factory=list)
 
     def of(self, resource: Resource[ObjectT]) -> list[ObjectT]:
         """Return the objects of one resource."""
@@ -51,7 +53,8 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
 
     A VolumeSnapshotContent has no namespace; it is included where it refers to a snapshot of
     `namespace`. A volume, which has the label only during its rebind, is included where it still
-    refers to a deleted PVC of `namespace`: once bound to another PVC it is never deleted.
+    refers to a deleted PVC of `namespace`: once bound to another PVC it is never deleted. Existing volumes that were
+    restored into are given back, and never deleted.
 
     Raises:
         KubeError: the API server rejected a request.
@@ -70,6 +73,10 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
     for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=OWNER_UID_LABEL)):
         if await _refers_to_deleted_claim(client, volume, namespace):
             _add(found, PERSISTENT_VOLUMES, volume)
+    for volume in await _list(client, Selection(PERSISTENT_VOLUMES, label_selector=IN_PLACE_LABEL)):
+        uid, claim = (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL), read_claim_of(volume)
+        if uid and claim is not None and claim[0] == namespace:
+            found.setdefault(uid, LeakedObjects(uid)).taken.append(volume)
     return found
 
 
@@ -87,7 +94,16 @@ async def delete_leaked_objects(client: KubeClient, leaked: LeakedObjects) -> st
     Raises:
         KubeError: the API server rejected a request.
     """
-    for step in (_delete_pods, _delete_claims, _delete_volumes, _delete_copies, _delete_snapshots, _delete_contents):
+    steps = (
+        _delete_pods,
+        _delete_claims,
+        _give_back_volumes,
+        _delete_volumes,
+        _delete_copies,
+        _delete_snapshots,
+        _delete_contents,
+    )
+    for step in steps:
         pending = await step(client, leaked)
         if pending:
             return pending
@@ -140,6 +156,15 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
         pending = await delete_with_volume(client, claim)
         deleting += [pending.message] if pending else []
     return "; ".join(deleting)
+
+
+async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
+    """Give existing volumes back to their PVCs: no pod and no PVC of the restore is left."""
+    for volume in leaked.taken:
+        if (claim := read_claim_of(volume)) is not None:
+            with suppress(NotFoundError):
+                await give_back(client, volume, claim[1], claim[2])
+    return ""
 
 
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:

@@ -218,9 +218,10 @@ class SnapshotRequest:
 
 @dataclass(frozen=True)
 class RestoreRequest:
-    """Expose a new volume in a mover pod, to be bound to the target PVC later.
+    """Expose a volume in a mover pod, to be bound to the target PVC later.
 
-    `for_windows`: only Windows nodes can read it. `in_place` is how the data goes into an existing volume.
+    `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; empty: a new one.
+    `for_windows`: only Windows nodes can read it.
     """
 
     owner: Owner
@@ -233,6 +234,7 @@ class RestoreRequest:
     for_windows: bool = False
     in_place: InPlace | None = None
     copied: tuple[str, ...] = ()
+    volume: str = ""
 
     @property
     def copies(self) -> CopyPlan:
@@ -346,7 +348,7 @@ class BackupExposer(Exposer[SnapshotRequest], Protocol):
 
 
 class RestoreExposer(Exposer[RestoreRequest], Protocol):
-    """Exposes a new volume and binds it to the target PVC."""
+    """Exposes a new or existing volume and binds it to the target PVC."""
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts.
@@ -369,4 +371,8 @@ class RestoreExposer(Exposer[RestoreRequest], Protocol):
 
         A volume that is bound to the target PVC is kept.
         """
+        ...
+
+    async def give_back(self, request: RestoreRequest) -> Pending | None:
+        """Give the existing volume of an unfinished restore back to its PVC; None once that is done."""
         ...

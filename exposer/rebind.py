@@ -10,17 +10,17 @@ selector), and main at d2241adba (the detachment); Kubernetes v1.34,
 pkg/controller/volume/persistentvolume/pv_controller.go (when a volume and a PVC are bound).
 """
 
-from typing import Final
-
 from core.errors import ExposeError
 from core.kube.client import KubeClient
 from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.reasons import PendingReason
+from exposer.in_place import give_back, is_released, is_taken_by
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.ownership import delete_owned
 from exposer.volumes import (
+    BOUND_BY_CONTROLLER,
     DELETE,
     attached_nodes,
     explain_deletion,
@@ -30,8 +30,6 @@ from exposer.volumes import (
 )
 
 __all__ = ["Rebinder"]
-
-_BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 
 
 class Rebinder:
@@ -86,6 +84,21 @@ class Rebinder:
         except NotFoundError:
             return None
         return pending if kept.provisioned else None
+
+    async def give_back(self, request: RestoreRequest) -> Pending | None:
+        """Give the existing volume of an unfinished restore back to its PVC; None once that is done.
+
+        Also one that was not taken yet: the server has released it.
+        """
+        volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
+        if volume is not None and is_taken_by(volume, request.owner):
+            pending = await self._delete_pod_and_claim(request.owner, attached=request.volume)
+            if pending:
+                return pending
+            volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
+        if volume is not None and (is_taken_by(volume, request.owner) or is_released(volume, request)):
+            await give_back(self._client, volume, request.target_namespace, request.target_claim)
+        return None
 
     async def _rebind(
         self, request: RestoreRequest, kept: KeptVolume, *, target: PersistentVolumeClaim, volume: PersistentVolume
@@ -150,7 +163,7 @@ class Rebinder:
         present = volume["metadata"].get("labels") or {}
         labels = {key: value for key, value in selected.items() if key not in present}
         patch: Manifest = {
-            "metadata": {"labels": labels, "annotations": {_BOUND_BY_CONTROLLER: None}},
+            "metadata": {"labels": labels, "annotations": {BOUND_BY_CONTROLLER: None}},
             "spec": {
                 "claimRef": {
                     "apiVersion": "v1",

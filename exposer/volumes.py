@@ -14,12 +14,18 @@ from core.kube.errors import NotFoundError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, STORAGE_CLASSES, VOLUME_ATTACHMENTS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.attempts import Interruption
-from core.models.names import OWNER_UID_LABEL
+from core.models.names import (
+    IN_PLACE_CLAIM_ANNOTATION,
+    IN_PLACE_LABEL,
+    OWNER_UID_LABEL,
+    RECLAIM_POLICY_ANNOTATION,
+)
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
 from exposer.ownership import belongs, delete_object, delete_owned, describe_object
 
 __all__ = [
+    "BOUND_BY_CONTROLLER",
     "DELETE",
     "RETAIN",
     "attached_nodes",
@@ -28,10 +34,12 @@ __all__ = [
     "explain_deletion",
     "is_being_provisioned",
     "is_provisioned",
+    "original_policy",
     "restore_reclaim_policy",
     "retain_for",
     "set_reclaim_policy",
     "withdraw_mover",
+    "without_marks",
 ]
 
 
@@ -46,8 +54,13 @@ _PROVISIONER_ANNOTATIONS: Final = frozenset(
 )
 
 
+_LABELS: Final = (OWNER_UID_LABEL, IN_PLACE_LABEL)
+_ANNOTATIONS: Final = (IN_PLACE_CLAIM_ANNOTATION, RECLAIM_POLICY_ANNOTATION)
+"""Ours on a volume while a transfer owns it."""
+
+
 _PROVISIONED_BY: Final = "pv.kubernetes.io/provisioned-by"
-_BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
+BOUND_BY_CONTROLLER: Final = "pv.kubernetes.io/bound-by-controller"
 
 
 def is_provisioned(volume: PersistentVolume) -> bool:
@@ -61,10 +74,10 @@ def is_provisioned(volume: PersistentVolume) -> bool:
     component-helpers/storage/volume/pv_helpers.go (GetBindVolumeToClaim).
     """
     meta, uid = volume["metadata"], (volume["spec"].get("claimRef") or {}).get("uid")
-    if not uid:
+    if not uid or IN_PLACE_LABEL in (meta.get("labels") or {}):
         return False
     annotations = meta.get("annotations") or {}
-    return uid in meta["name"] or (_PROVISIONED_BY in annotations and _BOUND_BY_CONTROLLER not in annotations)
+    return uid in meta["name"] or (_PROVISIONED_BY in annotations and BOUND_BY_CONTROLLER not in annotations)
 
 
 async def attached_nodes(client: KubeClient, volume: str) -> tuple[str, ...]:
@@ -95,13 +108,31 @@ async def retain_for(client: KubeClient, volume: PersistentVolume, labels: dict[
 
 
 async def restore_reclaim_policy(client: KubeClient, volume: PersistentVolume, policy: str) -> PersistentVolume:
-    """Return `volume` with its original reclaim policy and without the owner label: no transfer owns it any more."""
-    labeled = OWNER_UID_LABEL in (volume["metadata"].get("labels") or {})
-    if labeled or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
-        labels: Manifest = {"labels": {OWNER_UID_LABEL: None}} if labeled else {}
-        patch: Manifest = {"metadata": labels, "spec": {"persistentVolumeReclaimPolicy": policy}}
+    """Return `volume` with its original reclaim policy and without our marks: no transfer owns it any more."""
+    patch = without_marks(volume, policy)
+    if patch["metadata"] or volume["spec"].get("persistentVolumeReclaimPolicy") != policy:
         return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
     return volume
+
+
+def original_policy(volume: PersistentVolume) -> str:
+    """Return the reclaim policy that the volume had before it was retained for a restore in place."""
+    recorded = (volume["metadata"].get("annotations") or {}).get(RECLAIM_POLICY_ANNOTATION)
+    return recorded or volume["spec"].get("persistentVolumeReclaimPolicy", RETAIN)
+
+
+def without_marks(volume: PersistentVolume, policy: str = "") -> Manifest:
+    """Return the patch that removes our labels and annotations, and restores the reclaim policy.
+
+    `policy`: the one that is recorded elsewhere; empty: the one that the volume itself records, or has.
+    """
+    meta = volume["metadata"]
+    found = {
+        "labels": {key: None for key in _LABELS if key in (meta.get("labels") or {})},
+        "annotations": {key: None for key in _ANNOTATIONS if key in (meta.get("annotations") or {})},
+    }
+    marks = {field: keys for field, keys in found.items() if keys}
+    return {"metadata": marks, "spec": {"persistentVolumeReclaimPolicy": policy or original_policy(volume)}}
 
 
 async def withdraw_mover(

@@ -348,8 +348,16 @@ class VolumeAffinity(TypedDict, total=False):
     required: NodeSelector
 
 
+class CSIVolume(TypedDict, total=False):
+    driver: str
+    volumeHandle: str
+
+
 class PersistentVolumeSpec(TypedDict, total=False):
+    accessModes: list[str]
+    capacity: _Strings
     claimRef: ObjectReference
+    csi: CSIVolume
     flexVolume: FlexVolume
     nodeAffinity: VolumeAffinity
     persistentVolumeReclaimPolicy: str

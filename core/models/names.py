@@ -49,6 +49,9 @@ __all__ = [
     "EXCLUDE_LABEL",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
+    "FEATURES_ANNOTATION",
+    "IN_PLACE_CLAIM_ANNOTATION",
+    "IN_PLACE_LABEL",
     "MAINTENANCE_ANNOTATION",
     "MAINTENANCE_CONTAINER",
     "MANAGED_BY_LABEL",
@@ -68,6 +71,7 @@ __all__ = [
     "POD_VOLUME_REQUESTER",
     "POD_VOLUME_RESTORE_LABEL",
     "PVC_NAME_ANNOTATION",
+    "RECLAIM_POLICY_ANNOTATION",
     "REPOSITORY_CREATED_ANNOTATION",
     "REPOSITORY_ID_ANNOTATION",
     "REPOSITORY_INPUTS_ANNOTATION",
@@ -77,6 +81,7 @@ __all__ = [
     "REPO_DEFAULT_PASSWORD",
     "REPO_NAME_LABEL",
     "RESTORE_ANNOTATION",
+    "RESTORE_IN_PLACE",
     "RESTORE_LABEL",
     "RESTORE_SELECTOR_LABEL",
     "RESTORE_UID_LABEL",
@@ -202,6 +207,15 @@ NODE_LABEL: Final = "nodeagent.io/node"
 """On a custom resource of any kind: the node of its owning agent."""
 OWNER_UID_LABEL: Final = "nodeagent.io/owner-uid"
 """On every expose object; garbage collection deletes no object without it."""
+IN_PLACE_LABEL: Final = "nodeagent.io/in-place"
+"""On an existing PersistentVolume while a DataDownload restores into it: the UID of that.
+
+It is not OWNER_UID_LABEL, by which garbage collection, also of earlier versions, would delete the volume.
+"""
+IN_PLACE_CLAIM_ANNOTATION: Final = "nodeagent.io/in-place-claim"
+"""On such a volume: the agents' namespace, and namespace and name of the PVC that the volume is given back to."""
+RECLAIM_POLICY_ANNOTATION: Final = "nodeagent.io/reclaim-policy"
+"""On a PersistentVolume that is retained for a restore in place: the reclaim policy that it gets back."""
 COPIES_ANNOTATION: Final = "nodeagent.io/copies"
 """On a custom resource: the Secrets and ConfigMaps that its expose copies, written before the first one is."""
 OWNER_KIND_ANNOTATION: Final = "nodeagent.io/owner-kind"
@@ -260,6 +274,10 @@ SNAPSHOT_FILES_LABEL: Final = "nodeagent.io/snapshot-files"
 """On a Job that lists or sends files of a snapshot: the name of its location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
 """On an agent's own pod: the hash of its active configuration."""
+FEATURES_ANNOTATION: Final = "nodeagent.io/features"
+"""On an agent's own pod: what it can carry out that agents of earlier versions cannot."""
+RESTORE_IN_PLACE: Final = "restore-in-place"
+"""A feature: restores into existing PersistentVolumes."""
 BACKUP_INTERVAL_ANNOTATION: Final = "nodeagent.io/backup-interval"
 """On a PVC: how often it is to be backed up, as a Go duration, for the metrics and the alert about it."""
 VERIFICATION_INTERVAL_ANNOTATION: Final = "nodeagent.io/verification-interval"

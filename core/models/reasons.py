@@ -19,6 +19,7 @@ class PendingReason(StrEnum):
     """
 
     # Before admission.
+    AGENT_OUTDATED = "AgentOutdated"
     COPY_IN_USE = "CopyInUse"
     COPY_SOURCE_MISSING = "CopySourceMissing"
     FORBIDDEN = "Forbidden"
@@ -35,6 +36,7 @@ class PendingReason(StrEnum):
     TARGET_CLAIM_ABSENT = "TargetClaimAbsent"
     TARGET_CLAIM_MISSING = "TargetClaimMissing"
     TARGET_CLAIM_UNCONSUMED = "TargetClaimUnconsumed"
+    VOLUME_IN_USE = "VolumeInUse"
     WORKLOAD_ABSENT = "WorkloadAbsent"
     WORKLOAD_NOT_STARTING = "WorkloadNotStarting"
     WORKLOAD_NOT_WAITING = "WorkloadNotWaiting"

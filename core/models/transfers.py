@@ -5,15 +5,17 @@ recorded in tests/recordings; the custom resource definitions of an older Velero
 Phases are read through `Transfer.phase`, where an absent phase is New.
 """
 
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import ClassVar, Final
 
 from msgspec import field
 
+from core.errors import ConfigError
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
 from core.models.in_place import FULL, InPlace
-from core.models.names import PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION
+from core.models.names import PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION, RESTORE_IN_PLACE
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -153,6 +155,16 @@ class Transfer(CustomResource):
         return None
 
     @property
+    def required_feature(self) -> str:
+        """What its agent must have announced that it can carry out; empty: every agent can."""
+        return ""
+
+    @property
+    def unfinished(self) -> str:
+        """In what state it leaves its volume if it ends now, as text; empty: in none of its own."""
+        return ""
+
+    @property
     def repository_namespace(self) -> str:
         """The volume namespace whose backup repository holds the data."""
         raise NotImplementedError
@@ -265,6 +277,20 @@ class DataDownload(_DataMoverTransfer):
             return None
         return InPlace.of(self.spec.restore_type, self.settings) or InPlace.of(FULL, self.settings)
 
+    @property
+    def required_feature(self) -> str:
+        """An earlier agent would restore into a new volume, and report success."""
+        return RESTORE_IN_PLACE if self.spec.target_volume.pv else ""
+
+    @property
+    def unfinished(self) -> str:
+        """An existing volume is given back in any case."""
+        target = self.spec.target_volume
+        if not target.pv:
+            return ""
+        state = "was not changed" if self.status.start_timestamp is None else "has been restored in part"
+        return f"PersistentVolume {target.pv} {state}, and is given back to PVC {target.namespace}/{target.pvc}"
+
 
 class PodReference(WireModel):
     """`spec.pod`: the workload pod."""
@@ -342,6 +368,13 @@ class PodVolumeRestore(_PodVolumeTransfer):
             ConfigError: the type is unknown, or a setting is invalid.
         """
         return InPlace.of(self.spec.restore_type, self.settings)
+
+    @property
+    def required_feature(self) -> str:
+        """An earlier agent would keep the extra files, and report success."""
+        with suppress(ConfigError):
+            return RESTORE_IN_PLACE if self.in_place is not None and self.in_place.delete_extra_files else ""
+        return ""
 
     @property
     def repository_namespace(self) -> str:

@@ -104,6 +104,8 @@ class StatusWriter:
             NotFoundError: the transfer no longer exists.
         """
         change = change or Change()
+        if to in {Phase.FAILED, Phase.CANCELED} and cr.unfinished and (message := change.status.get("message")):
+            change = replace(change, status={**change.status, "message": f"{message}; {cr.unfinished}"})
         if to not in TRANSITIONS[cr.phase]:
             message = f"{kind.spec.name} {cr.name} cannot move from {cr.phase} to {to}"
             raise IllegalMoveError(message)

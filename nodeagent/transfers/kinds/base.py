@@ -109,10 +109,9 @@ def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
         in_place = InPlace.of(cr.spec.restore_type, cr.settings)
     except ConfigError as e:
         return str(e)
-    if isinstance(cr, DataDownload):
-        volume = cr.spec.target_volume.pv
-        return f"a restore into the existing volume {volume} {here}; restore into a new volume" if volume else None
-    # A pod's volume may be an existing one: all that the snapshot has is written, whatever the type.
+    if isinstance(cr, DataDownload) and not cr.spec.target_volume.pv:
+        return None
+    # All that the snapshot has is written, whatever the type.
     if in_place is not None and in_place.delete_extra_files:
         return f"a restore with {DELETE_EXTRA_FILES} {here}; leave that setting out"
     return None

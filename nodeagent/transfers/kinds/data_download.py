@@ -1,16 +1,18 @@
-"""The adapter of DataDownloads: restore into a new volume and rebind it to the target PVC.
+"""The adapter of DataDownloads: restore into a new or existing volume and rebind it to the target PVC.
 
 Knows the parts of the life cycle that only this kind has. Does not know the life cycle, nor how a
 volume is created and rebound (`exposer.generic_restore`).
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, ClassVar, Final
 
-from core.errors import ExposeError
+from core.errors import ConfigError, ExposeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
+from core.models.in_place import InPlace
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
@@ -96,7 +98,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         return admit_exposable(admission, waiting, request.copies.needed)
 
     async def ensure_exposed(self, cr: DataDownload, guard: Guard) -> Exposed | Pending:
-        """Take the next steps from an empty volume to a mover pod."""
+        """Take the next steps from the volume to a mover pod."""
         refuse_unsupported(cr)
         return await self.exposer.ensure(self._request(cr), guard)
 
@@ -120,14 +122,20 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         return None if last is None else await self.exposer.withdraw(self._request(cr), last)
 
     async def clean_up(self, cr: DataDownload) -> Pending | None:
-        """Delete pod and PVCs, and the restored volume if it was never rebound."""
+        """Delete pod and PVCs, and a new volume if it was never rebound; an existing one is given back."""
         request = self._request(cr)
-        outcome = read_outcome(cr)
-        if outcome is not None and outcome.pv_name and cr.phase is not Phase.COMPLETED:
-            waiting = await self.exposer.drop_volume(request, _kept_volume(outcome))
+        if cr.phase is not Phase.COMPLETED:
+            waiting = await self._release_volume(request, read_outcome(cr))
             if waiting is not None:
                 return waiting
         return await self.exposer.clean_up(request)
+
+    async def _release_volume(self, request: RestoreRequest, outcome: Outcome | None) -> Pending | None:
+        if request.volume:
+            return await self.exposer.give_back(request)
+        if outcome is not None and outcome.pv_name:
+            return await self.exposer.drop_volume(request, _kept_volume(outcome))
+        return None
 
     def _request(self, cr: DataDownload) -> RestoreRequest:
         settings, spec = self.expose_settings().for_attempt(cr), cr.spec
@@ -143,7 +151,17 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             # As in Velero, every value but windows means Linux.
             for_windows=spec.node_os == WINDOWS,
             copied=read_copies(cr),
+            volume=target.pv,
+            in_place=_read_in_place(cr),
         )
+
+
+def _read_in_place(cr: DataDownload) -> InPlace | None:
+    """Return how the data goes into an existing volume; None: into a new one, or that is invalid."""
+    # Cleanup needs a request, too; admission refuses what is invalid.
+    with suppress(ConfigError):
+        return cr.in_place
+    return None
 
 
 def _kept_volume(outcome: Outcome) -> KeptVolume:

@@ -1,9 +1,11 @@
 """Worlds with a volume to expose, and exposers over a transport that may fail."""
 
+from dataclasses import replace
 from typing import Any, Final
 
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
@@ -95,6 +97,30 @@ class RestoreScene:
         """Return a new exposer, without state of earlier ones."""
         client = self.world.client_over(transport or self.world.kube)
         return GenericRestoreExposer(client, self.world.causes_over(client))
+
+    def put_existing(self, *, policy: str = "Retain", name: str = "pv-old", **spec: Any) -> None:
+        """Store the volume that the target had, as a Velero server releases it, and restore into it.
+
+        `policy`: the reclaim policy that it had before it was retained, as a command of ours records it.
+        """
+        self.request = replace(self.request, volume=name)
+        self.world.disks.add(name)
+        reference = {"namespace": "app3", "name": "data", "uid": "uid-deleted"}
+        wanted: JsonDict = {
+            "claimRef": reference,
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": "hostpath",
+            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "handle-old"},
+        }
+        self.world.put(
+            PERSISTENT_VOLUMES,
+            name,
+            finalizers=["test/provisioner"],
+            annotations={"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"}
+            | ({"nodeagent.io/reclaim-policy": policy} if policy != "Retain" else {}),
+            spec=wanted | spec,
+            status={"phase": "Released"},
+        )
 
     def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
         """Store a PVC as restored by a Velero server: its selector prevents provisioning."""

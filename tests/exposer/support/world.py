@@ -305,13 +305,15 @@ class World:
     async def _volume(self, volume: JsonDict) -> None:
         meta, reference = volume["metadata"], volume["spec"].get("claimRef") or {}
         if not reference.get("uid"):
+            await self._bind_reserved(volume)
             return
         claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, reference["namespace"], reference["name"])
         if claim is not None and claim["metadata"]["uid"] == reference["uid"]:
             other = claim["spec"].get("volumeName") not in {None, meta["name"]}
             bound = {"status": {"phase": "Released" if other else "Bound"}}
-            if not other and claim["spec"].get("volumeName"):
-                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
+            if not other and not claim["metadata"].get("deletionTimestamp"):
+                name = {"spec": {"volumeName": meta["name"]}}
+                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound | name)
             await self._patch(PERSISTENT_VOLUMES, volume, bound)
             return
         await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Released"}})
@@ -319,6 +321,23 @@ class World:
             self.disks.discard(meta["name"])
             await self.client.delete(PERSISTENT_VOLUMES, "", meta["name"])
             await self._let_go(PERSISTENT_VOLUMES, volume)
+
+    async def _bind_reserved(self, volume: JsonDict) -> None:
+        """Bind a volume that is reserved by name, unless the PVC of that name has another one.
+
+        Source: Kubernetes v1.34, pkg/controller/volume/persistentvolume/pv_controller.go (syncUnboundClaim).
+        """
+        reference, name = volume["spec"].get("claimRef"), volume["metadata"]["name"]
+        if not reference:
+            return
+        claim = await self.client.read(PERSISTENT_VOLUME_CLAIMS, reference["namespace"], reference["name"])
+        if claim is None or claim["spec"].get("volumeName") not in {None, name}:
+            await self._patch(PERSISTENT_VOLUMES, volume, {"status": {"phase": "Available"}})
+            return
+        uid = {"claimRef": {"uid": claim["metadata"]["uid"]}}
+        await self._patch(PERSISTENT_VOLUMES, volume, {"spec": uid, "status": {"phase": "Bound"}})
+        bound = {"spec": {"volumeName": name}, "status": {"phase": "Bound"}}
+        await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, bound)
 
     async def _pod(self, pod: JsonDict) -> None:
         if pod["metadata"].get("deletionTimestamp"):

@@ -7,7 +7,7 @@ of them in turn, or the request fails. The matrix is built from that count.
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -41,12 +41,23 @@ CHANGES = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """What happens to a transfer, and its final phase."""
+    """What happens to a transfer, and its final phase; `in_place`: a DataDownload restores into an existing volume."""
 
     end: str
     mover: Mover
     canceled: bool = False
     retries: RetryRules = NO_RETRIES
+    in_place: bool = False
+
+    def build(self, kind: str) -> JsonDict:
+        """Return the transfer, New."""
+        transfer: JsonDict = TRANSFERS[kind]()
+        if self.in_place:
+            transfer["spec"] |= {
+                "restoreType": "full",
+                "targetVolume": transfer["spec"]["targetVolume"] | {"pv": "old"},
+            }
+        return transfer
 
 
 GOOD = Scenario("Completed", Mover(seconds=0.5))
@@ -91,7 +102,7 @@ async def cancel_in_progress(kind: str, world: World) -> None:
 
 async def play(kind: str, scenario: Scenario, fuse: Fuse) -> JsonDict:
     """Return the results of a run with that fuse that must not differ from run to run."""
-    async with open_world(accepted(TRANSFERS[kind]()), mover=scenario.mover) as world:
+    async with open_world(accepted(scenario.build(kind)), mover=scenario.mover) as world:
         world.cluster.tick_seconds = STEP_SECONDS
         world.cluster.grants = scenario.retries.enabled
         fuse.inner = world.kube
@@ -148,6 +159,10 @@ async def check_matrix(kind: str, scenario: Scenario, fault: Fault, *, reads: bo
     assert expected["status"]["phase"] == scenario.end
     if scenario.end == "Completed":
         assert expected["data"]
+    if scenario.in_place:
+        assert expected["target"] == ("Bound", "Delete")
+        assert (expected["created"], expected["deleted"]) == ([], [])
+    elif scenario.end == "Completed":
         assert {key: expected[key] for key in ("created", "deleted")} == expected_changes(kind)
     else:
         assert expected["created"] == []
@@ -191,6 +206,17 @@ async def test_the_agent_may_be_stopped_at_every_write_of_a_run_with_a_failure(
     kind: str, scenario: Scenario, fault: Fault
 ) -> None:
     await check_matrix(kind, scenario, fault)
+
+
+@pytest.mark.sample("*-stop_after")
+@pytest.mark.parametrize("fault", FAULTS, ids=name_fault)
+@pytest.mark.parametrize(
+    "scenario",
+    [GOOD, BROKEN, CANCELED, INTERRUPTED],
+    ids=["good", "broken", "canceled", "first attempt interrupted"],
+)
+async def test_an_existing_volume_always_returns_to_its_pvc(scenario: Scenario, fault: Fault) -> None:
+    await check_matrix("DataDownload", replace(scenario, in_place=True), fault)
 
 
 @pytest.mark.sample("DataUpload-*", "PodVolumeRestore-*")

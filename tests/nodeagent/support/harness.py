@@ -29,7 +29,13 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request, Response, Transport
 from core.models.attempts import RetryRules
-from core.models.names import DATA_MOVER_FINALIZER, EXPOSE_ON_GOING_LABEL, NODE_LABEL, POD_VOLUME_FINALIZER
+from core.models.names import (
+    DATA_MOVER_FINALIZER,
+    EXPOSE_ON_GOING_LABEL,
+    NODE_LABEL,
+    POD_VOLUME_FINALIZER,
+    RECLAIM_POLICY_ANNOTATION,
+)
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -288,7 +294,8 @@ def volumes_of(transfer: JsonDict) -> list[JsonDict]:
         return [workload_pod(transfer)]
     if transfer["kind"] == "DataDownload":
         target = transfer["spec"]["targetVolume"]
-        return [_claim(target["namespace"], target["pvc"])]
+        claim = _claim(target["namespace"], target["pvc"])
+        return [claim, _released(target)] if target.get("pv") else [claim]
     source = transfer["spec"]["csiSnapshot"]["volumeSnapshot"]
     namespace = transfer["spec"]["sourceNamespace"]
     group = "snapshot.storage.k8s.io/v1"
@@ -324,6 +331,23 @@ def volumes_of(transfer: JsonDict) -> list[JsonDict]:
             "status": {"readyToUse": True, "snapshotHandle": f"handle-{name}"},
         },
     ]
+
+
+def _released(target: JsonDict) -> JsonDict:
+    """Return the existing volume of a target, as a command has retained and released it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": {"name": target["pv"], "annotations": {RECLAIM_POLICY_ANNOTATION: "Delete"}},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "1Gi"},
+            "claimRef": {"namespace": target["namespace"], "name": target["pvc"], "uid": "uid-deleted"},
+            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "handle-old"},
+            "persistentVolumeReclaimPolicy": "Retain",
+        },
+        "status": {"phase": "Released"},
+    }
 
 
 def _claim(namespace: str, name: str, *, volume: str = "") -> JsonDict:

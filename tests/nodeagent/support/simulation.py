@@ -8,7 +8,7 @@ them with the fake API server; `tests.crash` with a real one.
 import asyncio
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -179,8 +179,11 @@ class Controllers(ABC):
         claims = {o["metadata"]["uid"]: o for o in await self._all(PERSISTENT_VOLUME_CLAIMS)}
         for volume in await self._all(PERSISTENT_VOLUMES):
             spec, name = volume["spec"], volume["metadata"]["name"]
-            claim = claims.get((spec.get("claimRef") or {}).get("uid", ""))
-            if claim is None:
+            reference = spec.get("claimRef") or {}
+            claim = claims.get(reference.get("uid", ""))
+            if reference.get("name") and not reference.get("uid"):
+                await self._bind_reserved(volume, claims.values())
+            elif claim is None:
                 if spec["persistentVolumeReclaimPolicy"] == "Delete":
                     await self.client.delete(PERSISTENT_VOLUMES, "", name)
                 elif volume["status"]["phase"] != "Released":
@@ -189,6 +192,18 @@ class Controllers(ABC):
                 for resource, obj in ((PERSISTENT_VOLUMES, volume), (PERSISTENT_VOLUME_CLAIMS, claim)):
                     if (obj.get("status") or {}).get("phase") != "Bound":
                         await self._set_status(resource, obj, {"phase": "Bound"})
+
+    async def _bind_reserved(self, volume: JsonDict, claims: Iterable[JsonDict]) -> None:
+        """Bind a volume that is reserved by name, unless the PVC of that name has another one."""
+        reference, name = volume["spec"]["claimRef"], volume["metadata"]["name"]
+        for claim in claims:
+            meta = claim["metadata"]
+            here = (meta["namespace"], meta["name"]) == (reference["namespace"], reference["name"])
+            if here and self.binds and claim["spec"].get("volumeName") in {None, name}:
+                await self._patch(PERSISTENT_VOLUMES, volume, {"spec": {"claimRef": {"uid": meta["uid"]}}})
+                await self._patch(PERSISTENT_VOLUME_CLAIMS, claim, {"spec": {"volumeName": name}})
+                await self._set_status(PERSISTENT_VOLUMES, volume, {"phase": "Bound"})
+                await self._set_status(PERSISTENT_VOLUME_CLAIMS, claim, {"phase": "Bound"})
 
     async def _let_begin(self) -> None:
         for transfer in [o for resource in TRANSFER_RESOURCES.values() for o in await self._all(resource)]:

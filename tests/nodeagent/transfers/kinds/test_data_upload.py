@@ -61,6 +61,7 @@ class FakeExposer:
 
     found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
+    given_back: list[str] = field(default_factory=list)
     cleaned: int = 0
 
     async def check(self, request: SnapshotRequest | RestoreRequest, reader: Reader) -> Pending | None:
@@ -90,6 +91,10 @@ class FakeExposer:
 
     async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
         self.dropped.append(kept)
+        return None
+
+    async def give_back(self, request: RestoreRequest) -> Pending | None:
+        self.given_back.append(request.volume)
         return None
 
 
@@ -279,10 +284,13 @@ async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(tran
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targetVolume": {"pv": "pv-7"}}, "a restore into the existing volume pv-7 .*; restore into a new volume"),
+        (
+            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}},
+            "a restore with DeleteExtraFiles .*; leave that setting out",
+        ),
         ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
     ],
-    ids=["existing volume", "restore type"],
+    ids=["deletion", "restore type"],
 )
 @pytest.mark.cause("restore-type-unsupported")
 async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted_it(
@@ -294,6 +302,19 @@ async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted
     assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
     with pytest.raises(ExposeError, match=message):
         await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
+async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
+    exposer = FakeExposer()
+    transfer = merge_patch(data_download(status={"phase": end}), {"spec": {"targetVolume": {"pv": "pv-7"}}})
+    kind = downloads(exposer)
+
+    await kind.clean_up(kind.parse(transfer))
+
+    assert exposer.given_back == ([] if end == "Completed" else ["pv-7"])
+    assert exposer.dropped == []
+    assert exposer.cleaned == 1
 
 
 @pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])

@@ -1,0 +1,201 @@
+"""Restores in place: an existing PersistentVolume is lent to a restore PVC, and given back.
+
+One write takes the volume: it is retained, reserved for the restore PVC, and marked with all that is needed to give it
+back. One write gives it back: it is reserved for its own PVC again, with its reclaim policy. A volume whose reference
+has no UID is never reclaimed, and only a PVC of that name can get it.
+Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go: the server retains the volume and deletes
+its PVC before it creates the DataDownload, and recreates the PVC, unbound, after it; Kubernetes v1.34,
+pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnboundClaim).
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from core.contract import VolumeMode
+from core.errors import ExposeError
+from core.kube.client import KubeClient, Selection
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
+from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod
+from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL, RECLAIM_POLICY_ANNOTATION
+from core.models.reasons import PendingReason
+from exposer.claims import claim_volume_mode
+from exposer.expose_run import ExposeRun
+from exposer.model import Owner, Pending, Reader, RestoreRequest
+from exposer.volumes import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
+from exposer.workload import claim_of
+
+__all__ = ["check_existing", "ensure_taken", "give_back", "is_released", "is_taken_by", "read_claim_of"]
+
+_ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+def is_taken_by(volume: PersistentVolume, owner: Owner) -> bool:
+    """Return whether `volume` was taken for the restore of `owner`."""
+    return (volume["metadata"].get("labels") or {}).get(IN_PLACE_LABEL) == owner.uid
+
+
+def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
+    """Return the agents' namespace, and namespace and name of the PVC that a taken volume is given back to."""
+    parts = (volume["metadata"].get("annotations") or {}).get(IN_PLACE_CLAIM_ANNOTATION, "").split("/")
+    return (parts[0], parts[1], parts[2]) if len(parts) == 3 and all(parts) else None  # noqa: PLR2004 - as written
+
+
+async def check_existing(
+    client: KubeClient, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
+) -> PersistentVolume | Pending:
+    """Return the existing volume of the request, or what it cannot be taken for yet; reads only.
+
+    Raises:
+        ExposeError: it can never be restored into.
+        KubeError: the API server rejected a request.
+    """
+    volume = await reader.read(PERSISTENT_VOLUMES, "", request.volume)
+    if volume is None or volume["metadata"].get("deletionTimestamp"):
+        state = "does not exist" if volume is None else "is being deleted"
+        raise ExposeError(f"PersistentVolume {request.volume} to restore into {state}")
+    if is_taken_by(volume, request.owner):
+        return volume
+    if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+        return _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
+    _check_owner(request, target, volume)
+    if users := await _find_users(client, volume):
+        return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
+    if nodes := await attached_nodes(client, request.volume):
+        text = f"PersistentVolume {request.volume} is being detached from node {', '.join(nodes)}"
+        return Pending(PendingReason.DETACHING, text)
+    return volume
+
+
+def _in_use(message: str) -> Pending:
+    return Pending(PendingReason.VOLUME_IN_USE, message, blocked=True)
+
+
+def _check_owner(request: RestoreRequest, target: PersistentVolumeClaim, volume: PersistentVolume) -> None:
+    """Check that the volume is the target's, which a user or the Velero server has released.
+
+    Raises:
+        ExposeError: it is not.
+    """
+    place = f"PersistentVolume {request.volume}"
+    claim = f"PVC {request.target_namespace}/{request.target_claim}"
+    reference = volume["spec"].get("claimRef")
+    if reference and not _refers_to(reference, request.target_namespace, request.target_claim):
+        other = f"{reference.get('namespace')}/{reference.get('name')}"
+        raise ExposeError(f"{place} to restore into belongs to PVC {other}, not to {claim}")
+    if reference and reference.get("uid") == target["metadata"]["uid"]:
+        raise ExposeError(f"{place} to restore into is bound to {claim}: it must be released first")
+    mode, wanted = volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM, claim_volume_mode(target)
+    if mode != wanted:
+        raise ExposeError(f"{place} to restore into has volumeMode {mode}, and {claim} has {wanted}")
+
+
+def _refers_to(reference: ObjectReference, namespace: str, name: str) -> bool:
+    return (reference.get("namespace"), reference.get("name")) == (namespace, name)
+
+
+async def _find_users(client: KubeClient, volume: PersistentVolume) -> str:
+    """Return which pods, or else which nodes, use the storage of `volume` through another PersistentVolume."""
+    storage, name = _storage_of(volume), volume["metadata"]["name"]
+    if storage is None:
+        return ""
+    listed = await client.list(Selection(PERSISTENT_VOLUMES))
+    others = [one for one in listed if _storage_of(one) == storage and one["metadata"]["name"] != name]
+    for other in others:
+        claim = other["spec"].get("claimRef") or {}
+        if pods := await _list_users(client, claim):
+            return f"{', '.join(pods)} has PersistentVolume {other['metadata']['name']} of the same storage"
+    names = {one["metadata"]["name"] for one in others}
+    attachments = [one["spec"] for one in await client.list(Selection(VOLUME_ATTACHMENTS))] if names else []
+    nodes = sorted({s["nodeName"] for s in attachments if s["source"].get("persistentVolumeName") in names})
+    return (
+        f"PersistentVolume {', '.join(sorted(names))} of the same storage is on node {', '.join(nodes)}"
+        if nodes
+        else ""
+    )
+
+
+def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
+    """Return driver and handle of a CSI volume; None for any other one."""
+    csi = volume["spec"].get("csi")
+    return (csi.get("driver", ""), csi["volumeHandle"]) if csi and csi.get("volumeHandle") else None
+
+
+async def _list_users(client: KubeClient, claim: ObjectReference) -> list[str]:
+    """Return the pods that use a PVC, with what controls them, as text."""
+    namespace, name = claim.get("namespace", ""), claim.get("name", "")
+    pods = await client.list(Selection(PODS, namespace)) if namespace and name else []
+    return [_describe(pod) for pod in using(pods, name)]
+
+
+def using(pods: Iterable[Pod], claim: str) -> list[Pod]:
+    """Return those of `pods` that use the PVC of their namespace, and have not ended."""
+    return [
+        pod
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") not in _ENDED
+        and any(claim_of(pod, volume) == claim for volume in pod["spec"].get("volumes") or [])
+    ]
+
+
+def _describe(pod: Pod) -> str:
+    meta = pod["metadata"]
+    controller = next((one for one in meta.get("ownerReferences") or [] if one.get("controller")), None)
+    whose = f" of {controller['kind']} {controller['name']}" if controller else ""
+    return f"pod {meta['namespace']}/{meta['name']}{whose}"
+
+
+async def ensure_taken(
+    client: KubeClient, run: ExposeRun, request: RestoreRequest, volume: PersistentVolume
+) -> PersistentVolume:
+    """Return `volume`, taken for the restore: reserved for its PVC, which does not exist yet."""
+    if is_taken_by(volume, request.owner):
+        return volume
+    # What follows is undone by cleanup alone.
+    await run.confirm()
+    policy = volume["spec"].get("persistentVolumeReclaimPolicy", RETAIN)
+    annotations = {RECLAIM_POLICY_ANNOTATION: policy} | (volume["metadata"].get("annotations") or {})
+    owner = request.owner
+    patch: Manifest = {
+        "metadata": {
+            "labels": {IN_PLACE_LABEL: owner.uid},
+            "annotations": {
+                IN_PLACE_CLAIM_ANNOTATION: f"{owner.namespace}/{request.target_namespace}/{request.target_claim}",
+                RECLAIM_POLICY_ANNOTATION: annotations[RECLAIM_POLICY_ANNOTATION],
+                # By that, agents of earlier versions do not take it for provisioned, which they would delete.
+                BOUND_BY_CONTROLLER: "yes",
+            },
+        },
+        "spec": {
+            "persistentVolumeReclaimPolicy": RETAIN,
+            "claimRef": _reserve(owner.namespace, owner.name),
+        },
+    }
+    return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+
+
+def is_released(volume: PersistentVolume, request: RestoreRequest) -> bool:
+    """Return whether `volume` refers to the target, and was taken for no restore."""
+    reference = volume["spec"].get("claimRef") or {}
+    taken = IN_PLACE_LABEL in (volume["metadata"].get("labels") or {})
+    return not taken and _refers_to(reference, request.target_namespace, request.target_claim)
+
+
+async def give_back(client: KubeClient, volume: PersistentVolume, namespace: str, name: str) -> None:
+    """Reserve `volume` for its own PVC again, which need not exist, with its reclaim policy.
+
+    A PVC of that name that has no other volume is bound to it within seconds.
+    """
+    reference = volume["spec"].get("claimRef") or {}
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
+    here = _refers_to(reference, namespace, name)
+    bound = here and claim is not None and reference.get("uid") == claim["metadata"]["uid"]
+    patch = without_marks(volume)
+    if not bound and (not here or reference.get("uid")):
+        patch["spec"]["claimRef"] = _reserve(namespace, name)
+        patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
+    await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+
+
+def _reserve(namespace: str, name: str) -> Manifest:
+    claim: Manifest = {"apiVersion": "v1", "kind": PERSISTENT_VOLUME_CLAIMS.kind, "namespace": namespace, "name": name}
+    return claim | {"uid": None, "resourceVersion": None}
