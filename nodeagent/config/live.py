@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, NO_CONFIG
+from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.expose_settings import build_expose_settings
@@ -32,7 +32,7 @@ _RETRY_SECONDS: Final = 5.0
 
 
 class ConfigAnnouncer:
-    """Keeps the annotation on the agent's own pod equal to the hash of the active configuration."""
+    """Keeps the annotations on the agent's own pod: the hash of the active configuration, and what it can carry out."""
 
     def __init__(self, pod: AgentPod, current: CurrentConfig) -> None:
         """Announce the hash of `current` on `pod`."""
@@ -46,7 +46,8 @@ class ConfigAnnouncer:
         while True:
             self._changed.clear()
             try:
-                await self._pod.annotate(CONFIG_ANNOTATION, self._current.digest or NO_CONFIG)
+                config = {CONFIG_ANNOTATION: self._current.digest or NO_CONFIG}
+                await self._pod.annotate(config | {FEATURES_ANNOTATION: RESTORE_IN_PLACE})
             except KubeError as e:
                 # The leader takes it for an agent of Velero until then.
                 _log.warning("could not annotate the agent's pod, so that it gets no transfers, will retry: %s", e)

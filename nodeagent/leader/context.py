@@ -1,9 +1,9 @@
 """What the parts of the leader share: the cluster, and the settings and timeouts of the dispatcher."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from core.clock import Clock
 from core.kube.client import KubeClient
@@ -15,7 +15,15 @@ from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
 from nodeagent.transfers.status import StatusWriter
 
-__all__ = ["Cluster", "DispatchRules"]
+__all__ = ["Agents", "Cluster", "DispatchRules"]
+
+
+class Agents(Protocol):
+    """The live agents' nodes by node label: those that have announced `feature`; empty: all."""
+
+    def __call__(self, feature: str = "") -> Mapping[str, str]:
+        """Return the names of the nodes."""
+        ...
 
 
 @dataclass(frozen=True)

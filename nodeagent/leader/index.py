@@ -45,8 +45,8 @@ class Entry:
     names the invalid fields of a resource that cannot be parsed and may be meant for this data mover.
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
     its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
-    ended the one before, None in the first. `bound`: only its own node can carry it out. `copy` is what a backup
-    of a PVC that has ended saved.
+    ended the one before, None in the first. `bound`: only its own node can carry it out,
+    or not every agent. `copy` is what a backup of a PVC that has ended saved.
     """
 
     kind: str
@@ -104,12 +104,12 @@ class Entry:
 
 def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
     """Return the entry of `raw`, a transfer of `kind`; one that cannot be parsed counts as not managed."""
-    fault = location = ""
+    fault = location = feature = ""
     copies: tuple[str, ...] = ()
     stage, interrupted_by, copy = None, None, None
     try:
         cr = kind.parse(raw)
-        copy = read_copy(cr)
+        copy, feature = read_copy(cr), cr.required_feature
         copies = tuple(map(sys.intern, read_copies(cr)))
         queue, managed, phase = sys.intern(kind.queue_namespace(cr)), kind.managed(cr), cr.phase
         stop, reason = cr.cancel_requested, sys.intern(str(cr.pending_reason))
@@ -145,7 +145,7 @@ def build_entry(kind: Admits[Any], raw: UncheckedObject) -> Entry:
         location=location,
         stage=stage,
         interrupted_by=interrupted_by,
-        bound=kind.spec.bound_to_node,
+        bound=kind.spec.bound_to_node or bool(feature),
         copy=copy,
     )
 

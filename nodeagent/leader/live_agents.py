@@ -1,10 +1,11 @@
 """The live node agents: those with a Ready pod, and whether their active configurations agree.
 
-Each agent announces the hash of its active configuration in an annotation of its own pod; the
-leader reads it from the watch of agent pods, without a request. A pod without the annotation is an agent of Velero,
-as on Windows nodes, or while a DaemonSet is rolled over: its pods have the same labels.
+Each agent announces in annotations of its own pod the hash of its active configuration, and what it can carry out that
+earlier versions cannot; the leader reads them from the watch of agent pods, without a request. A pod without the hash
+is an agent of Velero, as on Windows nodes, or while a DaemonSet is rolled over: its pods have the same labels.
 """
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -14,7 +15,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PODS
 from core.kube.types import Object, Pod
-from core.models.names import CONFIG_ANNOTATION, label_value
+from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, label_value
 from exposer.pod_status import is_ready
 from nodeagent.leader.index import Entry
 from nodeagent.leader.node_backoff import NodeBackoff
@@ -26,7 +27,7 @@ __all__ = ["ConfigAgreement", "LiveAgents", "choose_node", "count_idle", "descri
 
 
 class _LiveAgent(NamedTuple):
-    """The cached part of an agent's pod: name, uid and node, and the hash of its configuration.
+    """The cached part of an agent's pod: name, uid and node, the hash of its configuration, and its features.
 
     `live`: it may be assigned transfers. `velero`: it is one of Velero's, and runs, also while it is being deleted.
     """
@@ -37,6 +38,7 @@ class _LiveAgent(NamedTuple):
     live: bool
     velero: bool
     config: str
+    features: str
 
 
 class LiveAgents:
@@ -66,8 +68,11 @@ class LiveAgents:
         """Return after the first list."""
         await self._informer.synced.wait()
 
-    def nodes(self) -> Mapping[str, str]:
-        """Return the names of nodes with a live agent, by node label value."""
+    def nodes(self, feature: str = "") -> Mapping[str, str]:
+        """Return the names of nodes with a live agent that has the feature, by node label value; empty: every agent."""
+        if feature:
+            able = {agent.node for agent in self._informer.items() if agent.live and feature in agent.features.split()}
+            return {label_value(name): name for name in able}
         if self._nodes is None:
             names = {agent.node for agent in self._informer.items() if agent.live}
             self._nodes = {label_value(name): name for name in names}
@@ -112,9 +117,13 @@ def _trim(pod: Pod) -> _LiveAgent:
     meta = pod["metadata"]
     node = (pod.get("spec") or {}).get("nodeName", "")
     runs = bool(node) and is_ready(pod)
-    config = (meta.get("annotations") or {}).get(CONFIG_ANNOTATION, "")
+    annotations = meta.get("annotations") or {}
+    config, features = annotations.get(CONFIG_ANNOTATION, ""), annotations.get(FEATURES_ANNOTATION, "")
     live = runs and bool(config) and not meta.get("deletionTimestamp")
-    return _LiveAgent(meta["name"], meta["uid"], node, live, velero=runs and not config, config=config)
+    velero = runs and not config
+    return _LiveAgent(
+        meta["name"], meta["uid"], node, live, velero=velero, config=config, features=sys.intern(features)
+    )
 
 
 _COMPARE_SECONDS: Final = 10.0

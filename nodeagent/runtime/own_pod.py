@@ -4,6 +4,7 @@ An agent that runs outside of a cluster has no pod and only logs.
 """
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -36,8 +37,8 @@ class AgentReporter(Protocol):
 class AgentPod(AgentReporter, Protocol):
     """The agent's pod as a place for Events and annotations."""
 
-    async def annotate(self, key: str, value: str) -> None:
-        """Ensure that the agent's pod has the annotation.
+    async def annotate(self, annotations: Mapping[str, str]) -> None:
+        """Ensure that the agent's pod has the annotations.
 
         Raises:
             KubeError: the API server rejected the request.
@@ -77,17 +78,17 @@ class OwnPod:
         except KubeError as e:
             _log.warning("could not record an Event on the agent's pod: %s", e)
 
-    async def annotate(self, key: str, value: str) -> None:
-        """Ensure that the pod has the annotation.
+    async def annotate(self, annotations: Mapping[str, str]) -> None:
+        """Ensure that the pod has the annotations.
 
         Raises:
             KubeError: the API server rejected the request.
         """
         pod = await self._find()
-        if pod is None or (pod["metadata"].get("annotations") or {}).get(key) == value:
+        if pod is None or (pod["metadata"].get("annotations") or {}).items() >= annotations.items():
             return
         meta = pod["metadata"]
-        change = {"metadata": {"uid": meta["uid"], "annotations": {key: value}}}
+        change = {"metadata": {"uid": meta["uid"], "annotations": dict(annotations)}}
         self._pod = None
         self._pod = await self._client.patch(PODS, self._namespace, meta["name"], change)
 

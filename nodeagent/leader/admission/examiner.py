@@ -20,7 +20,7 @@ from core.models.transfers import Transfer
 from nodeagent.leader.admission.copy_holders import CopyHolders
 from nodeagent.leader.admission.node_share import NodeShares, NodeSlots
 from nodeagent.leader.admission.shared_reader import SharedReader
-from nodeagent.leader.context import Cluster, DispatchRules
+from nodeagent.leader.context import Agents, Cluster, DispatchRules
 from nodeagent.leader.index import Entry
 from nodeagent.transfers.events import cancel_cause
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Admits
@@ -71,7 +71,7 @@ class Examiner:
         cluster: Cluster,
         rules: DispatchRules,
         *,
-        agents: Callable[[], Mapping[str, str]],
+        agents: Agents,
         velero_nodes: Callable[[], AbstractSet[str]],
     ) -> None:
         """Check transfers of the kinds in `rules`.
@@ -113,7 +113,8 @@ class Examiner:
         if cr.cancel_requested:
             canceled = Admission(AdmissionState.FAILED, message=f"canceled before admission: {cancel_cause(cr)}")
             return Checked(entry, kind, cr, CheckState.CANCELED, canceled)
-        admission = self._copies.admit(entry, self._check_agents(await self._check_kind(kind, cr)))
+        admission = self._check_agents(await self._check_kind(kind, cr), cr.required_feature)
+        admission = self._copies.admit(entry, admission)
         if self._shares.counts(entry) and admission.decision is AdmissionState.READY:
             slots = await self._slots.of(admission.node)
             admission = self._shares.admit(entry, admission, slots=slots)
@@ -149,10 +150,11 @@ class Examiner:
         except MalformedObjectError as e:
             return _blocked(PendingReason.OBJECT_MALFORMED, str(e))
 
-    def _check_agents(self, admission: Admission) -> Admission:
+    def _check_agents(self, admission: Admission, feature: str) -> Admission:
         if admission.decision is not AdmissionState.READY:
             return admission
         agents, label = self.agents(), label_value(admission.node)
+        able = self.agents(feature) if feature else agents
         if admission.node and label not in agents:
             if label in self._velero_nodes():
                 message = f"left to Velero's node agent on node {admission.node}"
@@ -161,6 +163,10 @@ class Examiner:
         if not agents:
             message = f"no node agent is ready in namespace {self._rules.namespace}"
             return _blocked(PendingReason.NO_NODE_AGENT, message)
+        if not able or (admission.node and label not in able):
+            where = f"on node {admission.node}" if admission.node else f"in namespace {self._rules.namespace}"
+            message = f"no node agent {where} has {feature}: earlier versions cannot carry it out"
+            return _blocked(PendingReason.AGENT_OUTDATED, message)
         return admission
 
 

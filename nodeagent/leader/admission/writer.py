@@ -8,7 +8,7 @@ Each is one patch, allowed only while this agent is the leader. The order of acc
 import asyncio
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from core.models.transfers import Transfer
 from exposer.model import Pending
 from nodeagent.leader.admission.examiner import Checked
 from nodeagent.leader.admission.pending import PendingTransfers
-from nodeagent.leader.context import Cluster
+from nodeagent.leader.context import Agents, Cluster
 from nodeagent.leader.index import Entry
 from nodeagent.leader.live_agents import choose_node
 from nodeagent.metrics.table import QUEUE_SECONDS
@@ -53,7 +53,7 @@ class AdmissionWriter:
         cluster: Cluster,
         pending: PendingTransfers,
         *,
-        agents: Callable[[], Mapping[str, str]],
+        agents: Agents,
         passed_over: Callable[[], AbstractSet[str]],
         on_accepted: Callable[[Transfer], None],
     ) -> None:
@@ -82,7 +82,7 @@ class AdmissionWriter:
         """
         async with asyncio.TaskGroup() as events:
             for checked in ready:
-                agents = self._agents()
+                agents = self._agents(checked.cr.required_feature)
                 node = checked.admission.node
                 label = label_value(node) if node else choose_node(agents, idle, self.passed_over())
                 if label is None or label not in agents:

@@ -27,7 +27,7 @@ _SCAN_SECONDS: Final = 5.0
 """Between scans of the index; they cost no request."""
 
 _COLLECT_SECONDS: Final = 600.0
-"""Between collections without a cause; each makes five list requests, with copies seven."""
+"""Between collections without a cause; each makes six list requests, with copies eight."""
 
 _AGAIN_SECONDS: Final = 10.0
 """Between collections while leaked objects exist, and until the first one after a deletion."""

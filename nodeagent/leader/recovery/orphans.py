@@ -333,7 +333,7 @@ class OrphanRecovery:
 
         Agents on lost nodes are left out: their pods read as Ready for a while.
         """
-        live = self._agents.nodes()
+        live = self._agents.nodes(cr.required_feature)
         agents = {label: node for label, node in live.items() if not self._nodes.explain_loss(label, node)}
         idle = count_idle(self._index.entries(), self._chosen)
         label = choose_node(agents, idle, self._agents.backoff.labels())

@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, NO_CONFIG
+from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.live import ConfigAnnouncer
 from nodeagent.config.parse import parse_config
@@ -75,11 +75,12 @@ async def test_an_agent_announces_each_configuration_once_and_retries_a_failure(
     current, board = CurrentConfig(), FakeBoard(broken=2)
     task = asyncio.create_task(ConfigAnnouncer(board, current).run())
     await asyncio.sleep(100)
-    assert board.annotations == [(CONFIG_ANNOTATION, NO_CONFIG)]
+    features = {FEATURES_ANNOTATION: RESTORE_IN_PLACE}
+    assert board.annotations == [{CONFIG_ANNOTATION: NO_CONFIG} | features]
     assert "gets no transfers, will retry" in caplog.text
     current.update(parse_config("{}"))
     await asyncio.sleep(100)
-    assert board.annotations[1:] == [(CONFIG_ANNOTATION, current.digest)]
+    assert board.annotations[1:] == [{CONFIG_ANNOTATION: current.digest} | features]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -102,6 +103,22 @@ async def test_configurations_of_live_agents_are_read_from_their_pods() -> None:
     await client.patch(PODS, "velero", "agent-b", {"metadata": {"annotations": {CONFIG_ANNOTATION: "abc"}}})
     await asyncio.sleep(1)
     assert agents.configs() == {"a": "abc", "b": "abc"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.looptime
+async def test_only_agents_that_announce_a_feature_have_it() -> None:
+    kube = FakeKube()
+    for node, features in (("a", "other restore-in-place"), ("b", "restore-in-place-not"), ("c", "")):
+        pod = agent(node)
+        pod["metadata"]["annotations"][FEATURES_ANNOTATION] = features
+        kube.put(pod)
+    agents = LiveAgents(KubeClient(kube, Retry(LoopClock())), LoopClock(), namespace="velero", on_change=lambda: None)
+    task = asyncio.create_task(agents.run())
+    await agents.wait_synced()
+    assert dict(agents.nodes(RESTORE_IN_PLACE)) == {"a": "a"}
+    assert set(agents.nodes()) == {"a", "b", "c"}
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

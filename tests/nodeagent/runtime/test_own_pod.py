@@ -54,7 +54,7 @@ async def test_events_and_annotations_go_to_the_agents_own_pod(
         kube.put(pod)
     own = _own(kube, hostname)
     await own.report("ConfigRejected", "it is no JSON", warning=True)
-    await own.annotate("nodeagent.io/config", "abc")
+    await own.annotate({"nodeagent.io/config": "abc"})
     recorded = [event["involvedObject"]["name"] for event in kube.objects(EVENTS)]
     annotated = [pod["metadata"]["name"] for pod in kube.objects(PODS) if pod["metadata"].get("annotations")]
     assert recorded == annotated == ([found] if found else [])
@@ -64,7 +64,7 @@ async def test_events_and_annotations_go_to_the_agents_own_pod(
 async def test_an_unchanged_annotation_is_not_written_again() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a", annotations={"nodeagent.io/config": "abc"}))
-    await _own(kube, "agent-a").annotate("nodeagent.io/config", "abc")
+    await _own(kube, "agent-a").annotate({"nodeagent.io/config": "abc"})
     assert [request.method for request in kube.requests] == ["GET"]
 
 
@@ -74,7 +74,7 @@ async def test_the_pod_is_read_once_and_never_listed_if_it_has_this_machines_nam
     kube.put(_pod("agent-a"))
     own = _own(kube, "agent-a")
     for digest in ("abc", "abc", "def"):
-        await own.annotate("nodeagent.io/config", digest)
+        await own.annotate({"nodeagent.io/config": digest})
     assert [(request.method, request.path.rpartition("/")[2]) for request in kube.requests] == [
         ("GET", "agent-a"),
         ("PATCH", "agent-a"),
@@ -87,11 +87,11 @@ async def test_a_pod_that_replaced_ours_is_not_written_to() -> None:
     kube = FakeKube()
     kube.put(_pod("agent-a"))
     own = _own(kube, "agent-a")
-    await own.annotate("nodeagent.io/config", "abc")
+    await own.annotate({"nodeagent.io/config": "abc"})
     await KubeClient(kube, Retry(LoopClock())).delete(PODS, "velero", "agent-a")
     kube.put(_pod("agent-a"))
     with pytest.raises(ConflictError):
-        await own.annotate("nodeagent.io/config", "def")
+        await own.annotate({"nodeagent.io/config": "def"})
     assert "annotations" not in kube.objects(PODS)[0]["metadata"]
 
 

@@ -1,5 +1,6 @@
 """The agent's own pod, as lists of what is recorded and shown there."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from core.kube.errors import ServerError
@@ -10,7 +11,7 @@ class FakeBoard:
     """Keeps what the agent reports about itself; the next `broken` annotations fail."""
 
     recorded: list[tuple[str, str]] = field(default_factory=list)
-    annotations: list[tuple[str, str]] = field(default_factory=list)
+    annotations: list[dict[str, str]] = field(default_factory=list)
     broken: int = 0
 
     @property
@@ -20,8 +21,8 @@ class FakeBoard:
     async def report(self, reason: str, message: str, *, warning: bool = False) -> None:
         self.recorded.append((reason, message))
 
-    async def annotate(self, key: str, value: str) -> None:
+    async def annotate(self, annotations: Mapping[str, str]) -> None:
         if self.broken:
             self.broken -= 1
             raise ServerError("not now", status=500)
-        self.annotations.append((key, value))
+        self.annotations.append(dict(annotations))

@@ -30,8 +30,10 @@ from core.models.names import (
     ATTEMPTS_ANNOTATION,
     CONFIG_ANNOTATION,
     DATA_MOVER_FINALIZER,
+    FEATURES_ANNOTATION,
     NODE_LABEL,
     PENDING_REASON_ANNOTATION,
+    RESTORE_IN_PLACE,
 )
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Exposed, Guard, Pending, Reader
@@ -317,7 +319,10 @@ def interrupted(
 
 def agent_pod(node: str, *, ready: bool = True, **meta: object) -> JsonDict:
     """Return the pod of the agent on `node`; one without annotations is Velero's."""
-    own: JsonDict = {"labels": AGENT_LABELS, "annotations": {CONFIG_ANNOTATION: "abc"}}
+    own: JsonDict = {
+        "labels": AGENT_LABELS,
+        "annotations": {CONFIG_ANNOTATION: "abc", FEATURES_ANNOTATION: RESTORE_IN_PLACE},
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",

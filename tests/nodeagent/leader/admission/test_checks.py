@@ -32,9 +32,9 @@ class Bench:
         agents = {"node-a": "node-a"}
         self.pending = PendingTransfers(cluster.clock, PodWatch(cluster.client, cluster.clock, on_change=lambda: None))
         writer = AdmissionWriter(
-            cluster, self.pending, agents=lambda: agents, passed_over=frozenset, on_accepted=lambda _: None
+            cluster, self.pending, agents=lambda feature="": agents, passed_over=frozenset, on_accepted=lambda _: None
         )
-        examiner = Examiner(cluster, rules, agents=lambda: agents, velero_nodes=frozenset)
+        examiner = Examiner(cluster, rules, agents=lambda feature="": agents, velero_nodes=frozenset)
         self.checks = AdmissionChecks(rules, examiner, self.pending, writer)
 
     def add(self, name: str, admission: Admission | None = None, *, cancel: bool = False) -> Entry:

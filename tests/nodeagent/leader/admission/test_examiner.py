@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from core.kube.resources import DATA_UPLOADS
 from core.kube.retry import Retry
 from core.models.names import (
     CANCEL_REQUESTED_ANNOTATION,
+    CONFIG_ANNOTATION,
     DATA_MOVER_FINALIZER,
     MOVER_LOST_ANNOTATION,
     NODE_LABEL,
@@ -20,7 +22,7 @@ from core.models.names import (
 from core.models.transfers import DataDownload, PodVolumeBackup, PodVolumeRestore, Transfer
 from exposer.model import Reader
 from nodeagent.transfers.kinds.base import Admission, AdmissionState
-from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, open_scene
+from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock
 
@@ -150,3 +152,37 @@ async def test_a_transfer_with_a_malformed_object_is_pending_for_it_until_the_ti
         await scene.until(lambda: "malformed PersistentVolumeClaim app/data" in scene.message("du"), seconds=10)
         assert scene.reason("du") == "ObjectMalformed"
         await scene.until(lambda: scene.phase("du") == "Failed", seconds=1900)
+
+
+def put_in_place(scene: Scene, name: str, **meta: Any) -> None:
+    raw = scene.add_kind(DataDownload, name, **meta)
+    scene.kube.put(raw | {"spec": raw["spec"] | {"targetVolume": raw["spec"]["targetVolume"] | {"pv": "pv-old"}}})
+
+
+@pytest.mark.cause("agent-outdated")
+async def test_a_restore_in_place_goes_to_an_agent_that_announces_it_alone() -> None:
+    """An agent of an earlier version would restore into a new volume, and report success."""
+    scene = open_scene("node-a")
+    scene.kind = ScriptedKind(DataDownload)
+    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc"}))
+    put_in_place(scene, "in-place")
+    async with scene.dispatching():
+        await scene.until(lambda: scene.message("in-place") != "", seconds=10)
+        assert scene.message("in-place") == (
+            "no node agent in namespace velero has restore-in-place: earlier versions cannot carry it out"
+        )
+        assert scene.reason("in-place") == "AgentOutdated"
+        scene.add_kind(DataDownload, "plain")
+        await scene.until(lambda: scene.phase("plain") == "Accepted", seconds=10)
+        scene.kube.put(agent_pod("node-b"))
+        await scene.until(lambda: scene.phase("in-place") == "Accepted", seconds=60)
+    assert scene.transfer("in-place")["metadata"]["labels"][NODE_LABEL] == "node-b"
+
+
+async def test_a_restore_in_place_is_reassigned_to_such_an_agent_alone() -> None:
+    scene = open_scene("node-b")
+    scene.kind = ScriptedKind(DataDownload)
+    scene.kube.put(agent_pod("node-a", annotations={CONFIG_ANNOTATION: "abc"}))
+    put_in_place(scene, "dd", status={"phase": "Accepted"}, labels={NODE_LABEL: "node-gone"})
+    async with scene.dispatching():
+        await scene.until(lambda: scene.transfer("dd")["metadata"]["labels"][NODE_LABEL] == "node-b", seconds=60)
