@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from client.backups.keep_policy import ttl_of_keep
 from core.models.base import ObjectMeta, parse_time
 from core.models.names import (
     ASYNC_OPERATION_ID_LABEL,
     BACKUP_ANNOTATION,
+    BACKUP_KEEP_ANNOTATION,
     BACKUP_LABEL,
     BACKUP_TTL_ANNOTATION,
     OBJECT_NAME,
     RESTORE_UID_LABEL,
+    SCHEDULE_LABEL,
     VELERO_BACKUP_LABEL,
     label_value,
 )
@@ -46,7 +49,8 @@ class Copy:
 
     `volume` is namespace and name of the PVC. `volume_namespace` is that of the repository. A `ttl` of None: it never
     expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
-    it is. `damaged`: its last verification failed. `recorded`: a command has begun to delete it.
+    it is. `damaged`: its last verification failed. `recorded`: a command has begun to delete it. `schedule` is the
+    label of the schedule that made it, and `keep` its policy then, as the annotation has it; empty: none.
     """
 
     backup: str
@@ -66,6 +70,8 @@ class Copy:
     deleting: bool = False
     damaged: bool = False
     recorded: bool = False
+    schedule: str = ""
+    keep: str = ""
 
     @property
     def has_data(self) -> bool:
@@ -121,7 +127,9 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         ended=status.completion_timestamp,
         snapshot_id=status.snapshot_id,
         bytes=status.progress.total_bytes,
-        ttl=_ttl(meta.annotations.get(BACKUP_TTL_ANNOTATION, "")),
+        ttl=_read_ttl(meta.annotations),
+        schedule=meta.labels.get(SCHEDULE_LABEL, ""),
+        keep=meta.annotations.get(BACKUP_KEEP_ANNOTATION, ""),
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
         damaged=verification is not None and not verification.passed,
@@ -145,13 +153,14 @@ def build_unreadable_copy(kind: str, raw: Mapping[str, Any], why: str) -> Copy |
         volume_namespace="",
         phase=Phase.NEW,
         created=parse_time(meta["creationTimestamp"]),
-        ttl=_ttl(annotations.get(BACKUP_TTL_ANNOTATION, "")),
+        ttl=_read_ttl(annotations),
         foreign=f"cannot be read: {why}",
     )
 
 
-def _ttl(text: str) -> timedelta | None:
-    """Return how long a backup is kept; None, so for ever, where that is not said, or cannot be read."""
+def _read_ttl(annotations: Mapping[str, str]) -> timedelta | None:
+    """Return how long a backup is kept whatever its schedule keeps; None: that is not said, or cannot be read."""
+    text = annotations.get(BACKUP_TTL_ANNOTATION) or ttl_of_keep(annotations.get(BACKUP_KEEP_ANNOTATION, ""))
     try:
         ttl = parse_duration(text) if text else timedelta()
     except ValueError:

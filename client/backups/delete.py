@@ -4,7 +4,7 @@ Each step may be repeated: what is to be deleted is recorded before the first tr
 deletes anything finishes what an interruption left. The rules are in `client.backups.retention`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,6 +14,7 @@ from client.backups.deletion_jobs import LocationJobs, read_copies, read_locatio
 from client.backups.deletion_lease import DeletionGuard
 from client.backups.deletion_limit import decide_now, limit_deletions
 from client.backups.deletion_record import DeletionRecord, Located, locate
+from client.backups.keep_policy import KeepPolicy
 from client.backups.retention import (
     Check,
     DeletionError,
@@ -85,12 +86,13 @@ class DeletionTools:
 class DeletionWish:
     """What is to be deleted: the backup of that `name`, or all that are expired; of these `most`, None: see the limit.
 
-    `begun` is when the Job was created whose run it is.
+    `begun` is when the Job was created whose run it is. `policies` are those of schedules, where they are known.
     """
 
     name: str | None = None
     most: int | None = None
     begun: datetime | None = None
+    policies: Mapping[str, KeepPolicy | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,19 +152,26 @@ class DeletionPlan:
         return sorted({location for location, _ in self.transfers})
 
 
-async def plan_expired(tools: DeletionTools, *, most: int | None = None, begun: datetime | None = None) -> DeletionPlan:
+async def plan_expired(
+    tools: DeletionTools,
+    *,
+    most: int | None = None,
+    begun: datetime | None = None,
+    policies: Mapping[str, KeepPolicy | None] | None = None,
+) -> DeletionPlan:
     """Return the plan to delete every backup that is expired and that no rule holds, as far as is known before a check.
 
     Args:
         tools: what it works with.
         most: how many backups go at most, whatever the limit of their volumes; None: that limit counts.
         begun: when the Job was created whose run it is.
+        policies: of schedules, by their labels, in place of what their newest backups say.
 
     Raises:
         DeletionError: nothing may be deleted here, or what would be needed to decide is not known.
         KubeError: the API server rejected a request.
     """
-    return await _judge(tools, DeletionWish(most=most, begun=begun))
+    return await _judge(tools, DeletionWish(most=most, begun=begun, policies=policies or {}))
 
 
 async def plan_named(tools: DeletionTools, name: str) -> DeletionPlan:
@@ -209,7 +218,7 @@ async def _judge(
     unfinished = frozenset(one for one in recorded if one[1].uid not in existing)
     stale = recorded - unfinished
     plan = DeletionPlan(wish, cluster, record, (), stale=stale, absent=frozenset(absent), check=check, time=time)
-    situation = Situation(restoring, closed, _now(tools, plan), check)
+    situation = Situation(restoring, closed, _now(tools, plan), check, wish.policies)
     judgments = judge_backups(copies, situation)
     if wish.name is not None:
         return replace(

@@ -13,7 +13,8 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from client.backups.copies import Copy, Series
-from client.backups.retention import CLOCK_TOLERANCE, DeletionError, KeepReason, RetentionDecision, RetentionRule
+from client.backups.kept_copies import CLOCK_TOLERANCE
+from client.backups.retention import DeletionError, KeepReason, RetentionDecision, RetentionRule
 from core.models.base import format_time
 from core.models.units import format_duration
 
@@ -125,6 +126,9 @@ def explain_backlog(judgments: Iterable[RetentionDecision], now: datetime) -> Ba
 def _explain_waiting(copies: Sequence[Copy]) -> str:
     """Return why so many copies of one volume in one location expire at once."""
     ordered = sorted((one for one in copies if one.created is not None), key=attrgetter("age_key"))
+    schedule, keep = (ordered[-1].schedule, ordered[-1].keep) if ordered else ("", "")
+    if keep and any(one.schedule == schedule and one.keep != keep for one in ordered):
+        return f"what schedule {schedule} keeps was changed"
     times = [one.ttl for one in ordered if one.ttl is not None]
     if len(set(times)) > 1 and times[-1] < max(times):
         return f"the time to live was shortened from {format_duration(max(times))} to {format_duration(times[-1])}"

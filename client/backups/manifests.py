@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
+from client.backups.keep_policy import KeepPolicy, format_keep
 from client.backups.methods import ChosenMethod, Method, MountingPod, SnapshotWay
 from core.errors import ConfigError
 from core.kube import resources as kube
@@ -13,6 +14,7 @@ from core.kube.resources import Resource
 from core.kube.types import Manifest
 from core.models.names import (
     BACKUP_ANNOTATION,
+    BACKUP_KEEP_ANNOTATION,
     BACKUP_LABEL,
     BACKUP_TTL_ANNOTATION,
     BACKUP_VOLUMES_ANNOTATION,
@@ -49,7 +51,8 @@ _HASH_DIGITS: Final = 8
 class BackupRequest:
     """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept.
 
-    `schedule` is the one that it is a backup of; empty: none. With `read_all_files`, files are also read whose size and
+    `schedule` is the one that it is a backup of, empty: none; `keep` is its policy, None: it has none.
+    With `read_all_files`, files are also read whose size and
     time are unchanged since the last backup.
     """
 
@@ -60,6 +63,7 @@ class BackupRequest:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     schedule: str = ""
+    keep: KeepPolicy | None = None
     read_all_files: bool = False
 
 
@@ -146,7 +150,9 @@ class PlannedVolume:
             BACKUP_VOLUMES_ANNOTATION: str(self.volumes),
             CLAIM_ANNOTATION: self.claim.text,
         }
-        if request.ttl is not None:
+        if request.keep is not None:
+            annotations[BACKUP_KEEP_ANNOTATION] = format_keep(request.keep, request.ttl)
+        elif request.ttl is not None:
             annotations[BACKUP_TTL_ANNOTATION] = format_duration(request.ttl)
         if isinstance(self.way, MountingPod):
             annotations[PVC_NAME_ANNOTATION] = self.claim.name

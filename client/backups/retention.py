@@ -12,12 +12,13 @@ from operator import attrgetter
 from typing import Final
 
 from client.backups.copies import Copy, Series
+from client.backups.keep_policy import KeepPolicy
+from client.backups.kept_copies import explain_scheduled
 from core.errors import AgentError
 from core.models.base import format_time
 from core.models.phases import Phase
 
 __all__ = [
-    "CLOCK_TOLERANCE",
     "Check",
     "DeletionError",
     "KeepReason",
@@ -31,9 +32,6 @@ __all__ = [
 
 _KEPT_OF_FAILING: Final = 3
 """The complete copies that a volume keeps in a location while its newest transfer is not completed."""
-
-CLOCK_TOLERANCE: Final = timedelta(minutes=5)
-"""How far the witnesses of the time may be apart: less than any time to live that matters, more than clocks drift."""
 
 Place = tuple[str, str]
 """The name of a BackupStorageLocation, and the namespace of a repository in it; empty: all of them."""
@@ -53,6 +51,8 @@ class RetentionRule(StrEnum):
     RESTORING = "restoring"
     """A restore that has not ended names one of its snapshots."""
     NOT_EXPIRED = "not-expired"
+    KEPT_BY_SCHEDULE = "kept-by-schedule"
+    """The schedule that made it keeps it by count or calendar."""
     NEWEST_COPY = "newest-copy"
     """It has the newest complete copy of a volume in its location, or the newest whose verification did not fail."""
     FAILING_VOLUME = "failing-volume"
@@ -93,8 +93,8 @@ class RetentionDecision:
 
     @property
     def expired(self) -> bool:
-        """Whether its time to live is over."""
-        return not self.held_by((RetentionRule.NOT_EXPIRED,))
+        """Whether its time to live is over, and its schedule does not keep it."""
+        return not self.held_by((RetentionRule.NOT_EXPIRED, RetentionRule.KEPT_BY_SCHEDULE))
 
     @property
     def bytes(self) -> int:
@@ -127,13 +127,15 @@ class Situation:
 
     `restoring` are the restores that have not ended, by the ID of the snapshot that they name. `closed` has why nothing
     may be deleted in a location, by its name; a location without an entry is open. A `now` of None: ages do not matter.
-    A `check` of None: nothing is known of the bucket yet, and what has to be is assumed.
+    A `check` of None: nothing is known of the bucket yet, and what has to be is assumed. `policies` are those of
+    schedules, by their labels, in place of what their newest copies say.
     """
 
     restoring: Mapping[str, str] = field(default_factory=dict)
     closed: Mapping[str, str] = field(default_factory=dict)
     now: datetime | None = None
     check: Check | None = None
+    policies: Mapping[str, KeepPolicy | None] = field(default_factory=dict)
 
 
 def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[RetentionDecision]:
@@ -144,8 +146,9 @@ def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Retentio
         by_backup.setdefault(copy.backup, []).append(copy)
     kept = _find_kept(everything)
     proofs = _Proofs(situation, everything)
+    ages = _Ages(situation, everything)
     judgments = [
-        RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs)))
+        RetentionDecision(name, tuple(found), tuple(_find_holds(found, situation, kept, proofs, ages)))
         for name, found in by_backup.items()
     ]
     return sorted(judgments, key=lambda one: (_age_key(one.copies), one.backup))
@@ -206,7 +209,7 @@ def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
 
 
 def _find_holds(
-    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, KeepReason], proofs: "_Proofs"
+    copies: Sequence[Copy], situation: Situation, kept: Mapping[str, KeepReason], proofs: "_Proofs", ages: "_Ages"
 ) -> Iterator[KeepReason]:
     for one in copies:
         place = f"{one.kind} {one.transfer}"
@@ -221,8 +224,7 @@ def _find_holds(
             yield hold
         if hold := proofs.find_closed(one) or (proofs.find_missing(one) if one.uid not in kept else None):
             yield hold
-    if situation.now is not None and (hold := _not_expired(copies, situation.now)):
-        yield hold
+        yield from ages.find_holds(one)
 
 
 class _Proofs:
@@ -271,16 +273,26 @@ class _Proofs:
         return None
 
 
-def _not_expired(copies: Sequence[Copy], now: datetime) -> KeepReason | None:
-    """Return why the backup is not expired; None: it is, which is so once its youngest transfer is."""
-    if any(one.ttl is None or one.created is None for one in copies):
-        return KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live")
-    for one in copies:
-        if one.ttl is not None and one.created is not None and now - one.created <= one.ttl:
-            return KeepReason(
-                RetentionRule.NOT_EXPIRED, f"it expires after {format_time(_expiry(one.created, one.ttl))}"
-            )
-    return None
+class _Ages:
+    """What keeps copies by their age, or by their place among the copies of their schedule."""
+
+    def __init__(self, situation: Situation, copies: Iterable[Copy]) -> None:
+        self._now = now = situation.now
+        self._scheduled = explain_scheduled(copies, situation.policies, now) if now is not None else {}
+
+    def find_holds(self, one: Copy) -> Iterator[KeepReason]:
+        """Yield why the copy is not expired: its backup is, once all its copies are."""
+        if self._now is None:
+            return
+        scheduled = one.uid in self._scheduled
+        if one.created is None or (one.ttl is None and not scheduled):
+            yield KeepReason(RetentionRule.NOT_EXPIRED, "it has no time to live", one.uid)
+        elif one.ttl is not None and self._now - one.created <= one.ttl:
+            what = "its time to live ends at" if scheduled else "it expires after"
+            text = f"{what} {format_time(_expiry(one.created, one.ttl))}"
+            yield KeepReason(RetentionRule.NOT_EXPIRED, text, one.uid)
+        if why := self._scheduled.get(one.uid):
+            yield KeepReason(RetentionRule.KEPT_BY_SCHEDULE, why, one.uid)
 
 
 def _expiry(created: datetime, ttl: timedelta) -> datetime:

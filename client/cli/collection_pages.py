@@ -59,7 +59,7 @@ def _cells(one: Backup | Restore, now: datetime) -> dict[str, Cell]:
     if isinstance(one, Backup):
         cells |= {
             "LOCATION": ", ".join(one.locations),
-            "EXPIRES": _expiry(one, now) or _NONE,
+            "EXPIRES": _expiry(one, now) or ("by schedule" if one.keep else _NONE),
             "ORIGIN": str(one.origin),
             "NAMESPACES": ", ".join(sorted({volume.namespace for volume in one.volumes})),
             "METHODS": ", ".join(sorted({str(volume.method) for volume in one.volumes})),
@@ -80,7 +80,9 @@ def print_group(printer: Printer, one: Backup | Restore, now: datetime) -> None:
     if isinstance(one, Backup):
         made_by = "nodeagent backup create" if one.origin is BackupOrigin.NODEAGENT else "Velero"
         location = ", ".join(one.locations)
-        expires = f"{format_time(one.expires)} ({_expiry(one, now)})" if one.expires else ""
+        expires = f"by its schedule: {one.keep}" if one.keep else ""
+        if one.expires is not None:
+            expires = f"{format_time(one.expires)} ({_expiry(one, now)})"
     facts: list[tuple[str, Cell]] = [
         ("Name", one.name),
         ("Made by", made_by),

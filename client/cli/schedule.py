@@ -1,13 +1,14 @@
 """The command `nodeagent schedule`: CronJobs that back up volumes and delete expired backups."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from client.backups.create import sum_up_missing
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from client.backups.plan import BackupTools, Choice
 from client.cli.backup_delete import print_deletion
 from client.cli.backup_options import backup_options
@@ -23,6 +24,7 @@ from client.cli.options import (
 from client.cli.output import GOOD, WARN, Cell, OutputFormat, Printer, Styled
 from client.cli.run_schedule import build_tools
 from client.install.apply import ApplyResult
+from client.schedules.explanation import RetentionExplanation, explain_retention
 from client.schedules.manifests import build_schedule
 from client.schedules.owned import OwnedObjects
 from client.schedules.request import ScheduleRequest, ScheduleTimes
@@ -42,6 +44,7 @@ from core.clock import SystemClock
 from core.kube.types import Manifest
 from core.models.base import format_time
 from core.text import format_age
+from nodeagent.config.windows import parse_time_zone
 from nodeagent.runtime.connection import ClusterAccess, Connection, connect
 
 __all__ = ["renew", "schedule"]
@@ -54,6 +57,8 @@ examples:
         all schedules, with their last and next run
   nodeagent schedule run night --dry-run
         show what it would back up and delete now
+  nodeagent schedule retention night
+        why each of its copies stays or goes
   nodeagent schedule renew
         give all schedules the image of the agents, after an update
   nodeagent schedule delete night
@@ -73,12 +78,17 @@ examples:
         two PVCs every night at two, UTC
   nodeagent schedule create hourly --schedule @hourly --time-zone Asia/Tokyo -n app -l tier=web --ttl 48h
         the PVCs with that label, whichever there are when it runs
+  nodeagent schedule create often --schedule @hourly --pvc app/data --ttl 48h --keep-daily 7 --keep-monthly 12
+        all of two days, then the newest of each of the last seven days and twelve months that have one
   nodeagent schedule create night --schedule "0 2 * * *" -n app -l "" --ttl 720h -o yaml > night.yaml
         only print the objects, for GitOps
 
-Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with --ttl, deletes every expired
-backup of nodeagent backup create in this cluster: never the newest complete copy of a volume, and none that
-runs or is restored. A PVC that was deleted meanwhile is left out.
+Each run makes a backup NAME-YYYYMMDDhhmmss, waits for its end, and then, with --ttl or --keep-..., deletes
+every expired backup of nodeagent backup create in this cluster: never the newest complete copy of a volume,
+and none that runs or is restored. A PVC that was deleted meanwhile is left out.
+
+A backup of the schedule expires once it is older than its --ttl and no --keep-... of the schedule keeps it,
+as in restic. It counts for each volume. nodeagent schedule retention NAME explains it.
 
 The pods have the image of the agents and an account of their own, node-agent-schedule-NAME. The command may
 be repeated: it changes the schedule to what it says, and to the image of the agents.
@@ -100,6 +110,16 @@ examples:
         run it now, with your own permissions
 """
 
+_RETENTION_EXAMPLES: Final = """\
+examples:
+  nodeagent schedule retention night
+        each copy, the newest of a volume first, and the rules that keep it
+  nodeagent schedule retention night -o json
+        {"keep": {"daily": 7}, "copies": [{"backup": ..., "stays": true, "rules": [...], "reasons": [...]}], ...}
+
+It shows what the next run would do now, and deletes nothing.
+"""
+
 _RENEW_EXAMPLES: Final = """\
 examples:
   nodeagent schedule renew night
@@ -119,8 +139,9 @@ examples:
 Backups stay; another schedule with --ttl deletes those that are expired.
 """
 
-_HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
+_HEADERS: Final = ("NAME", "SCHEDULE", "TTL", "KEEP", "LAST RUN", "LAST SUCCESS", "NEXT RUN", "RUNNING")
 _WIDE_HEADERS: Final = (*_HEADERS, "PVCS", "METHOD", "LOCATION", "AGE")
+_RETENTION_HEADERS: Final = ("PVC", "BACKUP", "LOCATION", "CREATED", "NEXT RUN", "WHY")
 _NONE: Final = "-"
 
 
@@ -142,20 +163,30 @@ async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
     return await find_schedules(cluster.client, cluster.namespace, names, cluster.time.now())
 
 
+def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    for rule in reversed(KeepRule):
+        function = click.option(rule.flag, type=click.IntRange(min=1), metavar="N", help=rule.help)(function)
+    return function
+
+
 @schedule.command("create", epilog=_CREATE_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @click.option("--schedule", "cron", metavar="CRON", required=True, help='when, such as "0 2 * * *" or @daily')
-@click.option("--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule (default: UTC)")
+@click.option(
+    "--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule and --keep-... (default: UTC)"
+)
 @backup_options
 @click.option("--ttl", type=DURATION, metavar="DURATION", help="when backups expire (default: never)")
 @click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
+@_keep_options
 @output_option
 @workload_options
 def _create(name: str, access: ClusterAccess, form: OutputFormat, choice: Choice, **given: Any) -> None:  # noqa: ANN401 - click's
     """Create or change a schedule; -o yaml only prints its objects."""
     times = ScheduleTimes(given.pop("cron"), given.pop("time_zone"), given.pop("suspend"))
-    request = ScheduleRequest(name, access.namespace, choice, **given)
+    keep = KeepPolicy.of({rule: given.pop(f"keep_{rule}") for rule in KeepRule}, times.time_zone)
+    request = ScheduleRequest(name, access.namespace, choice, keep=keep, **given)
     request.check()
     times.check()
     asyncio.run(_run_create(request, times, form, access))
@@ -235,6 +266,7 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
         one.name,
         " ".join(filter(None, (one.schedule, one.time_zone))),
         one.ttl or _NONE,
+        ", ".join(f"{rule} {count}" for rule, count in one.keep.items()) or _NONE,
         ago(one.last_run),
         Styled(ago(one.last_success), WARN if late else GOOD if one.last_success else ""),
         f"in {format_age(one.next_run - now)}"
@@ -274,6 +306,45 @@ async def _run_now(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
             printer.note("nothing would be deleted")
     if preview.failures:
         raise ScheduleError(f"not all volumes would be backed up: {sum_up_missing(preview.failures)}")
+
+
+@schedule.command("retention", epilog=_RETENTION_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=_complete)
+@output_option
+@workload_options
+def _retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    """Say of each copy that a schedule has made why it stays or goes."""
+    asyncio.run(_run_retention(name, form, access))
+
+
+async def _run_retention(name: str, form: OutputFormat, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        request = await read_request(cluster.client, cluster.namespace, name)
+        found = await explain_retention(build_tools(cluster, printer.note).deletion, request)
+    notes = [f"{command_for(access, f'nodeagent schedule run {name} --dry-run')} also looks at the snapshots"]
+    if not request.deletes:
+        notes.insert(0, f"schedule {name} deletes nothing: it has neither --ttl nor --keep-...")
+    printer.answer(found, form, lambda: _print_retention(printer, found), notes)
+
+
+def _print_retention(printer: Printer, found: RetentionExplanation) -> None:
+    if not found.copies:
+        printer.note(f"schedule {found.schedule} has no backups")
+        return
+    zone = parse_time_zone(found.time_zone)
+    rows: list[list[Cell]] = [
+        [
+            f"{one.namespace}/{one.claim}",
+            one.backup,
+            one.location,
+            one.created.astimezone(zone).isoformat(" ", "minutes") if one.created is not None else _NONE,
+            Styled("stays", GOOD) if one.stays else Styled("goes", WARN),
+            "; ".join(one.reasons),
+        ]
+        for one in found.copies
+    ]
+    printer.table(_RETENTION_HEADERS, rows)
 
 
 @schedule.command("renew", epilog=_RENEW_EXAMPLES)

@@ -10,6 +10,7 @@ from msgspec import field
 from client.backups.methods import Method
 from core.models.base import WireModel
 from core.models.names import (
+    BACKUP_KEEP_ANNOTATION,
     BACKUP_TTL_ANNOTATION,
     BACKUP_VOLUMES_ANNOTATION,
     PVC_NAME_ANNOTATION,
@@ -94,7 +95,8 @@ class Backup(WireModel):
     """One backup.
 
     `expected` is how many volumes it has, `missing` how many of them have no transfer; None and 0 for one of Velero,
-    whose transfers do not say. `expires` is None for a backup that is kept until it is deleted, or unknown.
+    whose transfers do not say. `expires` is None for a backup that is kept until it is deleted, or unknown. `keep` is
+    what its schedule kept by count and calendar when it was made; empty: nothing.
     """
 
     name: str
@@ -105,6 +107,7 @@ class Backup(WireModel):
     completed: datetime | None
     expires: datetime | None
     ttl: str
+    keep: str
     expected: int | None
     missing: int
     bytes_done: int
@@ -187,6 +190,7 @@ def build_backup(origin: BackupOrigin, name: str, transfers: Sequence[BackupTran
         locations=sorted({one.location for one in volumes}),
         expires=_expires(state["created"], ttl),
         ttl=ttl,
+        keep=transfers[0].metadata.annotations.get(BACKUP_KEEP_ANNOTATION, ""),
         volumes=volumes,
         **state,
     )

@@ -112,7 +112,7 @@ def schedule_permissions(request: ScheduleRequest) -> tuple[Permission, ...]:
     return (
         *found,
         *(READ_BACK_PERMISSIONS if request.verify else ()),
-        *(EXPIRY_PERMISSIONS if request.ttl is not None else ()),
+        *(EXPIRY_PERMISSIONS if request.deletes else ()),
     )
 
 
@@ -138,7 +138,7 @@ def build_schedule(request: ScheduleRequest, times: ScheduleTimes, agent: AgentI
 
     `now` is from when on the longest pause between two runs counts, which is how often verifications are due.
     """
-    shared = [build_record(request.namespace), build_lease(request.namespace)] if request.ttl is not None else []
+    shared = [build_record(request.namespace), build_lease(request.namespace)] if request.deletes else []
     return [*build_accounts(request), *shared, _build_cron_job(request, times, agent, now)]
 
 
@@ -174,7 +174,7 @@ def _build_cron_job(request: ScheduleRequest, times: ScheduleTimes, agent: Agent
     annotations = {}
     if request.verify:
         annotations[VERIFICATION_INTERVAL_ANNOTATION] = format_duration(times.longest_pause(now))
-    if request.ttl is not None:
+    if request.deletes:
         annotations[RETENTION_IMAGE_ANNOTATION] = agent.image
     if annotations:
         cron_job["metadata"]["annotations"] = annotations

@@ -56,7 +56,7 @@ SCHEDULED_PERMISSIONS: Final = (
 """What the account of a schedule has: on PVCs, snapshots and pods, in the namespaces of the PVCs alone."""
 
 EXPIRY_PERMISSIONS: Final = _RUN_DELETION
-"""What it has besides with `--ttl`."""
+"""What it has besides if it deletes, by `--ttl` or `--keep-...`."""
 
 _SCHEDULE: Final = "schedule create: "
 _RENEWED: Final = "schedule create, renew: "

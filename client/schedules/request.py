@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from client.backups.manifests import check_pairs, parse_pairs
 from client.backups.methods import Method
 from client.backups.plan import Choice
@@ -87,7 +88,8 @@ class ScheduleTimes:
 class ScheduleRequest:
     """What a schedule backs up and keeps.
 
-    `namespace` is that of the agents. A `ttl` of None: backups are kept, and no backup is deleted.
+    `namespace` is that of the agents. `ttl` is how long each backup is kept in any case, `keep` which ones are kept
+    besides. Without both, no backup is deleted.
     """
 
     name: str
@@ -95,6 +97,7 @@ class ScheduleRequest:
     choice: Choice
     location: str = ""
     ttl: timedelta | None = None
+    keep: KeepPolicy | None = None
     verify: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
@@ -114,6 +117,16 @@ class ScheduleRequest:
     def label(self) -> str:
         """The value of SCHEDULE_LABEL on its objects."""
         return label_value(self.name)
+
+    @property
+    def deletes(self) -> bool:
+        """Whether its runs delete backups that are expired."""
+        return self.ttl is not None or self.keep is not None
+
+    @property
+    def policies(self) -> dict[str, KeepPolicy | None]:
+        """Its policy, by its label."""
+        return {self.label: self.keep}
 
     @property
     def claim_namespaces(self) -> list[str]:
@@ -140,6 +153,8 @@ class ScheduleRequest:
             words.append(f"--storage-location={self.location}")
         if self.ttl is not None:
             words.append(f"--ttl={format_duration(self.ttl)}")
+        if self.keep is not None:
+            words += self.keep.argv
         if self.verify:
             words.append("--verify")
         if choice.ignore_velero_server:
@@ -169,6 +184,7 @@ def parse_run(words: Sequence[str]) -> tuple[ScheduleRequest, ClusterAccess]:
         ),
         location=given.storage_location,
         ttl=_parse_ttl(given.ttl),
+        keep=KeepPolicy.of({rule: getattr(given, f"keep_{rule}") for rule in KeepRule}, given.time_zone),
         verify=given.verify,
         labels=parse_pairs("--labels", given.labels),
         annotations=parse_pairs("--annotations", given.annotations),
@@ -193,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=methods, default=str(Method.AUTO), help="as of backup create")
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
+    for rule in KeepRule:
+        parser.add_argument(rule.flag, metavar="N", type=int, default=None, help=rule.help)
+    parser.add_argument("--time-zone", metavar="NAME", default="", help="IANA time zone of --keep-... (default: UTC)")
     parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
     parser.add_argument("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")
     parser.add_argument("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers")

@@ -98,13 +98,13 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
         await _back_up(tools, request, run)
     except AgentError as e:
         run.failures.append(f"backup {run.backup}: {e}")
-    if run.unverified and request.ttl is not None:
+    if run.unverified and request.deletes:
         run.failures.append(
             "expired backups are not deleted, since it is not known whether the new one can be read back"
         )
-    elif request.ttl is not None:
+    elif request.deletes:
         try:
-            await _expire(tools, run, request.name)
+            await _expire(tools, run, request)
         except AgentError as e:
             run.failures.append(f"deletion of expired backups: {e}")
     if run.failures:
@@ -113,7 +113,7 @@ async def run_schedule(tools: ScheduleTools, request: ScheduleRequest) -> None:
 
 @dataclass(frozen=True)
 class SchedulePreview:
-    """What a run would back up now, and delete (None: no time to live); `failures` are the volumes it would miss."""
+    """What a run would back up now, and delete (None: it deletes nothing); `failures` are the volumes it would miss."""
 
     volumes: list[PlannedVolume]
     failures: list[str]
@@ -128,9 +128,9 @@ async def preview_schedule(tools: ScheduleTools, request: ScheduleRequest) -> Sc
     """
     run = await _begin(replace(tools, job=""), request)
     preview = SchedulePreview(await _plan(tools, request, run), run.failures)
-    if request.ttl is None:
+    if not request.deletes:
         return preview
-    plan, found = await check_plan(tools.deletion, await plan_expired(tools.deletion))
+    plan, found = await check_plan(tools.deletion, await plan_expired(tools.deletion, policies=request.policies))
     return replace(preview, deletion=build_deletion(plan, found, done=False))
 
 
@@ -161,6 +161,7 @@ async def _plan(tools: ScheduleTools, request: ScheduleRequest, run: ScheduleRun
         namespace=request.namespace,
         location=request.location,
         ttl=request.ttl,
+        keep=request.keep,
         labels=request.labels,
         annotations=request.annotations,
         schedule=request.name,
@@ -207,7 +208,7 @@ async def _verify(tools: ScheduleTools, backup: Backup, run: ScheduleRun) -> Non
         run.failures.append(f"verification of backup {backup.name}: {failure}")
 
 
-async def _expire(tools: ScheduleTools, run: ScheduleRun, schedule: str) -> None:
+async def _expire(tools: ScheduleTools, run: ScheduleRun, request: ScheduleRequest) -> None:
     """Delete what is expired, and keep the report of it; what fails is a failure of the run.
 
     Raises:
@@ -215,11 +216,13 @@ async def _expire(tools: ScheduleTools, run: ScheduleRun, schedule: str) -> None
     """
     deletion, jobs = tools.deletion, tools.deletion.jobs
     async with hold_deletions(jobs) as guard:
-        report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=schedule)
+        report = RetentionReport(at=deletion.date() or jobs.clock.now(), schedule=request.name)
         failures: list[str] = []
         try:
-            plan, _ = await check_plan(deletion, await plan_expired(deletion, begun=run.begun))
-            report = build_report(plan, plan.now or report.at, schedule)
+            plan, _ = await check_plan(
+                deletion, await plan_expired(deletion, begun=run.begun, policies=request.policies)
+            )
+            report = build_report(plan, plan.now or report.at, request.name)
             if plan.check is not None:
                 failures += [
                     f"nothing is deleted in BackupStorageLocation {where}: {why}"

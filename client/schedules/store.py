@@ -65,7 +65,9 @@ class _CronJob(WireModel):
 
 
 class Schedule(WireModel):
-    """One schedule. `claims` are its PVCs as text; an empty `ttl`: it deletes nothing, `old_rules`: by an older image.
+    """One schedule. `claims` are its PVCs as text. An empty `ttl`: it has none; `keep` has counts by their rules.
+
+    Without both, it deletes nothing; `old_rules`: it deletes by an older image.
 
     `last_success` is when a run that succeeded ended, `next_run` when the next one begins; None: never, or unknown.
     """
@@ -78,6 +80,7 @@ class Schedule(WireModel):
     method: str
     location: str
     ttl: str
+    keep: dict[str, int]
     created: datetime | None
     running: int
     last_run: datetime | None
@@ -195,6 +198,7 @@ def _build(raw: UncheckedObject, request: ScheduleRequest, now: datetime) -> Sch
         method=str(request.choice.method),
         location=request.location,
         ttl=format_duration(request.ttl) if request.ttl is not None else "",
+        keep={str(rule): count for rule, count in request.keep.counts.items()} if request.keep else {},
         created=cron_job.metadata.creation_timestamp,
         running=len(status.active),
         last_run=status.last_schedule_time,

@@ -21,6 +21,7 @@ __all__ = [
     "ATTEMPT_TAG",
     "BACKUP_ANNOTATION",
     "BACKUP_INTERVAL_ANNOTATION",
+    "BACKUP_KEEP_ANNOTATION",
     "BACKUP_LABEL",
     "BACKUP_TAG",
     "BACKUP_TTL_ANNOTATION",
@@ -246,6 +247,10 @@ BACKUP_VOLUMES_ANNOTATION: Final = "nodeagent.io/backup-volumes"
 """On such a transfer: how many volumes its backup has, so that a missing one is noticed."""
 BACKUP_TTL_ANNOTATION: Final = "nodeagent.io/backup-ttl"
 """On such a transfer: how long its backup is kept, a Go duration. Absent: until someone deletes it."""
+BACKUP_KEEP_ANNOTATION: Final = "nodeagent.io/backup-keep"
+"""On such a transfer of a schedule that keeps by count and calendar: its policy, with the time to live, such as
+`daily=7,zone=UTC,ttl=48h0m0s`. It is in place of BACKUP_TTL_ANNOTATION, so that versions that know no policy keep it.
+That of a schedule's newest transfer counts for all of them."""
 CLAIM_ANNOTATION: Final = "nodeagent.io/claim"
 """On such a transfer: the PVC as it was (`core.models.saved_claim`)."""
 RESTORE_LABEL: Final = "nodeagent.io/restore"

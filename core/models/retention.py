@@ -88,7 +88,7 @@ def deletes_by_old_rules(cron_job: Mapping[str, Any]) -> bool:
     template = ((cron_job.get("spec") or {}).get("jobTemplate") or {}).get("spec") or {}
     containers = ((template.get("template") or {}).get("spec") or {}).get("containers") or [{}]
     words = [str(word) for word in containers[0].get("args") or []]
-    if words[:1] != [SCHEDULE_COMMAND] or not any(word.startswith("--ttl") for word in words):
+    if words[:1] != [SCHEDULE_COMMAND] or not any(word.startswith(("--ttl", "--keep-")) for word in words):
         return False
     annotations = cron_job["metadata"].get("annotations") or {}
     # A webhook may have added the digest of the tag.

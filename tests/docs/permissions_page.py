@@ -153,10 +153,11 @@ _SECTIONS: Final = (
         READ_BACK_PERMISSIONS,
     ),
     _Section(
-        "Account of a schedule with a time to live",
-        "With `--ttl` also these. RBAC cannot limit `create` on Jobs to the Job that deletes snapshots, so anyone "
+        "Account of a schedule that deletes",
+        "With `--ttl` or `--keep-...` also these. RBAC cannot limit `create` on Jobs to the Job that deletes "
+        "snapshots, so anyone "
         "who may start pods with this account, or read its tokens, can do what the agents can. A schedule without "
-        "`--ttl` and `--verify` may create no Jobs: then delete expired backups with one other schedule, or by "
+        "these and `--verify` may create no Jobs: then delete expired backups with one other schedule, or by "
         "hand.",
         EXPIRY_PERMISSIONS,
     ),

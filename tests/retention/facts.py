@@ -1,10 +1,13 @@
 """What is true of a copy, and an API server whose Jobs run when it is said."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Final
 
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from core.kube.resources import PODS
-from core.models.base import JsonDict
+from core.models.base import JsonDict, parse_time
 from tests.client.support.deletion_scene import JobKube
 from tests.nodeagent.support.hand_clock import HandClock
 
@@ -18,9 +21,10 @@ class Fact:
     resource: str
     location: str
     bucket: str
-    ttl: timedelta
+    ttl: timedelta | None
     made: float
     stamp: str
+    schedule: str = ""
     phase: str = "InProgress"
     completed: float | None = None
     completed_stamp: str = ""
@@ -28,6 +32,16 @@ class Fact:
     damaged: bool = False
     gone: float | None = None
     by_limit: bool = False
+
+    @property
+    def moment(self) -> datetime:
+        """When it was made, by its stamp."""
+        return parse_time(self.stamp)
+
+    @property
+    def sound(self) -> bool:
+        """Whether it counts among the copies of its schedule."""
+        return self.exists and self.phase == "Completed" and not self.damaged
 
     @property
     def name(self) -> str:
@@ -40,6 +54,25 @@ class Fact:
     @property
     def series(self) -> tuple[str, str, str]:
         return self.claim, self.location, self.bucket
+
+
+_PERIODS: Final[Mapping[KeepRule, Callable[[datetime], object]]] = {
+    KeepRule.HOURLY: lambda moment: moment.strftime("%F %H"),
+    KeepRule.DAILY: datetime.date,
+    KeepRule.WEEKLY: lambda moment: moment.strftime("%G %V"),
+    KeepRule.MONTHLY: lambda moment: moment.strftime("%Y %m"),
+    KeepRule.YEARLY: lambda moment: moment.year,
+}
+
+
+def is_kept(fact: Fact, others: Iterable[Fact], policy: KeepPolicy) -> bool:
+    """Return whether a rule needs the sound copy, where these copies of its schedule and volume are sound, too."""
+    newer = [one.moment for one in others if (one.stamp, one.name) > (fact.stamp, fact.name)]
+    for rule, count in policy.counts.items():
+        periods = {number if rule is KeepRule.LAST else _PERIODS[rule](at) for number, at in enumerate(newer)}
+        if len(periods) < count and (rule is KeepRule.LAST or _PERIODS[rule](fact.moment) not in periods):
+            return True
+    return False
 
 
 class WorldKube(JobKube):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from core.models.verification import VerificationOutcome
 from tests.retention.commands import Command, Fault
 from tests.retention.facts import Fact
@@ -28,6 +29,10 @@ _PHASES: Final = st.sampled_from(["Completed"] * 5 + ["Failed", "Canceled", "InP
 _CLAIMS: Final = st.sampled_from([("data",), ("data",), ("data", "files"), ("data", "files", "logs")])
 _LOCATIONS: Final = st.sampled_from(["default", "default", "default", "lab"])
 _TTLS: Final = st.sampled_from([1, 1, 24, 72, 720])
+_SCHEDULES: Final = st.sampled_from(["", "", "night", "night", "other"])
+_POLICIES: Final = st.dictionaries(
+    st.sampled_from(KeepRule), st.sampled_from([1, 1, 2, 3, 7]), min_size=1, max_size=3
+).map(KeepPolicy)
 _FAULTS: Final = st.sampled_from(
     [None] * 8 + ["lost", "lost-applied", 500, 409, 403, "stopped", "stopped", "asleep", "killed"]
 )
@@ -78,24 +83,55 @@ class RetentionMachine(RuleBasedStateMachine):
         location=_LOCATIONS,
         count=st.sampled_from([1, 2, 2, 3, 3, 4, 6]),
         hours=st.sampled_from([1, 24]),
+        policies=st.tuples(_POLICIES, st.none() | _POLICIES),
     )
-    def begin(self, claims: tuple[str, ...], location: str, count: int, hours: int) -> None:
-        """Make some backups, and let them expire."""
+    def begin(
+        self,
+        claims: tuple[str, ...],
+        location: str,
+        count: int,
+        hours: int,
+        policies: tuple[KeepPolicy, KeepPolicy | None],
+    ) -> None:
+        """Set what the schedules keep, make some backups, and let them expire."""
+        self.world.policies = {
+            name: one for name, one in zip(("night", "other"), policies, strict=True) if one is not None
+        }
+        self._make(claims, location, count, hours)
+
+    def _make(self, claims: tuple[str, ...], location: str, count: int, hours: int) -> None:
         for _ in range(count):
-            self.back_up(claims, ("Completed",) * 3, location, 1)
+            self.back_up(claims, ("Completed",) * 3, location, 1, "")
             self.wait(hours)
         self.wait(24)
 
-    @rule(claims=_CLAIMS, phases=st.tuples(_PHASES, _PHASES, _PHASES), location=_LOCATIONS, ttl=_TTLS)
-    def back_up(self, claims: Sequence[str], phases: Sequence[str], location: str, ttl: int) -> None:
+    @rule(
+        claims=_CLAIMS,
+        phases=st.tuples(_PHASES, _PHASES, _PHASES),
+        location=_LOCATIONS,
+        ttl=_TTLS,
+        schedule=_SCHEDULES,
+    )
+    def back_up(self, claims: Sequence[str], phases: Sequence[str], location: str, ttl: int, schedule: str) -> None:
+        """Make a backup; one of a schedule with a policy has a time to live only if it is long."""
         self.made += 1
-        self.world.back_up(f"b{self.made:03}", dict(zip(claims, phases, strict=False)), location, ttl)
+        lives = None if schedule in self.world.policies and ttl == 1 else ttl
+        self.world.back_up(f"b{self.made:03}", dict(zip(claims, phases, strict=False)), location, lives, schedule)
 
-    @rule(claims=_CLAIMS, location=_LOCATIONS, ttl=_TTLS, hours=st.sampled_from([1, 6, 24]), runs=st.booleans())
-    def follow_a_schedule(self, claims: Sequence[str], location: str, ttl: int, hours: int, *, runs: bool) -> None:
+    @rule(
+        claims=_CLAIMS,
+        location=_LOCATIONS,
+        ttl=_TTLS,
+        hours=st.sampled_from([1, 6, 24]),
+        schedule=_SCHEDULES,
+        runs=st.booleans(),
+    )
+    def follow_a_schedule(
+        self, claims: Sequence[str], location: str, ttl: int, hours: int, schedule: str, *, runs: bool
+    ) -> None:
         """Make backups at fixed times; each run may also delete what is expired."""
         for _ in range(4):
-            self.back_up(claims, ("Completed",) * 3, location, ttl)
+            self.back_up(claims, ("Completed",) * 3, location, ttl, schedule)
             if runs and not self.world.commands:
                 self._run(self.world.advance(self._run(self.world.start(schedule=True)), _WHOLE))
             self.wait(hours)
@@ -190,7 +226,7 @@ class RetentionMachine(RuleBasedStateMachine):
     ) -> None:
         """Run a command while another one stands still that deletes what is expired, such as copies of a new volume."""
         self._run(self._heal())
-        self.begin((f"volume-{self.made}",), "default", count, 1)
+        self._make((f"volume-{self.made}",), "default", count, 1)
         started = [one for one in itertools.starmap(self._start, commands) if one is not None]
         for which, stop, fault in [(False, *first_stop), *order]:
             for command in started[which : which + 1]:

@@ -19,8 +19,11 @@ from client.backups.delete import (
     plan_named,
 )
 from client.backups.deletion_lease import hold_deletions
+from client.backups.keep_policy import KeepPolicy, format_keep
+from client.backups.plan import Choice
 from client.mover_jobs import JobTools
 from client.schedules import scheduled_run
+from client.schedules.request import ScheduleRequest
 from core.kube.client import KubeClient
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
@@ -33,13 +36,14 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request
 from core.models.base import JsonDict, format_time, parse_time
+from core.models.units import format_duration
 from core.models.verification import Verification, VerificationOutcome
 from core.snapshot_contract import TransferToDelete
 from nodeagent.runtime.connection import ServerTime
 from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.retention.commands import Command, Fault, WorldClock, run_time
-from tests.retention.facts import Fact, WorldKube
+from tests.retention.facts import Fact, WorldKube, is_kept
 
 BUCKET: Final = "b"
 
@@ -63,6 +67,8 @@ _MOST_SLEEPS: Final = 60
 """Two seconds each: a Lease that is not renewed is free before."""
 
 _GRACE_SECONDS: Final = 30.0
+_TOLERANCE: Final = timedelta(minutes=5)
+"""How far clocks may be apart."""
 
 
 @dataclass
@@ -75,6 +81,8 @@ class World:
     buckets: dict[str, str] = field(default_factory=lambda: {"default": BUCKET, "lab": BUCKET})
     edited: set[str] = field(default_factory=set)
     lost: set[str] = field(default_factory=set)
+    policies: dict[str, KeepPolicy] = field(default_factory=dict)
+    """By the names of schedules."""
     jumps: list[float] = field(default_factory=list)
     """When all clocks were set."""
 
@@ -85,12 +93,24 @@ class World:
 
     # -- backups -------------------------------------------------------------------------------
 
-    def back_up(self, backup: str, phases: dict[str, str], location: str, ttl_hours: int) -> None:
+    def back_up(
+        self, backup: str, phases: dict[str, str], location: str, ttl_hours: int | None, schedule: str = ""
+    ) -> None:
         """Make a backup of these PVCs, whose transfers come to these phases."""
+        ttl = timedelta(hours=ttl_hours) if ttl_hours is not None else None
+        policy = self.policies.get(schedule)
         days_old = (NOON - self.kube.time) / timedelta(days=1)
         pods = {"files"} if len(phases) > 1 else set()
         self.scene.put_backup(
-            backup, days_old, *phases, ttl=f"{ttl_hours}h", location=location, phase="InProgress", pods=pods
+            backup,
+            days_old,
+            *phases,
+            ttl=format_duration(ttl) if ttl is not None else "",
+            location=location,
+            phase="InProgress",
+            pods=pods,
+            schedule=schedule,
+            keep=format_keep(policy, ttl) if policy is not None else "",
         )
         for claim, phase in phases.items():
             fact = Fact(
@@ -99,9 +119,10 @@ class World:
                 (POD_VOLUME_BACKUPS if claim in pods else DATA_UPLOADS).plural,
                 location,
                 self.buckets[location],
-                timedelta(hours=ttl_hours),
+                ttl,
                 self.clock.seconds,
                 format_time(self.kube.time),
+                schedule,
             )
             self.facts[fact.name] = fact
             if phase != "InProgress":
@@ -236,8 +257,9 @@ class World:
     async def _run_schedule(self, command: Command) -> None:
         tools = replace(self._build_tools(command), in_pod=True)
         run = scheduled_run.ScheduleRun("night", parse_time(format_time(self.kube.time)))
+        request = ScheduleRequest("night", "velero", Choice(), keep=self.policies.get("night"))
         means = scheduled_run.ScheduleTools(tools, lambda _: None, lambda _: None, lambda _: None, "night-1")
-        await scheduled_run._expire(means, run, "night")
+        await scheduled_run._expire(means, run, request)
         if run.failures:
             raise scheduled_run.ScheduleError("; ".join(run.failures))
 
@@ -315,10 +337,26 @@ class World:
             assert command.name == fact.backup, f"{fact.name} was not named"
             return
         assert before != [fact] or fact.claim in command.blind, f"{fact.name} was the last copy of {fact.series}"
-        assert parse_time(fact.stamp) + fact.ttl < command.seen, f"{fact.name} is not expired"
+        self._check_expired(command, fact)
         if command.most is None and fact.completed is not None:
             fact.by_limit = True
             self._check_limit(fact)
+
+    def _check_expired(self, command: Command, fact: Fact) -> None:
+        assert fact.ttl is None or fact.moment + fact.ttl < command.seen, f"{fact.name} is not expired"
+        policy = self.policies.get(fact.schedule)
+        if policy is None:
+            assert fact.ttl is not None, f"{fact.name} has no time to live"
+            return
+        latest = command.seen + _TOLERANCE
+        assert fact.moment <= latest, f"{fact.name} is from the future"
+        same = [
+            one
+            for one in self.facts.values()
+            if one.sound and (one.schedule, one.series[:2]) == (fact.schedule, fact.series[:2]) and one.moment <= latest
+        ]
+        if fact.phase == "Completed" and not fact.damaged and fact.claim not in command.blind:
+            assert not is_kept(fact, same, policy), f"schedule {fact.schedule} keeps {fact.name}"
 
     def _check_limit(self, fact: Fact) -> None:
         since = self.clock.seconds - _DAY_SECONDS

@@ -47,6 +47,7 @@ _WORDS: Final = {
     "schedule delete": ("daily",),
     "schedule get": ("daily",),
     "schedule renew": ("daily",),
+    "schedule retention": ("daily",),
     "schedule run": ("daily",),
     "status": (),
     "support-bundle": (),
@@ -81,6 +82,7 @@ _MISSPELLED: Final = {
     "schedule delete": "dialy",
     "schedule get": "dialy",
     "schedule renew": "dialy",
+    "schedule retention": "dialy",
     "schedule run": "dialy",
 }
 """Words with a wrong name."""

@@ -171,6 +171,26 @@ def test_a_person_can_run_it(shell: Shell) -> None:
     assert err.splitlines()[-1].startswith("error: backup night-20261121120000 is Failed: PVC app/data is Failed")
 
 
+def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
+    for day in range(6):
+        claims = ("data", "gone") if day == 4 else ("data",)
+        shell.scene.old.put_backup(f"night-{day}", day + 0.1, *claims, schedule="night", ttl="36h" if day < 3 else "")
+    keep = ("--keep-last=2", "--keep-weekly=2", "--time-zone=Europe/Berlin")
+    shell.run("schedule", "create", "night", *_WHEN, "--pvc=app/data", *keep)
+    code, out, err = shell.run("schedule", "retention", "night")
+    assert (code, err) == (0, "note: nodeagent schedule run night --dry-run also looks at the snapshots\n")
+    assert_golden_text("cli/schedule-retention", out)
+    assert_golden("cli/schedule-retention", json.loads(shell.run("schedule", "retention", "night", "-o", "json")[1]))
+    assert "last 2, weekly 2" in shell.run("schedule", "get")[1]
+    shell.run("schedule", "create", "other", *_WHEN, "--pvc=app/data")
+    code, out, err = shell.run("schedule", "retention", "other")
+    assert (code, out) == (0, "")
+    assert err.splitlines()[:2] == [
+        "note: schedule other has no backups",
+        "note: schedule other deletes nothing: it has neither --ttl nor --keep-...",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "error"),
     [
@@ -189,6 +209,7 @@ def test_a_person_can_run_it(shell: Shell) -> None:
             '--ttl: "soon" is not allowed: expected a duration such as 30s',
         ),
         (["create", "night", *_WHEN, "--pvc=a", "--agent-namespace=x"], 2, '--pvc: "a" is not allowed'),
+        (["create", "night", *_WHEN, "--pvc=app/data", "--keep-daily=0"], 2, "Invalid value for '--keep-daily': 0 is"),
         (["get", "zzz"], 1, "there is no schedule zzz in namespace velero"),
         (["run", "zzz"], 1, "there is no schedule zzz in namespace velero"),
         (["delete", "\x1b[2J"], 1, r"there is no schedule \\x1b\[2J in namespace velero"),
@@ -209,6 +230,8 @@ def test_an_error_is_one_line_with_an_exit_code(shell: Shell, words: list[str], 
         ([], r"the following arguments are required: NAME \(see nodeagent run-schedule --help\)"),
         (["night", "--pvc=app/data", "--ttl=soon"], "--ttl: "),
         (["night", "--pvc=app/data", "--ttl=0s"], '--ttl: "0s" is not allowed: expected a duration such as 30s'),
+        (["night", "--pvc=app/data", "--keep-daily=0"], "--keep-daily: must be at least 1: 0"),
+        (["night", "--pvc=app/data", "--keep-daily=1", "--time-zone=Mars"], "--time-zone: no time zone: Mars"),
         (["night", "--pvc=app/data", "--method=x"], "argument --method: invalid choice"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

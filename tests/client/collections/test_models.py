@@ -102,6 +102,13 @@ def test_sizes_and_times_are_those_of_all_volumes() -> None:
     assert backup.expires == created + timedelta(hours=24)
 
 
+def test_a_backup_that_its_schedule_keeps_has_no_end() -> None:
+    resource, upload = _upload("a")
+    upload["metadata"]["annotations"]["nodeagent.io/backup-keep"] = "daily=7,zone=UTC,ttl=1h0m0s"
+    backup = _one((resource, upload))
+    assert (backup.expires, backup.keep) == (None, "daily=7,zone=UTC,ttl=1h0m0s")
+
+
 @pytest.mark.parametrize("ttl", ["", "long", "2562047h47m0s"])
 def test_a_backup_without_a_valid_end_does_not_expire(ttl: str) -> None:
     backup = _one(_upload("a", ttl=ttl))

@@ -184,13 +184,17 @@ async def test_a_backup_that_is_completed_during_the_check_stops_nothing(scene: 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """Backs `claims` up every `hours`; each run deletes what is expired. It pauses, and has the `ttl`, by the day."""
+    """Backs `claims` up every `hours`; each run deletes what is expired. It pauses, and has the `ttl`, by the day.
+
+    With `keep`, it keeps by count and calendar, and has no time to live.
+    """
 
     name: str
     hours: int
     ttl: Callable[[float], int]
     claims: Callable[[float], tuple[str, ...]] = lambda _: ("data",)
     runs: Callable[[float], bool] = lambda _: True
+    keep: str = ""
 
 
 @dataclass
@@ -213,7 +217,8 @@ class _Life:
         day = hour / 24
         ttl = f"{schedule.ttl(day)}h"
         if claims := schedule.claims(day):
-            self.scene.put_backup(f"{schedule.name}-{hour:04}", -day, *claims, ttl=ttl)
+            name = f"{schedule.name}-{hour:04}"
+            self.scene.put_backup(name, -day, *claims, ttl=ttl, schedule=schedule.name, keep=schedule.keep)
         plan, _ = await check_plan(self.scene.tools, await plan_expired(self.scene.tools))
         assert plan.now is not None
         report = build_report(plan, plan.now)
@@ -295,3 +300,12 @@ async def test_everyday_life_needs_no_person(
     assert (max(life.waited), life.waited[-1]) == (most_waiting, 0)
     assert life.oldest_hours() == oldest
     assert life.held <= {("gone", "newest-copy")}
+
+
+async def test_a_schedule_that_keeps_by_calendar_settles() -> None:
+    """Nothing waits, and what is left are the days that its rules name; it began at noon of 2026-11-21."""
+    life = _Life((replace(_DAILY, keep="daily=3,weekly=3,monthly=3,zone=UTC"),))
+    await life.live(50)
+    assert (max(life.waited), life.held) == (0, set())
+    left = sorted(raw["metadata"]["creationTimestamp"][:10] for raw in life.scene.kube.objects(DATA_UPLOADS))
+    assert left == ["2026-11-30", "2026-12-27", "2026-12-31", "2027-01-03", "2027-01-07", "2027-01-08", "2027-01-09"]

@@ -3,9 +3,11 @@
 import itertools
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from client.backups.methods import Method
 from client.backups.plan import Choice, ClaimName
 from client.schedules.manifests import AgentImage, build_schedule, schedule_permissions
@@ -21,6 +23,7 @@ from tests.support.objects import JsonDict, only
 
 _CLAIMS = Choice((DATA, ClaimName("db", "data")))
 _REQUEST = ScheduleRequest("night", "velero", _CLAIMS, ttl=timedelta(days=30))
+_KEEP = KeepPolicy({rule: number + 1 for number, rule in enumerate(KeepRule)}, "Europe/Berlin")
 _TIMES = ScheduleTimes("0 2 * * *", "Europe/Berlin")
 
 
@@ -44,8 +47,10 @@ def test_the_image_is_that_of_the_agents() -> None:
         ScheduleRequest("a", "velero", Choice(namespace="app", selector="tier in (web,db)", method=Method.FS_BACKUP)),
         ScheduleRequest("a.b", "other", Choice(namespace="app", ignore_velero_server=True), location="bucket"),
         ScheduleRequest("night", "velero", Choice((DATA,)), verify=True, labels={"a": "b"}, annotations={"c": "d"}),
+        ScheduleRequest("night", "velero", Choice((DATA,)), keep=_KEEP),
+        ScheduleRequest("night", "velero", Choice((DATA,)), ttl=timedelta(days=2), keep=replace(_KEEP, zone="UTC")),
     ],
-    ids=["claims", "selector", "all of a namespace", "verified"],
+    ids=["claims", "selector", "all of a namespace", "verified", "kept", "kept in UTC"],
 )
 def test_the_pods_command_line_says_what_the_schedule_does(request_: ScheduleRequest) -> None:
     cron_job: JsonDict = build_schedule(request_, _TIMES, AgentImage("i"), NOON)[-1]
@@ -59,18 +64,18 @@ def test_another_cron_job_is_no_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "claims", "ttl"),
-    list(itertools.product(Method, [(DATA,), ()], [None, timedelta(days=1)])),
+    ("method", "claims", "deletes"),
+    list(itertools.product(Method, [(DATA,), ()], [{}, {"ttl": timedelta(days=1)}, {"keep": _KEEP}])),
 )
 def test_no_schedule_reads_secrets_or_widens_its_roles(
-    method: Method, claims: tuple[ClaimName, ...], ttl: timedelta | None
+    method: Method, claims: tuple[ClaimName, ...], deletes: dict[str, Any]
 ) -> None:
-    request = ScheduleRequest("night", "velero", Choice(claims, "app", method=method), ttl=ttl)
+    request = ScheduleRequest("night", "velero", Choice(claims, "app", method=method), **deletes)
     granted = schedule_permissions(request)
     assert SECRETS not in {one.resource for one in granted}
     assert not {"escalate", "bind", "impersonate"} & {verb for one in granted for verb in one.verbs}
     writes = {(one.resource, verb) for one in granted for verb in one.verbs if verb not in {"get", "list"}}
-    assert ((DATA_UPLOADS, "delete") in writes) == ((JOBS, "create") in writes) == (ttl is not None)
+    assert ((DATA_UPLOADS, "delete") in writes) == ((JOBS, "create") in writes) == bool(deletes)
     assert any(one.resource is VOLUME_SNAPSHOTS for one in granted) == (method is not Method.FS_BACKUP)
     in_claims = [one for one in granted if one.scope is Scope.CLUSTER and one.resource is PODS]
     assert bool(in_claims) == (method is not Method.CSI_SNAPSHOT)

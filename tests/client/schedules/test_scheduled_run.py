@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from client.backups.keep_policy import KeepPolicy, KeepRule
 from client.backups.plan import Choice, ClaimName
 from client.schedules.scheduled_run import ScheduleError, preview_schedule, run_schedule
 from core.kube.resources import CONFIG_MAPS, PERSISTENT_VOLUME_CLAIMS
@@ -43,6 +44,34 @@ async def test_a_run_backs_up_and_then_deletes_what_is_expired(scene: ScheduleSc
         "backup first was expired, and is deleted with 1 snapshots",
         "backup second was expired, and is deleted with 1 snapshots",
     ]
+
+
+async def test_a_run_deletes_what_its_schedule_does_not_keep(scene: ScheduleScene) -> None:
+    """Also backups that were made under another policy, or under none."""
+    for day in range(1, 5):
+        scene.old.put_backup(f"night-{day}", day, schedule="night", ttl="" if day < 3 else "1h")
+    scene.old.put_backup("other-1", 3, schedule="other", keep="last=1,zone=UTC")
+    scene.end_backups()
+    keep = KeepPolicy({KeepRule.DAILY: 3}, "Europe/Berlin")
+    await run_schedule(scene.tools(), scene.request(keep=keep))
+    (made,) = (one for one in scene.made if one["metadata"]["name"].startswith("night-2026"))
+    assert made["metadata"]["annotations"]["nodeagent.io/backup-keep"] == "daily=3,zone=Europe/Berlin"
+    assert "nodeagent.io/backup-ttl" not in made["metadata"]["annotations"]
+    # Three days have a copy, and the two that are no schedule's are expired.
+    left = {"night-1-data", "night-2-data", "other-1-data"}
+    assert scene.old.names() == {made["metadata"]["name"], *left, "night-3-data"}
+    scene.end_backups()
+    scene.clock.seconds += 86400
+    await run_schedule(scene.tools(), scene.request(keep=keep))
+    assert "night-2-data" not in scene.old.names()
+
+
+async def test_a_backup_of_a_schedule_with_a_policy_is_kept_by_versions_that_know_none(scene: ScheduleScene) -> None:
+    scene.end_backups()
+    await run_schedule(scene.tools(), scene.request(ttl=_DAY, keep=KeepPolicy({KeepRule.LAST: 1})))
+    (made,) = scene.made
+    assert made["metadata"]["annotations"]["nodeagent.io/backup-keep"] == "last=1,zone=UTC,ttl=24h0m0s"
+    assert "nodeagent.io/backup-ttl" not in made["metadata"]["annotations"]
 
 
 async def test_without_a_time_to_live_nothing_is_deleted(scene: ScheduleScene) -> None:

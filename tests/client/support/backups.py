@@ -33,6 +33,7 @@ def build_backup(
         completed=None,
         expires=None,
         ttl="",
+        keep="",
         expected=expected,
         missing=missing,
         bytes_done=sum(one.bytes_done for one in volumes),

@@ -193,11 +193,13 @@ class DeletionScene:
         ttl: str = "24h",
         location: str = "default",
         pods: Collection[str] = (),
+        schedule: str = "",
+        keep: str = "",
         **status: Any,
     ) -> None:
         """Store a completed backup of these PVCs of the namespace `app`, each with a snapshot in the bucket.
 
-        Those of `pods` are backed up by PodVolumeBackups.
+        Those of `pods` are backed up by PodVolumeBackups. `keep` is the policy of its `schedule`, in place of a `ttl`.
         """
         for claim in claims or ("data",):
             uid = f"uid-{name}-{claim}"
@@ -206,10 +208,10 @@ class DeletionScene:
                 "nodeagent.io/backup": name,
                 "nodeagent.io/backup-volumes": str(len(claims) or 1),
                 "nodeagent.io/claim": saved.text,
-            } | ({"nodeagent.io/backup-ttl": ttl} if ttl else {})
+            } | ({"nodeagent.io/backup-keep": keep} if keep else {"nodeagent.io/backup-ttl": ttl} if ttl else {})
             meta = {
                 "uid": uid,
-                "labels": {"nodeagent.io/backup": name},
+                "labels": {"nodeagent.io/backup": name} | ({"nodeagent.io/schedule": schedule} if schedule else {}),
                 "annotations": annotations,
                 "creationTimestamp": format_time(self.ago(days_old)),
             }

@@ -36,9 +36,18 @@ def test_ten_copies_that_wait_are_a_backlog() -> None:
         ([SCHEDULE_COMMAND, "--ttl=24h"], "agent:1", False),
         ([SCHEDULE_COMMAND], None, False),
         (["verify", "--ttl=24h"], None, False),
+        ([SCHEDULE_COMMAND, "night", "--keep-daily=7"], None, True),
         (None, None, False),
     ],
-    ids=["never renewed", "another image since", "renewed", "deletes nothing", "another command", "no arguments"],
+    ids=[
+        "never renewed",
+        "another image since",
+        "renewed",
+        "deletes nothing",
+        "another command",
+        "by calendar",
+        "no arguments",
+    ],
 )
 def test_a_schedule_that_deletes_has_older_rules_until_its_image_is_known(
     args: list[str] | None, annotated: str | None, *, old: bool
