@@ -75,8 +75,8 @@ _MADE: Final = "backup create: the transfers"
 BACKUP_PERMISSIONS: Final = (
     Permission(_OWN, kube.DATA_UPLOADS, ("list",), _SHOWN),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("list",), _SHOWN),
-    Permission(_OWN, kube.DATA_UPLOADS, ("patch",), "backup cancel"),
-    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("patch",), "backup cancel"),
+    Permission(_OWN, kube.DATA_UPLOADS, ("patch",), "backup cancel, acknowledge"),
+    Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("patch",), "backup cancel, acknowledge"),
     Permission(_OWN, kube.DATA_UPLOADS, ("get", "create"), _MADE),
     Permission(_OWN, kube.POD_VOLUME_BACKUPS, ("get", "create"), _MADE),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "backup create: whether agents are there", names=(AGENT_DAEMONSET,)),

@@ -6,6 +6,7 @@ from typing import Final
 from core.contract import DataPathReason, ProgressMessage
 from core.errors import ContractError
 from core.models.bandwidth import BandwidthLimits
+from core.models.shrinkage import Shrinkage
 from core.models.verification import WHOLE_PERCENT, Verification
 from core.text import format_age
 
@@ -13,6 +14,7 @@ __all__ = [
     "format_bytes",
     "format_event",
     "format_limits",
+    "format_shrinkage",
     "format_verification",
 ]
 
@@ -25,6 +27,20 @@ def format_verification(found: Verification | None, now: datetime) -> str:
         return ""
     share = "" if found.percent == WHOLE_PERCENT else f", {found.percent:g} % of the files"
     return f"{found.outcome} {format_age(now - found.at)} ago{share}"
+
+
+def format_shrinkage(found: Shrinkage | None, now: datetime) -> str:
+    """Return how a backup is Shrunk, and when that was acknowledged; empty: it is not."""
+    if found is None:
+        return ""
+    known = found.acknowledged
+    return f"from {_sizes(found.full_files, found.full_bytes)} to {_sizes(found.files, found.bytes)}" + (
+        f", acknowledged {format_age(now - known)} ago" if known is not None else ""
+    )
+
+
+def _sizes(files: int | None, size: int) -> str:
+    return format_bytes(size) if files is None else f"{files} files with {format_bytes(size)}"
 
 
 def format_bytes(size: int) -> str:

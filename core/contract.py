@@ -17,6 +17,7 @@ from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel, cut_texts
 from core.models.in_place import InPlace
+from core.models.shrinkage import Shrinkage
 from core.models.units import format_duration
 from core.models.verification import SnapshotVerification
 from core.snapshot_contract import SnapshotDeletion, SnapshotListing, SnapshotReport
@@ -247,9 +248,10 @@ class BackupResult(WireModel):
     """The termination message of a backup that succeeded; sizes in bytes.
 
     `incremental_bytes` is absent if it is not known.
-    The last four are ours, and Velero ignores them. `note` is what the user should know about the backup, for
+    The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
-    `fallback_full`: everything was read, although a parent was named.
+    `fallback_full`: everything was read, although a parent was named. `files` is absent for a block device. `shrunk` is
+    absent unless the backup is Shrunk.
     """
 
     snapshot_id: _Id = field(name="snapshotID")
@@ -261,6 +263,8 @@ class BackupResult(WireModel):
     new_bytes: Int64 | UnsetType = UNSET
     stored_bytes: Int64 | UnsetType = UNSET
     fallback_full: bool | UnsetType = UNSET
+    files: Int64 | UnsetType = UNSET
+    shrunk: Shrinkage | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""

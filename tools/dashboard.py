@@ -91,6 +91,11 @@ PANELS: Final[Mapping[str, Sequence[Panel]]] = {
             "Largest last backups", {"": f"topk(20, {_BACKUPS} (nodeagent_volume_last_backup_bytes))"}, "bytes", "table"
         ),
         Panel(
+            "Shrunk backups",
+            {"": "max by (volume_namespace, claim) (nodeagent_volume_shrunk) == 1"},
+            kind="table",
+        ),
+        Panel(
             "Failed verifications",
             {"": "min by (volume_namespace, claim) (nodeagent_volume_last_verification_ok) == 0"},
             kind="table",

@@ -20,6 +20,7 @@ from core.models.names import (
     label_value,
 )
 from core.models.phases import Phase
+from core.models.shrinkage import is_shrunk
 from core.models.transfers import DataUpload, PodVolumeBackup
 from core.models.units import parse_duration
 from core.models.verification import read_verification
@@ -49,8 +50,9 @@ class Copy:
 
     `volume` is namespace and name of the PVC. `volume_namespace` is that of the repository. A `ttl` of None: it never
     expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
-    it is. `damaged`: its last verification failed. `recorded`: a command has begun to delete it. `schedule` is the
-    label of the schedule that made it, and `keep` its policy then, as the annotation has it; empty: none.
+    it is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
+    has begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the
+    annotation has it; empty: none.
     """
 
     backup: str
@@ -69,6 +71,7 @@ class Copy:
     foreign: str = ""
     deleting: bool = False
     damaged: bool = False
+    shrunk: bool = False
     recorded: bool = False
     schedule: str = ""
     keep: str = ""
@@ -133,6 +136,7 @@ def build_copy(transfer: DataUpload | PodVolumeBackup) -> Copy | None:
         foreign=_foreign(meta, name) or _unnameable(transfer, name),
         deleting=transfer.deleting,
         damaged=verification is not None and not verification.passed,
+        shrunk=is_shrunk(meta.annotations),
     )
 
 

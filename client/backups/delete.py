@@ -65,7 +65,7 @@ _BACKUPS: Final = {one.kind: one for one in (DATA_UPLOADS, POD_VOLUME_BACKUPS)}
 _REFUSED: Final = frozenset({RetentionRule.FOREIGN, RetentionRule.IN_PROGRESS, RetentionRule.RESTORING})
 """What holds also a backup that a person names."""
 
-_CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY}
+_CHANGES: Final = _REFUSED | {RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK}
 """What speaks against the deletion of a named backup if it came up after the question."""
 
 

@@ -17,6 +17,7 @@ __all__ = ["BackupDeletion", "DeletedBackup", "DeletedVolume", "KeptBackup", "bu
 
 _REPORTED: Final = (
     RetentionRule.FAILING_VOLUME,
+    RetentionRule.SHRUNK,
     RetentionRule.UNCONFIRMED,
     RetentionRule.NOT_FOUND,
     RetentionRule.FOREIGN,
@@ -145,7 +146,7 @@ def _report_held(judgment: RetentionDecision, absent: Collection[str]) -> Iterat
             location=copy.location,
             created=copy.created,
             bytes=judgment.bytes,
-            command=f"nodeagent backup delete {judgment.backup}" if lets_go else "",
+            command=hold.command or (f"nodeagent backup delete {judgment.backup}" if lets_go else ""),
         )
 
 
@@ -180,6 +181,6 @@ def _build_backup(judgment: RetentionDecision, snapshots: Sequence[DeletedSnapsh
                 bytes=sum(one.bytes for one in own),
             )
         )
-    losses = [hold.text for hold in judgment.held_by((RetentionRule.NEWEST_COPY,))]
+    losses = [hold.text for hold in judgment.held_by((RetentionRule.NEWEST_COPY, RetentionRule.SHRUNK))]
     losses += [f"it may have the last copy: {hold.text}" for hold in judgment.held_by((RetentionRule.UNCONFIRMED,))]
     return DeletedBackup(name=judgment.backup, volumes=volumes, losses=losses)

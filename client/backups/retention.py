@@ -55,6 +55,8 @@ class RetentionRule(StrEnum):
     """The schedule that made it keeps it by count or calendar."""
     NEWEST_COPY = "newest-copy"
     """It has the newest complete copy of a volume in its location, or the newest whose verification did not fail."""
+    SHRUNK = "shrunk"
+    """The newest copy of a volume is Shrunk, and this is the newest one that is not, or one between the two."""
     FAILING_VOLUME = "failing-volume"
     """It has one of the newest three complete copies of a volume whose newest transfer failed, or was canceled."""
     UNDECIDED = "undecided"
@@ -71,11 +73,15 @@ class RetentionRule(StrEnum):
 
 @dataclass(frozen=True)
 class KeepReason:
-    """One reason to keep a backup, as text, too; `uid` is that of the transfer that it is about, if it is one."""
+    """One reason to keep a backup, as text, too; `uid` is that of the transfer that it is about, if it is one.
+
+    `command` ends it without a deletion; None: there is none.
+    """
 
     rule: RetentionRule
     text: str
     uid: str | None = None
+    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -155,10 +161,12 @@ def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[Retentio
 
 
 def find_witnesses(copies: Iterable[Copy]) -> dict[Series, Copy]:
-    """Return the copy of each volume and location that justifies the deletion of older ones: the newest sound one."""
-    return {
-        series: _latest(found) for series, found in _group(one for one in copies if one.complete and not one.damaged)
-    }
+    """Return the copy of each volume and location that justifies the deletion of older ones: the newest sound one.
+
+    Of those that are not Shrunk, if there are any: a Shrunk one may not have what the older ones have.
+    """
+    sound = _group(one for one in copies if one.complete and not one.damaged)
+    return {series: _latest([one for one in found if not one.shrunk] or found) for series, found in sound}
 
 
 def _group(copies: Iterable[Copy]) -> Iterable[tuple[Series, list[Copy]]]:
@@ -192,11 +200,27 @@ def _find_kept(copies: Sequence[Copy]) -> dict[str, KeepReason]:
             best = _latest(sound)
             text = f"it has the newest copy of {shown} whose verification did not fail"
             kept[best.uid] = KeepReason(RetentionRule.NEWEST_COPY, text, best.uid)
+        for one in _find_full(sound):
+            kept[one.uid] = _hold_full(one, _latest(sound))
         # Also one that a command has begun to delete: it may have been interrupted before it deleted anything.
         for one in {_latest(found), *([_latest(whole)] if whole else [])}:
             text = f"it has the {'only' if len(found) == 1 else 'newest'} copy of {shown}"
             kept[one.uid] = KeepReason(RetentionRule.NEWEST_COPY, text, one.uid)
     return kept
+
+
+def _find_full(sound: Sequence[Copy]) -> list[Copy]:
+    """Return the newest copy that is not Shrunk, and those after it; none if the newest one of all is not Shrunk."""
+    full = [one for one in sound if not one.shrunk]
+    if not full or not _latest(sound).shrunk:
+        return []
+    return [one for one in sound if one.age_key >= _latest(full).age_key]
+
+
+def _hold_full(one: Copy, shrunk: Copy) -> KeepReason:
+    text = f"{shrunk.kind} {shrunk.transfer}, the newest copy of {shrunk.shown_volume} in {shrunk.location}, is Shrunk"
+    command = f"nodeagent backup acknowledge {shrunk.backup}"
+    return KeepReason(RetentionRule.SHRUNK, f"{text}: the newest that is not stays ({command})", one.uid, command)
 
 
 def _find_failing(copies: Sequence[Copy]) -> dict[tuple[str, str], Copy]:
@@ -261,7 +285,7 @@ class _Proofs:
         if newest is None:
             text = f"there is no other copy of {place} whose verification did not fail"
             return KeepReason(RetentionRule.UNCONFIRMED, text, one.uid)
-        if seen is None or seen.age_key <= one.age_key:
+        if seen is None or seen.age_key <= one.age_key or (seen.shrunk and not newest.shrunk):
             fault = self._check and self._check.faults.get(newest.uid)
             text = (
                 f"{newest.kind} {newest.transfer}, the newest copy of {place}: {fault or 'not looked at in this run'}"

@@ -10,6 +10,7 @@ from client.cli.backup_delete import delete
 from client.cli.backup_files import copy, ls
 from client.cli.backup_verify import verify
 from client.cli.collection_commands import complete_backups, get_groups, print_canceled, show_group
+from client.cli.collection_pages import print_volumes
 from client.cli.options import UserGroup, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.cli.stored import get_stored
@@ -32,6 +33,8 @@ examples:
         end it
   nodeagent backup delete before-upgrade
         delete it and its snapshots
+  nodeagent backup acknowledge night-1
+        it has far fewer files than the one before, and that is right
   nodeagent backup cp before-upgrade:app/data/etc/app.conf .
         copy a file of it to this machine; backup ls shows what there is
 
@@ -69,6 +72,16 @@ _CANCEL_EXAMPLES: Final = """\
 examples:
   nodeagent backup cancel night-1
         end the transfers that have not ended; volumes that are in the bucket stay there
+"""
+
+_ACKNOWLEDGE_EXAMPLES: Final = """\
+examples:
+  nodeagent backup acknowledge night-1
+        its volumes are as small as it says: nothing is wrong
+
+A backup of a file system is Shrunk if it has less than half of the files or bytes of the newest one
+before it that is not Shrunk, and more than 100 files or 64 MiB less. Until you acknowledge it, or the
+next backup has nine tenths of its size, status and an alert name it, and that newest one is kept.
 """
 
 
@@ -113,6 +126,26 @@ def _describe(name: str, form: OutputFormat, access: ClusterAccess) -> None:
 def _cancel(name: str, access: ClusterAccess) -> None:
     """Cancel a backup: end its transfers that have not ended."""
     asyncio.run(_run_cancel(name, access))
+
+
+@backup.command("acknowledge", epilog=_ACKNOWLEDGE_EXAMPLES)
+@click.argument("name", metavar="NAME", shell_complete=complete_backups)
+@workload_options
+def _acknowledge(name: str, access: ClusterAccess) -> None:
+    """Acknowledge a backup that is Shrunk: that its volumes became so small is right."""
+    asyncio.run(_run_acknowledge(name, access))
+
+
+async def _run_acknowledge(name: str, access: ClusterAccess) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        now = cluster.time.now().replace(microsecond=0)
+        volumes = await Backups(cluster.client, cluster.namespace).acknowledge(name, now)
+    if volumes:
+        print_volumes(printer, volumes)
+        printer.note(f"acknowledged: older copies of {'it' if len(volumes) == 1 else 'them'} expire as usual")
+    else:
+        printer.note(f"no volume of backup {name} is Shrunk: nothing to acknowledge")
 
 
 async def _run_cancel(name: str, access: ClusterAccess) -> None:

@@ -11,7 +11,7 @@ from client.cli.options import UserCommand, cluster_options, complete_names, lis
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader
 from client.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
-from client.text import format_bytes, format_event, format_limits, format_verification
+from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from core.models.attempts import AttemptStage
 from core.models.base import format_time
 from core.models.phases import Phase
@@ -138,6 +138,8 @@ def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Moved", f"{format_bytes(one.bytes_done)}{share}" if one.bytes_done or one.total_bytes else ""),
         ("New data", "" if one.new_bytes is None else format_bytes(one.new_bytes)),
         ("Limited to", format_limits(one.bandwidth)),
+        ("Files", "" if one.files is None else str(one.files)),
+        ("Shrunk", format_shrinkage(one.shrunk, now)),
         ("Snapshot", one.snapshot_id),
         ("Verified", format_verification(one.verification, now)),
         ("Attempt", attempt if one.number > 1 else ""),

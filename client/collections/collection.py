@@ -7,8 +7,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from client.backups.methods import BackupError
 from client.collections.models import (
@@ -16,6 +18,7 @@ from client.collections.models import (
     BackupList,
     BackupOrigin,
     BackupTransfer,
+    BackupVolume,
     Restore,
     RestoreList,
     RestoreTransfer,
@@ -35,6 +38,7 @@ from core.models.names import (
     BACKUP_LABEL,
     RESTORE_ANNOTATION,
     RESTORE_LABEL,
+    SHRUNK_ANNOTATION,
     VELERO_BACKUP_LABEL,
     label_value,
 )
@@ -320,6 +324,24 @@ class Backups(Collection[BackupTransfer, Backup]):
     def build(self, origin: BackupOrigin, name: str, transfers: Sequence[BackupTransfer]) -> Backup:
         """Return the backup that has these transfers."""
         return build_backup(origin, name, transfers)
+
+    async def acknowledge(self, name: str, at: datetime) -> list[BackupVolume]:
+        """Record on the Shrunk volumes of a backup, ours or Velero's, that somebody has seen it; return those volumes.
+
+        Raises:
+            NotFoundError: there is no backup of that name.
+            KubeError: the API server rejected a request.
+        """
+        backup, _ = await self.find_one(name)
+        resources = {resource.kind: resource for resource in self.models}
+        acknowledged = []
+        for one in backup.volumes:
+            if one.shrunk is not None and one.shrunk.acknowledged is None:
+                text = replace(one.shrunk, acknowledged=at).to_json()
+                patch = {"metadata": {"annotations": {SHRUNK_ANNOTATION: text}}}
+                await self._client.patch(resources[one.kind], self._namespace, one.transfer, patch)
+                acknowledged.append(one)
+        return acknowledged
 
     def document(self, found: Found[Backup]) -> BackupList:
         """Return the backups as programs see them."""

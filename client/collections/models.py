@@ -13,11 +13,13 @@ from core.models.names import (
     BACKUP_KEEP_ANNOTATION,
     BACKUP_TTL_ANNOTATION,
     BACKUP_VOLUMES_ANNOTATION,
+    FILES_ANNOTATION,
     PVC_NAME_ANNOTATION,
     RESTORE_VOLUMES_ANNOTATION,
 )
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.saved_claim import SavedClaim
+from core.models.shrinkage import Shrinkage, read_shrinkage
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
 from core.models.units import parse_count, parse_duration
 
@@ -67,7 +69,8 @@ class BackupVolume(WireModel):
     """One volume of a backup, by its transfer. Sizes in bytes; `attempt` counts from 1.
 
     `claim` is the name of the PVC; of a volume of a pod without one, `<pod>:<volume>`. `reason` and `message` are what
-    the transfer waits for, or why it failed. `saved` is the PVC as it was; None: the transfer does not have it.
+    the transfer waits for, or why it failed. `saved` is the PVC as it was; None: the transfer does not have it. `files`
+    of None: not known, or a block volume. `shrunk` of None: it is not Shrunk.
     """
 
     namespace: str
@@ -89,6 +92,8 @@ class BackupVolume(WireModel):
     started: datetime | None = None
     completed: datetime | None = None
     saved: SavedClaim | None = None
+    files: int | None = None
+    shrunk: Shrinkage | None = None
 
 
 class Backup(WireModel):
@@ -231,6 +236,8 @@ def _build_backup_volume(transfer: BackupTransfer) -> BackupVolume:
         started=status.start_timestamp,
         completed=status.completion_timestamp,
         saved=SavedClaim.of(annotations),
+        files=parse_count(annotations.get(FILES_ANNOTATION, "")),
+        shrunk=read_shrinkage(annotations),
     )
 
 

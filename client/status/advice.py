@@ -94,6 +94,8 @@ def advise(transfer: TransferRecord) -> str:
     if transfer.fault:
         return f"correct the field that is named, or delete the transfer: see {_PAGE}#unreadable"
     match transfer.phase:
+        case Phase.COMPLETED if transfer.shrunk is not None and transfer.shrunk.acknowledged is None:
+            return "look at its volume, which has far less than before: see docs/alerts.md#nodeagentbackupshrunk"
         case Phase.COMPLETED:
             return "nothing: it is complete"
         case Phase.CANCELED:

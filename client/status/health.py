@@ -55,6 +55,7 @@ class Rule(StrEnum):
     TRANSFERS_BLOCKED = "transfers-blocked"
     TRANSFERS_UNREADABLE = "transfers-unreadable"
     TRANSFERS_FAILED = "transfers-failed"
+    BACKUPS_SHRUNK = "backups-shrunk"
     RETENTION_FAILED = "retention-failed"
     RETENTION_BACKLOG = "retention-backlog"
     RETENTION_OLD_RULES = "retention-old-rules"
@@ -253,6 +254,18 @@ def _failed(snapshot: ClusterSnapshot) -> Iterator[Finding]:
         yield _degraded(Rule.TRANSFERS_FAILED, message, "troubleshooting.md")
 
 
+def _shrunk(snapshot: ClusterSnapshot) -> Iterator[Finding]:
+    newest: dict[tuple[str, str, str], TransferRecord] = {}
+    for one in sorted(snapshot.transfers, key=lambda one: one.created):
+        if one.is_backup and one.phase is Phase.COMPLETED and is_managed(snapshot, one):
+            newest[one.queue, one.volume, one.location] = one
+    for one in newest.values():
+        if one.shrunk is not None and one.shrunk.acknowledged is None:
+            todo = f": if that is right, run nodeagent backup acknowledge {one.backup}" if one.backup else ""
+            message = f"the newest backup of {one.queue}/{one.volume}, {one.shown}, {one.shrunk.text}{todo}"
+            yield _degraded(Rule.BACKUPS_SHRUNK, message, "alerts.md#nodeagentbackupshrunk")
+
+
 def _retention(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     report, old = snapshot.retention, snapshot.old_schedules
     if report is not None and report.failure:
@@ -282,6 +295,7 @@ _RULES: Final[tuple[Callable[[ClusterSnapshot], Iterator[Finding]], ...]] = (
     _blocked,
     _unreadable,
     _failed,
+    _shrunk,
     _retention,
     _not_read,
 )

@@ -24,10 +24,18 @@ from core.kube.decode import parse_json
 from core.kube.types import ConfigObject, LeaseObject
 from core.models.attempts import Attempts
 from core.models.base import ObjectMeta, Time, WireModel, format_time, parse_time
-from core.models.names import BACKUP_ANNOTATION, CONFIG_ANNOTATION, VELERO_BACKUP_LABEL
+from core.models.names import (
+    BACKUP_ANNOTATION,
+    CONFIG_ANNOTATION,
+    FILES_ANNOTATION,
+    SHRUNK_ANNOTATION,
+    VELERO_BACKUP_LABEL,
+)
 from core.models.phases import FINAL_PHASES, Phase
+from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository, BackupStorageLocation, MaintenanceOutcome
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore, Transfer
+from core.models.units import parse_count
 from core.models.verification import read_verification
 from nodeagent.config.current import resolve_slots
 from nodeagent.config.keys import LoadConcurrency
@@ -46,14 +54,35 @@ __all__ = [
 ]
 
 
+class _EndedMarks(WireModel, gc=False):
+    """Annotations, and the label of Velero's, of a transfer that has ended."""
+
+    shrunk: str = field(default="", name=SHRUNK_ANNOTATION)
+    backup: str = field(default="", name=BACKUP_ANNOTATION)
+    velero_backup: str = field(default="", name=VELERO_BACKUP_LABEL)
+
+
 class _EndedMeta(WireModel, gc=False):
     name: str
     namespace: str = ""
     uid: str = ""
+    creation_timestamp: str = ""
+    annotations: _EndedMarks = field(default_factory=_EndedMarks)
+    labels: _EndedMarks = field(default_factory=_EndedMarks)
+
+
+class _EndedPod(WireModel, gc=False):
+    namespace: str = ""
+    name: str = ""
 
 
 class _EndedSpec(WireModel, gc=False):
     datamover: str = ""
+    source_namespace: str = ""
+    source_pvc: str = field(default="", name="sourcePVC")
+    pod: _EndedPod | None = None
+    volume: str = ""
+    backup_storage_location: str = ""
 
 
 class _EndedStatus(WireModel, gc=False):
@@ -88,7 +117,10 @@ def decode_transfer(kind: TransferKind, text: msgspec.Raw) -> TransferRecord:
 
 
 def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
-    meta, status = one.metadata, one.status
+    meta, spec, status = one.metadata, one.spec, one.status
+    queue, volume = ("", "") if kind.restores else (spec.source_namespace, spec.source_pvc)
+    if spec.pod is not None and not kind.restores:
+        queue, volume = spec.pod.namespace, f"{spec.pod.name}:{spec.volume}"
     return TransferRecord(
         kind=kind.name,
         namespace=meta.namespace,
@@ -96,9 +128,15 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         uid=meta.uid,
         phase=Phase(status.phase),
         node=status.node,
+        queue=queue,
+        volume=volume,
+        location=spec.backup_storage_location,
+        created=meta.creation_timestamp,
         completed=status.completion_timestamp,
         message=status.message,
-        datamover=one.spec.datamover,
+        datamover=spec.datamover,
+        backup=meta.annotations.backup or meta.labels.velero_backup,
+        shrunk=read_shrinkage({SHRUNK_ANNOTATION: meta.annotations.shrunk}),
     )
 
 
@@ -144,6 +182,8 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         backup=meta.annotations.get(BACKUP_ANNOTATION) or meta.labels.get(VELERO_BACKUP_LABEL, ""),
         new_bytes=status.incremental_bytes,
         verification=read_verification(meta.annotations),
+        files=parse_count(meta.annotations.get(FILES_ANNOTATION, "")),
+        shrunk=read_shrinkage(meta.annotations),
     )
 
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 from client.leader_page import LeaderPage
+from client.status.kinds import TRANSFER_KINDS
 from core.models.attempts import AttemptStage
 from core.models.base import Time, WireModel
 from core.models.phases import Phase
 from core.models.retention import RetentionReport
+from core.models.shrinkage import Shrinkage
 from core.models.verification import Verification
 from nodeagent.runtime.settings import Settings
 
@@ -28,6 +31,8 @@ __all__ = [
     "UnreadPart",
 ]
 
+_BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
+
 
 class TransferRecord(WireModel):
     """One transfer. `volume` is its PVC, or pod and volume; `fault` says why its resource cannot be read.
@@ -36,7 +41,8 @@ class TransferRecord(WireModel):
     `began` is when the data path of the present attempt started; `number` counts attempts from 1.
     `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
     belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` changed since the backup before, None where
-    that is not known. `verification` is the last one of a backup.
+    that is not known. `verification` is the last one of a backup, `files` how many files it has, and `shrunk` how it is
+    Shrunk.
     """
 
     kind: str
@@ -63,12 +69,19 @@ class TransferRecord(WireModel):
     backup: str = ""
     new_bytes: int | None = None
     verification: Verification | None = None
+    files: int | None = None
+    shrunk: Shrinkage | None = None
     fault: str = ""
 
     @property
     def shown(self) -> str:
         """Its name in a message, such as `DataUpload velero/du-1`."""
         return f"{self.kind} {self.namespace}/{self.name}"
+
+    @property
+    def is_backup(self) -> bool:
+        """Whether it backs a volume up."""
+        return self.kind in _BACKUPS
 
     @property
     def active(self) -> bool:

@@ -16,7 +16,7 @@ import jinja2
 from aiohttp import web
 
 from client.status.kinds import TRANSFER_KINDS, Target
-from client.text import format_bytes, format_event, format_limits, format_verification
+from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from client.ui.details import Details, Observed
 from client.ui.guard import BrowserGuard
 from client.ui.live import Live, State
@@ -75,6 +75,7 @@ def _environment() -> jinja2.Environment:
         "short": lambda kind: _SHORT[kind].short,
         "seconds": lambda seconds: format_age(timedelta(seconds=min(seconds, _MOST_SECONDS))),
         "verified": format_verification,
+        "shrunk": format_shrinkage,
         "configuration": describe_configuration,
         "text": one_line,
         "words": lambda event: format_event(event.reason, event.message),

@@ -27,7 +27,6 @@ __all__ = [
 _T = TypeVar("_T")
 
 PAGE_ROWS: Final = 100
-_BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
 _SORTS: Final = ("created", "name", "phase", "node", "volume")
 _STATES: Final = ("", "active", "pending", "running", "failed", "ended")
 
@@ -165,7 +164,7 @@ def list_volumes(transfers: Iterable[TransferRecord]) -> list[VolumeRow]:
     """
     by_volume: dict[tuple[str, str], list[TransferRecord]] = {}
     for one in transfers:
-        if one.kind in _BACKUPS and one.volume and not one.fault:
+        if one.is_backup and one.volume and not one.fault:
             by_volume.setdefault((one.queue, one.volume), []).append(one)
     rows = []
     for (namespace, volume), found in by_volume.items():

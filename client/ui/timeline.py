@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Final
 
 from client.status.describe import TransferDetails
-from client.status.kinds import TRANSFER_KINDS
 from client.status.records import TransferRecord
 from core.models.phases import Phase
 
@@ -78,7 +77,6 @@ def _segments(borders: list[tuple[str, float]], seconds: float) -> Iterable[Segm
         yield Segment(name, start, width, seconds * width / WIDTH)
 
 
-_BACKUPS: Final = frozenset(kind.name for kind in TRANSFER_KINDS if not kind.restores)
 _DAYS: Final = 366
 
 
@@ -127,7 +125,7 @@ def sum_growth(transfers: Iterable[TransferRecord], namespace: str, location: st
     """Return what the completed backups of this volume namespace in this location have added, by day."""
     by_day: dict[str, list[TransferRecord]] = {}
     for one in transfers:
-        if one.kind not in _BACKUPS or one.phase is not Phase.COMPLETED or one.completed is None:
+        if not one.is_backup or one.phase is not Phase.COMPLETED or one.completed is None:
             continue
         if (one.queue, one.location) == (namespace, location):
             by_day.setdefault(f"{one.completed:%Y-%m-%d}", []).append(one)

@@ -51,6 +51,7 @@ __all__ = [
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "FEATURES_ANNOTATION",
+    "FILES_ANNOTATION",
     "IN_PLACE_CLAIM_ANNOTATION",
     "IN_PLACE_LABEL",
     "MAINTENANCE_ANNOTATION",
@@ -92,6 +93,7 @@ __all__ = [
     "SCHEDULE_LABEL",
     "SELECTED_NODE_ANNOTATION",
     "SERVICE_ACCOUNT",
+    "SHRUNK_ANNOTATION",
     "SNAPSHOT_DELETION_LABEL",
     "SNAPSHOT_FILES_LABEL",
     "SNAPSHOT_LIST_LABEL",
@@ -293,6 +295,10 @@ EXCLUDE_ANNOTATION: Final = "nodeagent.io/exclude-from-backup"
 """On a namespace or PVC: why it is left out of backups on purpose. It only explains; it excludes nothing."""
 VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
 """On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
+FILES_ANNOTATION: Final = "nodeagent.io/files"
+"""On a completed backup of a file system: how many files it has."""
+SHRUNK_ANNOTATION: Final = "nodeagent.io/shrunk"
+"""On a completed backup that is Shrunk: from what to what, as JSON (`core.models.shrinkage`)."""
 SCHEDULE_LABEL: Final = "nodeagent.io/schedule"
 """On a CronJob that creates transfers, and on each of these: the same value."""
 DELETIONS_CONFIGMAP: Final = "node-agent-backup-deletions"

@@ -14,6 +14,7 @@ from datetime import datetime
 from core.errors import DataPathError, KopiaError
 from core.models.base import JsonDict
 from core.models.names import ATTEMPT_TAG, TRANSFER_UID_TAG
+from core.models.shrinkage import SavedSize
 from datamover.kopia.snapshots import (
     Checkpoint,
     Snapshot,
@@ -29,6 +30,10 @@ __all__ = ["BackupAttempt", "Inheritance", "choose_checkpoints", "inherit", "rem
 _logger = logging.getLogger(__name__)
 
 
+async def _list_none() -> Collection[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class BackupAttempt:
     """One attempt of a transfer.
@@ -36,6 +41,7 @@ class BackupAttempt:
     `uid` is the transfer's. `starts` are the times at which kopia began the snapshots of its earlier attempts, by the
     clocks of their movers. `is_alone` returns whether no other transfer backs up the same source at present.
     `check` raises a DataPathError if another attempt has begun; it raises none if that cannot be found out.
+    `acknowledged` returns the IDs of Shrunk snapshots of the source that somebody has acknowledged.
     """
 
     uid: str
@@ -43,6 +49,7 @@ class BackupAttempt:
     is_alone: Callable[[], Awaitable[bool]]
     check: Callable[[], Awaitable[None]]
     starts: tuple[datetime, ...] = ()
+    acknowledged: Callable[[], Awaitable[Collection[str]]] = _list_none
 
     @property
     def tags(self) -> dict[str, str]:
@@ -61,13 +68,15 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups.
-    `first`: the source has no snapshot at all, not even an incomplete one.
+    `first`: the source has no snapshot at all, not even an incomplete one. `sizes` are those of all complete ones of
+    other transfers, the oldest first.
     """
 
     latest: Snapshot | None = None
     continued: bool = False
     warning: str = ""
     first: bool = False
+    sizes: tuple[SavedSize, ...] = ()
 
 
 def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[datetime]) -> set[str]:
@@ -110,7 +119,7 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         others = []
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others else ""
     first = found == SourceSnapshots(latest=None)
-    return Inheritance(found.latest, bool(own) or found.repeated, warning, first=first)
+    return Inheritance(found.latest, bool(own) or found.repeated, warning, first=first, sizes=found.sizes)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:

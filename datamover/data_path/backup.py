@@ -25,7 +25,7 @@ from core.models.units import format_duration
 from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
-from datamover.data_path.increment import count_incremental
+from datamover.data_path.increment import count_incremental, find_shrinkage
 from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
@@ -142,22 +142,45 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 raise await _name_placeholders(e, wait_for_names) from e
             async with _delete_on_error(kopia, snapshot):
                 await _check_names(wait_for_names, data_path)
-                if left_out := await _describe_left_out(repository, parameters, snapshot, report):
-                    await data_path.warn(left_out)
-                incremental_bytes = await count_incremental(repository, snapshot, inheritance, meter)
-                if parameters.attempt and parameters.attempt.number > 1:
-                    await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
-    compressed = parameters.compression is not Compression.NONE
+                taken = _Taken(snapshot, inheritance, report, parent_fault)
+                return await _build_result(repository, parameters, taken, data_path)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """A complete snapshot, what it was taken after, the names in the volume, and why its parent was not used."""
+
+    snapshot: Snapshot
+    inheritance: Inheritance
+    report: NameReport
+    parent_fault: str
+
+
+async def _build_result(
+    repository: Repository, parameters: BackupParameters, taken: _Taken, data_path: DataPath
+) -> BackupResult:
+    """Return the result, after the snapshots of overtaken attempts are deleted."""
+    snapshot, report, meter = taken.snapshot, taken.report, data_path.meter
+    compressed, block = parameters.compression is not Compression.NONE, parameters.mode is VolumeMode.BLOCK
+    if left_out := await _describe_left_out(repository, parameters, snapshot, report):
+        await data_path.warn(left_out)
+    incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
+    shrunk = None if block else await find_shrinkage(snapshot, taken.inheritance, parameters.attempt)
+    if parameters.attempt and parameters.attempt.number > 1:
+        await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
+    notes = (shrunk.text if shrunk else "", taken.parent_fault, left_out, report.times_note, report.kinds_note)
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
         source=VolumePath(by_path=str(parameters.volume), volume_mode=str(parameters.mode)),
         total_bytes=snapshot.size_bytes,
         incremental_bytes=UNSET if incremental_bytes is None else incremental_bytes,
-        note="; ".join(filter(None, (parent_fault, left_out, report.times_note, report.kinds_note))) or UNSET,
+        note="; ".join(filter(None, notes)) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
-        fallback_full=True if parent_fault else UNSET,
+        fallback_full=True if taken.parent_fault else UNSET,
+        files=UNSET if block or snapshot.files is None else snapshot.files,
+        shrunk=shrunk or UNSET,
     )
 
 

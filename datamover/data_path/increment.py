@@ -1,4 +1,4 @@
-"""How much of a volume has changed since its last complete snapshot: `incrementalBytes`.
+"""How a snapshot differs from those before: `incrementalBytes`, and whether it is Shrunk.
 
 kopia counts the files that it read. One that continues from an earlier attempt's checkpoint or complete snapshot takes
 those from it that the attempt has read, so the snapshots are compared then.
@@ -10,13 +10,14 @@ import re
 from typing import Final
 
 from core.errors import DataPathError
-from datamover.data_path.attempts import Inheritance
+from core.models.shrinkage import Shrinkage, find_full
+from datamover.data_path.attempts import BackupAttempt, Inheritance
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.progress import Meter
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 
-__all__ = ["count_incremental"]
+__all__ = ["count_incremental", "find_shrinkage"]
 
 _logger = logging.getLogger(__name__)
 
@@ -58,3 +59,16 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int 
             return None
         file.seek(0)
         return sum(int(found[1]) for line in file if (found := _CHANGED.match(line.rstrip(b"\n"))))
+
+
+async def find_shrinkage(
+    snapshot: Snapshot, inheritance: Inheritance, attempt: BackupAttempt | None
+) -> Shrinkage | None:
+    """Return from what the backup of a file system has shrunk; None: it has not.
+
+    What somebody has acknowledged is only asked for if it matters: that lists transfers.
+    """
+    found = find_full(inheritance.sizes, snapshot.size)
+    if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):
+        return found
+    return find_full(inheritance.sizes, snapshot.size, acknowledged)

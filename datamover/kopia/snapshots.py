@@ -18,6 +18,7 @@ from core.clock import Deadline, SystemClock
 from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
 from core.models.names import TRANSFER_UID_TAG
+from core.models.shrinkage import SavedSize
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.stalls import read_duration
@@ -83,8 +84,9 @@ class SnapshotMissingError(KopiaError):
 class Snapshot:
     """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
 
-    `links` is the number of its symbolic links, which count as entries. `root_entry` is kopia's entry of its root.
-    `excluded` is how many entries rules have left out: of a directory, those in it are not counted.
+    `links` is the number of its symbolic links, which count as entries, and `files` that of its files; None: not known.
+    `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
+    in it are not counted.
     """
 
     snapshot_id: str
@@ -94,9 +96,15 @@ class Snapshot:
     size_bytes: int
     entries: int
     links: int = 0
+    files: int | None = None
     excluded: int = 0
     fault: str = ""
     root_entry: JsonDict = field(default_factory=dict)
+
+    @property
+    def size(self) -> SavedSize:
+        """What it has."""
+        return SavedSize(self.snapshot_id, self.files, self.size_bytes)
 
 
 def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
@@ -118,6 +126,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             # The root counts as a directory.
             entries=int(summary.get("files", 0)) + links + int(summary.get("dirs", 1)) - 1,
             links=links,
+            files=int(summary["files"]) if "files" in summary else None,
             excluded=sum(int(stats.get(f"excluded{kind}Count", 0)) for kind in ("File", "Dir")),
             fault=_fault(document, summary),
             root_entry=root,
@@ -176,12 +185,14 @@ class Checkpoint:
 class SourceSnapshots:
     """The snapshots of one source: the last complete one, None without one, and the incomplete ones.
 
-    `latest` is of another transfer than asked for. `repeated`: there is a complete one of that transfer too.
+    `latest` is of another transfer than asked for. `repeated`: there is a complete one of that transfer too. `sizes`
+    are those of the complete ones of other transfers, the oldest first.
     """
 
     latest: Snapshot | None
     checkpoints: tuple[Checkpoint, ...] = ()
     repeated: bool = False
+    sizes: tuple[SavedSize, ...] = ()
 
 
 async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -> SourceSnapshots:
@@ -199,7 +210,8 @@ async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -
         Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
     )
     latest = parse_snapshot(others[-1]) if others else None
-    return SourceSnapshots(latest, checkpoints, repeated=len(others) < len(complete))
+    sizes = tuple(parse_snapshot(one).size for one in others)
+    return SourceSnapshots(latest, checkpoints, repeated=len(others) < len(complete), sizes=sizes)
 
 
 async def find_tagged(kopia: KopiaCaller, target: str, tags: Mapping[str, str]) -> list[JsonDict]:

@@ -30,6 +30,7 @@ from core.kube.events import EventRecorder, ObjectRef
 from core.models.bandwidth import BandwidthLimits
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
+from core.models.shrinkage import read_shrinkage
 from core.models.storage import BackupRepository
 from core.models.transfers import Transfer
 from core.models.units import format_duration
@@ -78,8 +79,7 @@ from datamover.runtime.cancellation import Canceler, run_beside, run_unless_canc
 from datamover.runtime.confinement import find_means
 from datamover.runtime.work_dir import CacheDir, WorkDir, open_work_dir
 
-__all__ = ["PodTransfer", "backs_up_alone"]
-
+__all__ = ["PodTransfer", "backs_up_alone", "list_acknowledged"]
 
 _logger = logging.getLogger(__name__)
 
@@ -278,6 +278,7 @@ class PodTransfer:
             number=self._options.attempt,
             is_alone=lambda: backs_up_alone(context.client, kind, cr, plan.source),
             check=follower.check,
+            acknowledged=lambda: list_acknowledged(context.client, kind, cr, plan.source),
             starts=cr.attempts.starts,
         )
         parallel = context.limits.backup_workers
@@ -364,3 +365,20 @@ def _may_mix(other: Transfer, cr: Transfer, source: str) -> bool:
         return False
     plan = plan_of(other)
     return isinstance(plan, BackupPlan) and plan.source == source
+
+
+async def list_acknowledged(client: KubeClient, kind: MoverKind, cr: Transfer, source: str) -> frozenset[str]:
+    """Return the IDs of the Shrunk snapshots of `source` that somebody has acknowledged, as far as known."""
+    found = set()
+    try:
+        async for page in client.pages(Selection(kind.resource, cr.metadata.namespace)):
+            for raw in page.items:
+                shrinkage = read_shrinkage(raw["metadata"].get("annotations") or {})
+                if shrinkage is not None and shrinkage.acknowledged is not None:
+                    other = kind.model.parse(raw)
+                    plan = plan_of(other)
+                    if isinstance(plan, BackupPlan) and plan.source == source:
+                        found.add(other.status.snapshot_id)
+    except AgentError as e:
+        _logger.warning("cannot list the backups that were acknowledged: %s", e)
+    return frozenset(found)

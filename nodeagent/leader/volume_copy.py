@@ -8,6 +8,7 @@ from typing import Final
 
 from core.models.names import SCHEDULE_LABEL
 from core.models.phases import Phase
+from core.models.shrinkage import is_shrunk
 from core.models.transfers import Transfer
 from core.models.verification import Verification, read_verification
 
@@ -22,7 +23,8 @@ class VolumeCopy:
     """One backup of a PVC that has ended; it saved nothing unless it is `complete`.
 
     `created` is when its transfer was created, by the API server's clock: the data is not newer. `schedule` is the
-    name of the Schedule or CronJob that asked for it; empty: none is known.
+    name of the Schedule or CronJob that asked for it; empty: none is known. `shrunk`: it is Shrunk, and nobody has
+    acknowledged it.
     """
 
     claim: str
@@ -31,6 +33,7 @@ class VolumeCopy:
     schedule: str
     verification: Verification | None
     complete: bool = True
+    shrunk: bool = False
 
 
 def read_copy(cr: Transfer) -> VolumeCopy | None:
@@ -45,6 +48,7 @@ def read_copy(cr: Transfer) -> VolumeCopy | None:
         schedule=sys.intern(_schedule_of(cr)),
         verification=read_verification(cr.metadata.annotations),
         complete=cr.phase is Phase.COMPLETED,
+        shrunk=is_shrunk(cr.metadata.annotations),
     )
 
 

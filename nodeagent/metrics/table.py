@@ -18,7 +18,7 @@ _OPERATIONS: Final = 100
 """PodVolumeBackups with series of their own: more than one node completes between many scrapes."""
 
 MAX_VOLUMES: Final = 2000
-"""PVCs with series of their own, at most eight for each: a scrape stays below 4 MiB."""
+"""PVCs with series of their own, at most nine for each: a scrape stays below 4 MiB."""
 
 _KINDS: Final = tuple((kind.kind_name,) for kind in (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore))
 _ENDS: Final = tuple((*kind, str(phase)) for kind, phase in product(_KINDS, FINAL_PHASES))
@@ -243,6 +243,11 @@ VOLUME_GAUGES: Final = {
     ),
     "bytes": Gauge(
         "nodeagent_volume_last_backup_bytes", "Size of the files in the newest completed backup of a PVC", _BY_CLAIM
+    ),
+    "shrunk": Gauge(
+        "nodeagent_volume_shrunk",
+        "1 if the newest completed backup of a PVC is Shrunk, until somebody acknowledges it; else absent",
+        _BY_CLAIM,
     ),
     "backup_interval": Gauge(
         "nodeagent_volume_backup_interval_seconds", "How often a PVC is to be backed up, where that is known", _BY_CLAIM

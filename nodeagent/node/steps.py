@@ -131,6 +131,8 @@ class StepBase:
                 status["progress"] = Progress(total_bytes=most, bytes_done=most).to_wire()
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
+        if phase is Phase.COMPLETED and case.outcome is not None:
+            marks |= case.outcome.annotations
         stored = await tools.status.move(kind, case.cr, phase, Change(status, annotations=marks))
         tools.slots.release(stored.uid)
         self._pending.forget(stored.uid)

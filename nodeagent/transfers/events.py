@@ -14,6 +14,7 @@ from core.kube.types import Object
 from core.logs import fields
 from core.models.base import CustomResource
 from core.models.phases import Phase
+from core.models.shrinkage import read_shrinkage
 from core.models.transfers import Transfer
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import TRANSFERS_FINISHED, VELERO_ENDS
@@ -74,3 +75,5 @@ async def record_end(kind: Adapter[Any], stored: Transfer, *, metrics: Metrics, 
     kind.count(stored, metrics)
     message = stored.status.message or "transfer completed"
     await events.record(stored, str(phase), message, warning=phase is Phase.FAILED)
+    if (shrinkage := read_shrinkage(stored.metadata.annotations)) is not None:
+        await events.record(stored, "Shrunk", shrinkage.text, warning=True)

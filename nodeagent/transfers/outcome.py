@@ -17,7 +17,7 @@ from core.errors import ContractError, IncompleteRestoreError, ResultError, Unse
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.in_place import INCREMENTAL
-from core.models.names import OUTCOME_ANNOTATION
+from core.models.names import FILES_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import PodVolumeRestore, Transfer
 from core.redact import redact
@@ -64,6 +64,17 @@ class Outcome:
     def total_bytes(self) -> int:
         """The number of bytes that the mover moved."""
         return self.result.total_bytes if self.result is not None else 0
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What stays on the custom resource of a completed backup, and has no field in its status."""
+        result, found = self.result, dict[str, str]()
+        if isinstance(result, BackupResult):
+            if result.files is not UNSET:
+                found[FILES_ANNOTATION] = str(result.files)
+            if result.shrunk is not UNSET:
+                found[SHRUNK_ANNOTATION] = result.shrunk.to_json()
+        return found
 
     def to_json(self) -> str:
         """Return the annotation's value."""

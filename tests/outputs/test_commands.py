@@ -43,6 +43,7 @@ backup get -o yaml
 backup describe night
 backup describe night -o yaml
 backup ls night
+backup acknowledge night
 backup verify night
 backup verify night -o yaml
 backup create new --pvc app/data --pvc app/files --ttl 24h

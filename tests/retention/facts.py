@@ -30,6 +30,7 @@ class Fact:
     completed_stamp: str = ""
     exists: bool = True
     damaged: bool = False
+    shrunk: bool = False
     gone: float | None = None
     by_limit: bool = False
 

@@ -142,15 +142,19 @@ class RetentionMachine(RuleBasedStateMachine):
         if fact := self._choose(number, lambda one: one.phase == "InProgress"):
             self.world.end_transfer(fact, phase)
 
-    @rule(number=_NEW, change=st.sampled_from(["fails", "fails", "passes", "lost", "rootless", "read"]))
+    @rule(
+        number=_NEW, change=st.sampled_from([*["fails", "passes", "shrinks"] * 2, "kept", "lost", "rootless", "read"])
+    )
     def change_copy(self, number: int, change: str) -> None:
-        """Let a verification end, the snapshot or its root be lost, or a restore begin."""
+        """Let a copy be verified, Shrunk, acknowledged, lost or restored."""
         if fact := self._choose(number, lambda one: one.phase == "Completed"):
             match change:
                 case "fails":
                     self.world.verify(fact, VerificationOutcome.FAILED)
                 case "passes":
                     self.world.verify(fact, VerificationOutcome.PASSED)
+                case "shrinks" | "kept":
+                    self.world.shrink(fact, acknowledged=change == "kept")
                 case "lost":
                     self.world.lose_snapshot(fact)
                 case "rootless":

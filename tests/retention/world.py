@@ -36,6 +36,7 @@ from core.kube.resources import (
 from core.kube.retry import Retry
 from core.kube.transport import Request
 from core.models.base import JsonDict, format_time, parse_time
+from core.models.shrinkage import Shrinkage
 from core.models.units import format_duration
 from core.models.verification import Verification, VerificationOutcome
 from core.snapshot_contract import TransferToDelete
@@ -146,6 +147,14 @@ class World:
         fact.damaged = outcome is VerificationOutcome.FAILED
         text = Verification(at=self.kube.time, outcome=outcome).to_json()
         self._change(fact.name, annotations={"nodeagent.io/verification": text})
+        self._blind(fact)
+
+    def shrink(self, fact: Fact, *, acknowledged: bool = False) -> None:
+        """Let the copy be Shrunk, or somebody acknowledge it."""
+        fact.shrunk = not acknowledged
+        at = self.kube.time if acknowledged else None
+        text = Shrinkage(bytes=0, full_bytes=1, acknowledged=at).to_json()
+        self._change(fact.name, annotations={"nodeagent.io/shrunk": text})
         self._blind(fact)
 
     def lose_snapshot(self, fact: Fact) -> None:
@@ -337,6 +346,8 @@ class World:
             assert command.name == fact.backup, f"{fact.name} was not named"
             return
         assert before != [fact] or fact.claim in command.blind, f"{fact.name} was the last copy of {fact.series}"
+        full = [one for one in before if not one.shrunk]
+        assert full != [fact] or fact.claim in command.blind, f"{fact.name} was the last full copy of {fact.series}"
         self._check_expired(command, fact)
         if command.most is None and fact.completed is not None:
             fact.by_limit = True

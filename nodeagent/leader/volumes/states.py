@@ -57,13 +57,15 @@ class VolumeState:
 
     `backup_at` is the creation of the newest completed backup, `bytes` the size of its files. `backup_interval` is how
     often there is to be one, in seconds, and `backup_due_at` when the next one is due. `verified_at` is the end of the
-    last verification of any of the backups, and `verified_ok` what it found.
+    last verification of any of the backups, and `verified_ok` what it found. `shrunk`: the newest completed backup is
+    Shrunk, and nobody has acknowledged it; None: not so.
     """
 
     namespace: str
     claim: str
     backup_at: float | None = None
     bytes: int | None = None
+    shrunk: bool | None = None
     backup_interval: float | None = None
     backup_due_at: float | None = None
     verified_at: float | None = None
@@ -148,6 +150,7 @@ def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, pl
         *key,
         backup_at=newest.created.timestamp() if newest is not None else None,
         bytes=newest.bytes if newest is not None else None,
+        shrunk=True if newest is not None and newest.shrunk else None,
         backup_interval=_interval(plan.backup),
         backup_due_at=_due(newest.created if newest is not None else created, plan.backup),
         verified_at=verified_at.timestamp() if verified_at is not None else None,

@@ -115,10 +115,10 @@ def show_volumes(
     return chosen
 
 
-def _rank(state: VolumeState) -> tuple[float, float, str, str]:
+def _rank(state: VolumeState) -> tuple[bool, float, float, str, str]:
     """Return what sorts the volumes that alerts are about, and may soon be about, before all others."""
     due_at = [at for at in (state.backup_due_at, state.verification_due_at) if at is not None]
-    return (min(due_at, default=math.inf), -(state.backup_at or 0.0), state.namespace, state.claim)
+    return (not state.shrunk, min(due_at, default=math.inf), -(state.backup_at or 0.0), state.namespace, state.claim)
 
 
 def show_retention(metrics: Metrics, report: RetentionReport | None, old_schedules: Sequence[str]) -> None:

@@ -31,6 +31,8 @@ def test_a_copy_has_what_the_rules_need_of_its_transfer() -> None:
     expected = make_copy("night", 1, transfer="night-1", uid="u1", snapshot_id="s1", bytes=7)
     assert build_copy(_upload()) == expected
     assert build_copy(_upload(annotations=failed)) == replace(expected, damaged=True)
+    shrunk = {"nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}'}
+    assert build_copy(_upload(annotations=shrunk)) == replace(expected, shrunk=True)
     pod = {"namespace": "app", "name": "writer", "uid": "p"}
     spec = {"node": "a", "pod": pod, "volume": "vol", "backupStorageLocation": "default"}
     raw = {"apiVersion": "v1", "kind": "PodVolumeBackup", "metadata": _meta(), "spec": spec}

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.backups.copies import Copy
-from client.backups.retention import Check, RetentionDecision, RetentionRule, Situation, judge_backups
+from client.backups.retention import (
+    Check,
+    RetentionDecision,
+    RetentionRule,
+    Situation,
+    find_witnesses,
+    judge_backups,
+)
 from core.models.base import JsonDict
 from core.models.phases import FINAL_PHASES, Phase
 from tests.client.support.copies import DAY, make_copy
@@ -203,6 +210,34 @@ def test_a_copy_whose_verification_failed_does_not_replace_one() -> None:
     assert judged["b"].holds[0].text == "it has the newest copy of app/data in default whose verification did not fail"
 
 
+def test_the_newest_copy_that_is_not_shrunk_stays_until_somebody_acknowledges_the_shrunk_one() -> None:
+    older, full = make_copy("a", 5), make_copy("b", 4)
+    shrunk = [make_copy("c", 3, shrunk=True), make_copy("d", 2, shrunk=True)]
+    judged = _judge(older, full, *shrunk)
+    assert {name: _rules(one) for name, one in judged.items()} == {
+        "a": [],
+        "b": [RetentionRule.SHRUNK],
+        "c": [RetentionRule.SHRUNK],
+        "d": [RetentionRule.NEWEST_COPY],
+    }
+    command = "nodeagent backup acknowledge d"
+    text = "DataUpload d-1, the newest copy of app/data in default, is Shrunk: the newest that is not stays"
+    assert (judged["b"].holds[0].text, judged["b"].holds[0].command) == (f"{text} ({command})", command)
+    for last in (replace(shrunk[1], shrunk=False), make_copy("e", 1.5)):
+        judged = _judge(older, full, *shrunk, last)
+        assert [name for name, one in judged.items() if one.holds] == [last.backup]
+
+
+def test_a_shrunk_copy_does_not_justify_that_a_full_one_goes() -> None:
+    copies = [make_copy("a", 5), make_copy("b", 4), make_copy("c", 3, shrunk=True), make_copy("d", 2)]
+    uids = {one.backup: one.uid for one in copies}
+    assert find_witnesses(copies[:3]) == {copies[0].series: copies[1]}
+    every = frozenset(uids.values())
+    lost = {uids[name]: "its snapshot is not in default" for name in "bd"}
+    judged = _judge(*copies, check=Check(every, every, lost))
+    assert all(RetentionRule.UNCONFIRMED in _rules(judged[name]) for name in "ab")
+
+
 def test_one_volume_holds_the_whole_backup() -> None:
     gone = make_copy("a", 5, volume=("app", "gone"))
     judged = _judge(make_copy("a", 5), gone, make_copy("b", 2))
@@ -227,6 +262,7 @@ _ANY_COPY: Final = st.builds(
     foreign=st.sampled_from(["", "", "Velero's"]),
     deleting=st.booleans(),
     damaged=st.booleans(),
+    shrunk=st.booleans(),
     recorded=st.booleans(),
     location=st.sampled_from(["default", "default", "lost"]),
     uid=st.uuids().map(str),
@@ -250,4 +286,5 @@ def test_no_set_of_copies_breaks_a_rule(copies: list[Copy], restoring: set[str])
         if copy.has_data:
             left = [other for other in kept if other.complete and other.series == copy.series]
             assert any(not other.damaged for other in left)
+            assert copy.shrunk or copy.damaged or any(not (other.shrunk or other.damaged) for other in left)
             assert copy.recorded or max(other.created or NOON for other in left) >= copy.created

@@ -1,4 +1,4 @@
-"""`nodeagent backup get`, `describe` and `cancel`: what they print, their errors and exit codes."""
+"""`nodeagent backup get`, `describe`, `cancel` and `acknowledge`: what they print, their errors and exit codes."""
 
 import json
 import re
@@ -12,6 +12,7 @@ from client.cli.user_commands import _root
 from client.collections.models import BackupList
 from core.kube.errors import UnreachableError
 from core.kube.resources import DATA_UPLOADS
+from core.models.shrinkage import Shrinkage, read_shrinkage
 from nodeagent.__main__ import main
 from tests.client.cli.backup_shell import BackupShell, backup_shell
 from tests.support.golden import assert_golden, assert_golden_text
@@ -82,6 +83,24 @@ def test_cancel_names_what_it_ends(shell: BackupShell) -> None:
     assert "Canceling" in shell.run("describe", "night").out
     shell.scene.move("files", "Canceled")
     assert shell.run("cancel", "night").err == "note: backup night has ended already: nothing to cancel\n"
+
+
+def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell: BackupShell) -> None:
+    shrunk = {"nodeagent.io/shrunk": '{"bytes":1,"fullBytes":100}'}
+    for raw in shell.scene.kube.objects(DATA_UPLOADS):
+        meta = raw["metadata"]
+        shell.scene.kube.put(raw | {"metadata": meta | {"annotations": (meta.get("annotations") or {}) | shrunk}})
+    for name, count in (("night", 1), ("weekly", 1)):
+        done = shell.run("acknowledge", name)
+        assert (done.code, done.out.count("app/data")) == (0, count)
+        assert done.err == "note: acknowledged: older copies of it expire as usual\n"
+        again = f"note: no volume of backup {name} is Shrunk: nothing to acknowledge\n"
+        assert shell.run("acknowledge", name).err == again
+    for raw in shell.scene.kube.objects(DATA_UPLOADS):
+        found = read_shrinkage(raw["metadata"]["annotations"])
+        assert found is not None
+        assert found.acknowledged is not None
+        assert found == Shrinkage(bytes=1, full_bytes=100, acknowledged=found.acknowledged)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.support.sockets import free_port
 from tests.support.terminal import open_terminal
 
 _WORDS: Final = {
+    "backup acknowledge": ("night",),
     "backup cancel": ("night",),
     "backup cp": ("night:data/file", "."),
     "backup create": ("other", "--pvc=app/data"),
@@ -61,6 +62,7 @@ _SERVES: Final = "ui"
 """It shows what it may for as long as it runs (`tests/client/ui`)."""
 
 _MISSPELLED: Final = {
+    "backup acknowledge": "nigth",
     "backup cancel": "nigth",
     "backup cp": "nigth:data/file .",
     "backup create": "other --pvc=app/dta",

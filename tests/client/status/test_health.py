@@ -9,6 +9,7 @@ from client.status.health import Health, Rule, is_blocked, judge, worst
 from client.status.kinds import TRANSFER_KINDS
 from client.status.parse import transfer_record
 from core.kube.resources import DAEMON_SETS, LEASES
+from core.models.names import BACKUP_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.reasons import PendingReason
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.maintenance_scene import repository_object
@@ -26,6 +27,19 @@ def _put_repository(scene: StatusScene, **status: Any) -> None:
 
 def _fail_list(scene: StatusScene) -> None:
     scene.kube.fail_next("GET", "/datauploads", 403)
+
+
+def _put_backups(scene: StatusScene, shrunk: str, *newer: str, acknowledged: str = "") -> None:
+    """Put a backup that is Shrunk, and newer ones of the same volume that are not."""
+    known = f', "acknowledged": "{acknowledged}"' if acknowledged else ""
+    for day, name in enumerate((shrunk, *newer), start=1):
+        raw = transfer("DataUpload", name, "Completed")
+        marks = {SHRUNK_ANNOTATION: f'{{"bytes": 1, "fullBytes": 100{known}}}'} if name == shrunk else {}
+        marks |= {BACKUP_ANNOTATION: "night"}
+        scene.kube.put(
+            raw
+            | {"metadata": raw["metadata"] | {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}}
+        )
 
 
 _FAILED = {"completionTimestamp": "2026-11-21T11:00:00Z", "message": "disk full"}
@@ -77,6 +91,7 @@ _SCENES: dict[Rule, tuple[Health, Callable[[StatusScene], object]]] = {
         Health.DEGRADED,
         lambda scene: scene.kube.put(transfer("DataUpload", "x", "Failed", **_FAILED)),
     ),
+    Rule.BACKUPS_SHRUNK: (Health.DEGRADED, lambda scene: _put_backups(scene, "x")),
     Rule.RETENTION_FAILED: (Health.DEGRADED, lambda scene: scene.put_report(failure="clocks differ", waiting=9)),
     Rule.RETENTION_BACKLOG: (Health.DEGRADED, lambda scene: scene.put_report(waiting=10)),
     Rule.RETENTION_OLD_RULES: (Health.DEGRADED, lambda scene: scene.put_old_schedule("nightly")),
@@ -103,6 +118,21 @@ async def test_each_rule_is_found_alone(rule: Rule) -> None:
     findings = judge(await scene.reader.read())
     assert [(finding.rule, finding.health) for finding in findings] == [(rule, health)]
     assert worst(findings) is health
+
+
+async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it_is_right() -> None:
+    scene = StatusScene()
+    _put_backups(scene, "x")
+    (finding,) = judge(await scene.reader.read())
+    assert finding.message == (
+        "the newest backup of app/data, DataUpload velero/x, shrunk: the volume has 1 bytes, and had 100 bytes: "
+        "if that is right, run nodeagent backup acknowledge night"
+    )
+    _put_backups(scene, "x", "y")
+    assert judge(await scene.reader.read()) == []
+    scene = StatusScene()
+    _put_backups(scene, "x", acknowledged="2026-11-21T11:00:00Z")
+    assert judge(await scene.reader.read()) == []
 
 
 async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> None:

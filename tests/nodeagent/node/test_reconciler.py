@@ -1,6 +1,7 @@
 """Transfers from Accepted to cleanup, in a simulated cluster and virtual time."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -15,7 +16,7 @@ from core.models.names import (
 )
 from nodeagent.metrics.registry import Metrics
 from tests.nodeagent.support.harness import World, accepted, open_world
-from tests.nodeagent.support.simulation import Mover
+from tests.nodeagent.support.simulation import BACKUP_DONE, Mover
 from tests.nodeagent.support.transfers import NODE, data_download, data_upload
 
 pytestmark = pytest.mark.looptime
@@ -46,6 +47,16 @@ async def test_a_data_upload_completes_and_leaves_no_objects() -> None:
     assert {"acceptedTimestamp", "startTimestamp", "completionTimestamp"} <= transfer["status"].keys()
     assert "message" not in transfer["status"]
     assert world.left() == {"persistentvolumeclaims": ["data"]}
+
+
+async def test_a_shrunk_backup_is_completed_with_its_sizes_in_annotations_and_an_event() -> None:
+    shrunk = {"bytes": 1000, "fullBytes": 1_000_000, "files": 4, "fullFiles": 400}
+    message = json.dumps(json.loads(BACKUP_DONE) | {"files": 4, "shrunk": shrunk})
+    world = await run_to_the_end(accepted(data_upload()), mover=Mover(message=message))
+    annotations = world.transfer()["metadata"]["annotations"]
+    assert (world.phase(), annotations["nodeagent.io/files"]) == ("Completed", "4")
+    assert json.loads(annotations["nodeagent.io/shrunk"]) == shrunk
+    assert world.reasons()[-2:] == ["Completed", "Shrunk"]
 
 
 async def test_a_data_download_completes_into_its_target_pvc() -> None:

@@ -50,6 +50,12 @@ def test_the_newest_backup_counts_in_whatever_order_they_come() -> None:
         assert found.backup_due_at is None
 
 
+def test_a_volume_is_shrunk_while_its_newest_backup_is() -> None:
+    shrunk = entry("b2", copy=VolumeCopy("data", BEGIN + 2 * DAY, 1, "", None, shrunk=True))
+    assert state([backup(1), shrunk], plans()).shrunk is True
+    assert state([backup(1), shrunk, backup(3)], plans()).shrunk is None
+
+
 def test_transfers_of_others_and_of_no_pvc_do_not_count() -> None:
     unmanaged = entry("other", managed=False, copy=backup(1).copy)
     assert build_states([unmanaged, entry("running")], plans()) == []
