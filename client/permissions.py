@@ -203,6 +203,14 @@ RESTORE_PERMISSIONS: Final = (
         "restore create: whether the classes of the PVCs exist",
         without="a class that does not exist is not noticed",
     ),
+    Permission(
+        Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("get", "list", "patch"), "--in-place: retain and release the volumes"
+    ),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("delete",), "--in-place: the PVCs, which are recreated"),
+    Permission(Scope.CLUSTER, kube.PODS, ("list",), "--in-place: whether a pod uses a volume"),
+    Permission(Scope.CLUSTER, kube.VOLUME_ATTACHMENTS, ("list",), "--in-place: whether a node uses a volume"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, ("get", "create"), "--in-place: the snapshots for the way back"),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "--in-place: the classes of these snapshots"),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _LISTED),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), _LISTED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), _LISTED),

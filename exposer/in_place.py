@@ -8,25 +8,28 @@ its PVC before it creates the DataDownload, and recreates the PVC, unbound, afte
 pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnboundClaim).
 """
 
-from collections.abc import Iterable
-from typing import Final
-
 from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
-from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod
+from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim
 from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL, RECLAIM_POLICY_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.claims import claim_volume_mode
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending, Reader, RestoreRequest
 from exposer.volumes import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
-from exposer.workload import claim_of
+from exposer.workload import describe_users
 
-__all__ = ["check_existing", "ensure_taken", "give_back", "is_released", "is_taken_by", "read_claim_of"]
-
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
+__all__ = [
+    "check_existing",
+    "ensure_taken",
+    "find_users",
+    "give_back",
+    "is_released",
+    "is_taken_by",
+    "read_claim_of",
+]
 
 
 def is_taken_by(volume: PersistentVolume, owner: Owner) -> bool:
@@ -58,7 +61,7 @@ async def check_existing(
     if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         return _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
     _check_owner(request, target, volume)
-    if users := await _find_users(client, volume):
+    if users := await find_users(client, volume):
         return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
     if nodes := await attached_nodes(client, request.volume):
         text = f"PersistentVolume {request.volume} is being detached from node {', '.join(nodes)}"
@@ -93,7 +96,7 @@ def _refers_to(reference: ObjectReference, namespace: str, name: str) -> bool:
     return (reference.get("namespace"), reference.get("name")) == (namespace, name)
 
 
-async def _find_users(client: KubeClient, volume: PersistentVolume) -> str:
+async def find_users(client: KubeClient, volume: PersistentVolume) -> str:
     """Return which pods, or else which nodes, use the storage of `volume` through another PersistentVolume."""
     storage, name = _storage_of(volume), volume["metadata"]["name"]
     if storage is None:
@@ -124,24 +127,7 @@ async def _list_users(client: KubeClient, claim: ObjectReference) -> list[str]:
     """Return the pods that use a PVC, with what controls them, as text."""
     namespace, name = claim.get("namespace", ""), claim.get("name", "")
     pods = await client.list(Selection(PODS, namespace)) if namespace and name else []
-    return [_describe(pod) for pod in using(pods, name)]
-
-
-def using(pods: Iterable[Pod], claim: str) -> list[Pod]:
-    """Return those of `pods` that use the PVC of their namespace, and have not ended."""
-    return [
-        pod
-        for pod in pods
-        if (pod.get("status") or {}).get("phase") not in _ENDED
-        and any(claim_of(pod, volume) == claim for volume in pod["spec"].get("volumes") or [])
-    ]
-
-
-def _describe(pod: Pod) -> str:
-    meta = pod["metadata"]
-    controller = next((one for one in meta.get("ownerReferences") or [] if one.get("controller")), None)
-    whose = f" of {controller['kind']} {controller['name']}" if controller else ""
-    return f"pod {meta['namespace']}/{meta['name']}{whose}"
+    return describe_users(pods, name)
 
 
 async def ensure_taken(

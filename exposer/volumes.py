@@ -19,6 +19,7 @@ from core.models.names import (
     IN_PLACE_LABEL,
     OWNER_UID_LABEL,
     RECLAIM_POLICY_ANNOTATION,
+    RELEASED_CLAIM_ANNOTATION,
 )
 from core.models.reasons import PendingReason
 from exposer.model import Owner, Pending
@@ -55,7 +56,7 @@ _PROVISIONER_ANNOTATIONS: Final = frozenset(
 
 
 _LABELS: Final = (OWNER_UID_LABEL, IN_PLACE_LABEL)
-_ANNOTATIONS: Final = (IN_PLACE_CLAIM_ANNOTATION, RECLAIM_POLICY_ANNOTATION)
+_ANNOTATIONS: Final = (IN_PLACE_CLAIM_ANNOTATION, RECLAIM_POLICY_ANNOTATION, RELEASED_CLAIM_ANNOTATION)
 """Ours on a volume while a transfer owns it."""
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "check_running",
     "claim_of",
     "describe_restore_wait",
+    "describe_users",
     "find_volume",
     "join_directory",
     "pod_of_directory",
@@ -201,6 +202,23 @@ def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodTolera
         tolerated = [t for t in pod["spec"].get("tolerations") or [] if t.get("effect", "") in {"", "NoSchedule"}]
         found += [t for one in tolerated if (t := one | {"effect": "NoSchedule"}) not in found]
     return tuple(found)
+
+
+def describe_users(pods: Iterable[Pod], claim: str) -> list[str]:
+    """Return those of `pods` that use the PVC of their namespace and have not ended, with what controls them."""
+    return [
+        _describe_pod(pod)
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") not in _TERMINATED
+        and any(claim_of(pod, volume) == claim for volume in pod["spec"].get("volumes") or [])
+    ]
+
+
+def _describe_pod(pod: Pod) -> str:
+    meta = pod["metadata"]
+    controller = next((one for one in meta.get("ownerReferences") or [] if one.get("controller")), None)
+    whose = f" of {controller['kind']} {controller['name']}" if controller else ""
+    return f"pod {meta['namespace']}/{meta['name']}{whose}"
 
 
 def _restore_wait_state(pod: Pod) -> ContainerState:

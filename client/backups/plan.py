@@ -21,7 +21,15 @@ from core.models.saved_claim import SavedClaim
 from core.models.storage import BackupStorageLocation
 from core.spelling import hinted
 
-__all__ = ["BackupTools", "Choice", "ClaimName", "find_destination", "note_absent_claims", "plan_backup"]
+__all__ = [
+    "BackupTools",
+    "Choice",
+    "ClaimName",
+    "find_destination",
+    "note_absent_claims",
+    "plan_backup",
+    "read_classes",
+]
 
 _DEFAULT_LOCATION: Final = "default"
 
@@ -121,7 +129,7 @@ async def plan_backup(tools: BackupTools, request: BackupRequest, choice: Choice
     claims = await _read_claims(tools, choice)
     existing = await Backups(client, request.namespace).list_named(request.name, only_own=True)
     present = _check_existing(existing.groups, request, claims, lenient=choice.on_left_out is not None)
-    classes = await _read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
+    classes = await read_classes(client) if choice.method is not Method.FS_BACKUP else ClusterClasses({}, ())
     pods: dict[str, list[Pod]] = {}
     volumes = []
     for name, claim in claims.items():
@@ -266,7 +274,7 @@ def _check_existing(
     return present
 
 
-async def _read_classes(client: KubeClient) -> ClusterClasses:
+async def read_classes(client: KubeClient) -> ClusterClasses:
     """Return the classes of the cluster, as far as the user may read them."""
     provisioners, snapshot_classes, unread = dict[str, str](), list[VolumeSnapshotClass](), ""
     try:

@@ -1,4 +1,4 @@
-"""The command `nodeagent restore create`: volumes from a bucket into new PVCs."""
+"""The command `nodeagent restore create`: volumes from a bucket into new PVCs, or into those that exist."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from client.backups.plan import ClaimName
 from client.cli.collection_commands import Creation
 from client.cli.options import UserCommand, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
+from client.cli.restore_in_place import InPlaceWish, confirm_in_place, in_place_options, parse_in_place
 from client.cli.stored import read_stored
 from client.collections.collection import Backups, Restores
 from client.collections.models import Restore, RestoreTransfer, explain_end
@@ -22,6 +23,7 @@ from client.restores.create import (
     plan_restore,
     start_restore,
 )
+from client.restores.in_place import plan_in_place, start_in_place
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,
@@ -31,7 +33,7 @@ from client.restores.sources import (
     choose_from_backups,
     choose_stored,
 )
-from client.restores.waiting_pods import RestoreTools, delete_waiting_pods
+from client.restores.waiting_pods import RestoreTools, WaitingPod, delete_waiting_pods
 from core.clock import SystemClock
 from core.errors import AgentError, ConfigError
 from core.models.names import OBJECT_NAME
@@ -53,11 +55,15 @@ examples:
   nodeagent restore create --from-snapshot 74b385d6f9a60c1f8e2b7d5a3c4e9f10 \\
           --from-storage-location default --size 10Gi
         one snapshot of Velero, whose tags do not have the size of the PVC
+  nodeagent restore create --from-backup night-1 --pvc app/data --in-place --incremental --wait
+        into the volume that the PVC has, without files that are equal; a VolumeSnapshot is taken before
 
 New PVCs have the size, class, modes and labels of the old ones. Until a volume is restored, its PVC selects
 it by the label velero.io/dynamic-pv-restore, so that no provisioner binds an empty volume. A PVC that exists
-is never written to. All volumes are checked before anything is created, and the command may be repeated with
-the name of the restore. --wait shows each volume; Ctrl-C ends the waiting, and not the restore.
+is written to with --in-place only, and only while no pod uses it: it is deleted, and recreated as it was
+with its volume, which it is bound to again once the restore has ended. All volumes are checked before
+anything is created, and the command may be repeated with the name of the restore. --wait shows each volume;
+Ctrl-C ends the waiting, and not the restore.
 
 Volumes of a class with late binding (WaitForFirstConsumer) are restored once a pod uses their PVC. With
 --method restore-wait, that is a pod of the agents' image in the namespace of the PVC, which ends then; --wait
@@ -79,13 +85,17 @@ _BY_POD: Final = "restore-wait"
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the user asked for; `location` is the bucket to look in, or empty, `again` the command that repeats it."""
+    """What the user asked for; `location` is the bucket to look in, or empty, `again` the command that repeats it.
+
+    `in_place` is about volumes that exist; None: new PVCs are created.
+    """
 
     request: RequestedRestore
     source: Source
     location: str
     ignore_velero_server: bool
     again: str
+    in_place: InPlaceWish | None = None
 
 
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
@@ -106,13 +116,14 @@ class _Wish:
 )
 @click.option("--size", metavar="QUANTITY", default="", help="size of a PVC, if the backup does not say it")
 @click.option("--storage-class", metavar="NAME", default="", help="class of such a PVC (default: the cluster's)")
+@in_place_options
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
 @click.option("--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace")
 @output_option
 @workload_options
 def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's
-    """Restore volumes into new PVCs."""
-    source = _parse_source(given)
+    """Restore volumes into new PVCs, or into those that exist."""
+    source, in_place = _parse_source(given), parse_in_place(given, form)
     request = RequestedRestore(
         name=name or _default_name(source),
         namespace=access.namespace,
@@ -120,6 +131,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         classes=_parse_mappings("--storage-class-mappings", given["storage_class_mappings"]),
         size=_parse_size(given["size"]),
         storage_class=given["storage_class"],
+        in_place=in_place.how if in_place else None,
     )
     if not OBJECT_NAME.fullmatch(request.name):
         raise ConfigError(
@@ -131,6 +143,7 @@ def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -
         given["from_storage_location"],
         ignore_velero_server=given["ignore_velero_server"],
         again=_repetition(request.name),
+        in_place=in_place,
     )
     by_pod = given["method"] == _BY_POD
     creation = Creation(Restores, request.name, form, access, Printer(), wait=given["wait"], waiting_pods=by_pod)
@@ -201,15 +214,10 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
         volumes, request = await _find_volumes(wish, cluster, printer), wish.request
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
-        with printer.progress(f"checking the volumes of {request.name}"):
-            planned = await plan_restore(tools, request, volumes)
-            await check_restore(tools, planned)
-        creation.started = True
-        try:
-            created = await start_restore(tools, planned)
-        except RestoreError as e:
-            raise RestoreError(f"{e}; to continue: {wish.again}") from e
-        pods = [one.pod for one in planned if one.by_pod]
+        if (begun := await _begin(creation, wish, tools, request, volumes)) is None:
+            printer.note("nothing was restored")
+            return
+        created, pods = begun
         try:
             restore = await creation.follow(cluster)
         except AgentError:
@@ -224,6 +232,35 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
     if wait and (noted := [one for one in restore.volumes if one.message]):
         more = f", and {len(noted) - 1} more" if len(noted) > 1 else ""
         raise UnsetRestoreError(f"PVC {noted[0].namespace}/{noted[0].claim} is restored, but {noted[0].message}{more}")
+
+
+async def _begin(
+    creation: Creation[RestoreTransfer, Restore],
+    wish: _Wish,
+    tools: RestoreTools,
+    request: RequestedRestore,
+    volumes: Sequence[SavedVolume],
+) -> tuple[bool, list[WaitingPod]] | None:
+    """Return whether something was created, and the pods that wait; None if the user does not want it."""
+    checking = f"checking the volumes of {request.name}"
+    try:
+        if wish.in_place is not None:
+            with creation.printer.progress(checking):
+                plans = await plan_in_place(tools, request, volumes, snapshots=wish.in_place.snapshots)
+                await check_restore(tools, [plan.one for plan in plans])
+            if plans and not confirm_in_place(creation.printer, wish.in_place, plans, form=creation.form):
+                return None
+            creation.started = True
+            return await start_in_place(tools, plans), []
+        with creation.printer.progress(checking):
+            planned = await plan_restore(tools, request, volumes)
+            await check_restore(tools, planned)
+        creation.started = True
+        return await start_restore(tools, planned), [one.pod for one in planned if one.by_pod]
+    except RestoreError as e:
+        if not creation.started:
+            raise
+        raise RestoreError(f"{e}; to continue: {wish.again}") from e
 
 
 async def _find_volumes(wish: _Wish, cluster: Connection, printer: Printer) -> Sequence[SavedVolume]:

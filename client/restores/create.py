@@ -21,9 +21,10 @@ from core.kube.resources import NAMESPACES, PERSISTENT_VOLUME_CLAIMS, PODS, STOR
 from core.kube.types import Manifest, PersistentVolumeClaim, Pod, UncheckedObject
 from core.models.names import RESTORE_ANNOTATION
 from core.models.phases import FINAL_PHASES
+from core.models.transfers import RESTORE_TYPE
 from core.spelling import guess
 
-__all__ = ["check_restore", "plan_restore", "start_restore"]
+__all__ = ["check_restore", "ensure_transfer", "plan_restore", "read_transfer", "start_restore"]
 
 _CREATION_TIMEOUT: Final = timedelta(minutes=15)
 _LATE: Final = "WaitForFirstConsumer"
@@ -72,7 +73,7 @@ async def _check_target(client: KubeClient, one: PlannedRestore) -> UncheckedObj
     Raises:
         RestoreError: the PVC exists and is not one that this restore may still fill, or the restore has ended.
     """
-    transfer = await _read_transfer(client, one)
+    transfer = await read_transfer(client, one)
     existing = await client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
     if existing is None:
         if transfer is not None and (transfer.get("status") or {}).get("phase") in FINAL_PHASES:
@@ -102,14 +103,18 @@ def _same_claim(existing: PersistentVolumeClaim, wanted: Manifest) -> bool:
     return bool(existing["spec"].get("selector") == wanted["spec"].get("selector"))
 
 
-async def _read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
+async def read_transfer(client: KubeClient, one: PlannedRestore) -> UncheckedObject | None:
     """Return the transfer of the volume, if there is one.
 
     Raises:
         RestoreError: one of that name restores something else.
     """
     stored = await client.read(one.resource, one.request.namespace, one.name)
-    if stored is not None and not _has(stored.get("spec") or {}, one.build_transfer()["spec"]):
+    wanted = one.build_transfer()["spec"]
+    if stored is not None and RESTORE_TYPE not in (stored.get("spec") or {}):
+        # Definitions before Velero 1.19 drop it.
+        del wanted[RESTORE_TYPE]
+    if stored is not None and not _has(stored.get("spec") or {}, wanted):
         place = f"{one.resource.kind} {one.request.namespace}/{one.name}"
         raise RestoreError(f"{place} exists already, and restores another snapshot: choose another name")
     return stored
@@ -218,7 +223,7 @@ async def _create_all(tools: RestoreTools, planned: Sequence[PlannedRestore]) ->
             if one.by_pod:
                 command = f"kubectl -n {one.target.namespace} delete pvc {one.target.name}"
                 left += f": if it is bound, delete it first ({command})"
-            created |= await _ensure_transfer(tools.client, one)
+            created |= await ensure_transfer(tools.client, one)
         except AgentError as e:
             if one.by_pod:
                 await delete_waiting_pods(tools, one.request.namespace, [one.pod])
@@ -279,13 +284,13 @@ def _same_pod(existing: Pod, wanted: Manifest) -> bool:
     )
 
 
-async def _ensure_transfer(client: KubeClient, one: PlannedRestore) -> bool:
+async def ensure_transfer(client: KubeClient, one: PlannedRestore) -> bool:
     """Return whether the transfer was created, and before it the pod: of one that exists, the pod may have ended."""
-    if await _read_transfer(client, one) is not None:
+    if await read_transfer(client, one) is not None:
         return False
     try:
         await client.create(one.resource, one.build_transfer(await _ensure_pod(client, one)))
     except AlreadyExistsError:
-        await _read_transfer(client, one)
+        await read_transfer(client, one)
         return False
     return True

@@ -1,4 +1,4 @@
-"""The objects of a restore: a new PVC for each volume, and the transfer that fills it. Pure builders.
+"""The objects of a restore: for each volume a new PVC, unless it is in place, and the transfer. Pure builders.
 
 The transfer is a DataDownload; or, for a PVC that a pod waits for, a PodVolumeRestore.
 """
@@ -15,6 +15,7 @@ from client.restores.waiting_pods import WaitingPod
 from core.contract import VolumeMode
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, POD_VOLUME_RESTORES, PODS, Resource
 from core.kube.types import Manifest, UncheckedObject
+from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_ANNOTATION,
@@ -24,7 +25,7 @@ from core.models.names import (
     RESTORE_VOLUMES_ANNOTATION,
     label_value,
 )
-from core.models.transfers import PLAIN_RESTORE
+from core.models.transfers import PLAIN_RESTORE, RESTORE_TYPE
 from core.models.units import parse_quantity
 
 __all__ = ["PlannedRestore", "RequestedRestore"]
@@ -39,7 +40,8 @@ class RequestedRestore:
 
     `size` and `storage_class` are for PVCs of which the backup has the names only, `storage_class` also for those whose
     class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
-    pod runs in each PVC; empty: none does.
+    pod runs in each PVC; empty: none does. `in_place` is how data goes into the volumes that the PVCs have; None: into
+    new ones.
     """
 
     name: str
@@ -49,15 +51,20 @@ class RequestedRestore:
     size: str = ""
     storage_class: str = ""
     wait_image: str = ""
+    in_place: InPlace | None = None
 
 
 @dataclass(frozen=True)
 class PlannedRestore:
-    """One volume of a restore. `volumes` is how many the restore has."""
+    """One volume of a restore. `volumes` is how many the restore has; `existing` is the PersistentVolume of an old PVC.
+
+    Empty: a new PVC is created.
+    """
 
     request: RequestedRestore
     volume: SavedVolume
     volumes: int
+    existing: str = ""
 
     @property
     def target(self) -> ClaimName:
@@ -199,8 +206,11 @@ class PlannedRestore:
             place = {"kind": "Pod", "namespace": self.target.namespace, "name": self.name, "uid": pod_uid}
             spec |= {"pod": place, "volume": _VOLUME, "repoIdentifier": "", "uploaderType": "kopia"}
         else:
-            target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": ""}
+            target = {"namespace": self.target.namespace, "pvc": self.target.name, "pv": self.existing}
             spec |= {"targetVolume": target, "operationTimeout": OPERATION_TIMEOUT, "nodeOS": "linux"}
+            if in_place := self.request.in_place:
+                spec[RESTORE_TYPE] = in_place.restore_type
+                spec["dataMoverConfig"] = {DELETE_EXTRA_FILES: "true"} if in_place.delete_extra_files else {}
         return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
 
     def _meta(self, annotations: Manifest) -> Manifest:

@@ -74,6 +74,7 @@ __all__ = [
     "POD_VOLUME_RESTORE_LABEL",
     "PVC_NAME_ANNOTATION",
     "RECLAIM_POLICY_ANNOTATION",
+    "RELEASED_CLAIM_ANNOTATION",
     "REPOSITORY_CREATED_ANNOTATION",
     "REPOSITORY_ID_ANNOTATION",
     "REPOSITORY_INPUTS_ANNOTATION",
@@ -219,6 +220,8 @@ IN_PLACE_CLAIM_ANNOTATION: Final = "nodeagent.io/in-place-claim"
 """On such a volume: the agents' namespace, and namespace and name of the PVC that the volume is given back to."""
 RECLAIM_POLICY_ANNOTATION: Final = "nodeagent.io/reclaim-policy"
 """On a PersistentVolume that is retained for a restore in place: the reclaim policy that it gets back."""
+RELEASED_CLAIM_ANNOTATION: Final = "nodeagent.io/released-claim"
+"""On a PersistentVolume that `nodeagent restore create --in-place` has released: its PVC, as it is recreated."""
 COPIES_ANNOTATION: Final = "nodeagent.io/copies"
 """On a custom resource: the Secrets and ConfigMaps that its expose copies, written before the first one is."""
 OWNER_KIND_ANNOTATION: Final = "nodeagent.io/owner-kind"

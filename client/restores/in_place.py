@@ -1,0 +1,367 @@
+"""Restores volumes of a backup into the PVCs that they had: releases each volume, and starts its transfer.
+
+What must come back is recorded on the PersistentVolume before anything is deleted: its reclaim policy, and the PVC. The
+PVC is deleted, since a volume can be mounted in the namespace of its PVC alone, and recreated as it was, pointing at
+the volume, so that no provisioner serves it. It is bound again once the transfer has ended (`exposer.in_place`). A
+repetition continues at any step. Acts with the user's permissions.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final
+
+from client.backups.methods import BackupError, Method, SnapshotWay, choose_method
+from client.backups.plan import ClaimName, read_classes
+from client.restores.create import ensure_transfer, read_transfer
+from client.restores.manifests import PlannedRestore, RequestedRestore
+from client.restores.sources import RestoreError, SavedVolume
+from client.restores.waiting_pods import RestoreTools
+from client.text import format_bytes
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.contract import VolumeMode
+from core.errors import AgentError
+from core.kube.client import Selection, select_labels
+from core.kube.errors import AlreadyExistsError, KubeError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
+from core.models.names import (
+    AGENT_LABELS,
+    FEATURES_ANNOTATION,
+    IN_PLACE_LABEL,
+    RECLAIM_POLICY_ANNOTATION,
+    RELEASED_CLAIM_ANNOTATION,
+    RESTORE_IN_PLACE,
+    RESTORE_LABEL,
+    label_value,
+)
+from core.models.transfers import RESTORE_TYPE
+from core.models.units import parse_quantity
+from exposer.in_place import find_users, give_back
+from exposer.snapshots import read_error
+from exposer.volumes import RETAIN, original_policy, without_marks
+from exposer.workload import describe_users
+
+__all__ = ["InPlaceRestore", "plan_in_place", "start_in_place"]
+
+_TIMEOUT: Final = timedelta(minutes=30)
+_SNAPSHOT_TIMEOUT: Final = timedelta(minutes=10)
+_DELETION_TIMEOUT: Final = timedelta(minutes=2)
+_POLL_SECONDS: Final = 1.0
+
+_BINDING: Final = ("pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller")
+"""What the volume controller records on a PVC once it is bound.
+
+Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go.
+"""
+
+
+@dataclass(frozen=True)
+class InPlaceRestore:
+    """One volume to restore into. `snapshot` is the VolumeSnapshot that is made of it before; None: none is."""
+
+    one: PlannedRestore
+    snapshot: Manifest | None
+
+    @property
+    def snapshot_name(self) -> str:
+        """The name of the snapshot; empty: there is none."""
+        return self.snapshot["metadata"]["name"] if self.snapshot else ""
+
+
+async def plan_in_place(
+    tools: RestoreTools, request: RequestedRestore, volumes: Sequence[SavedVolume], *, snapshots: bool
+) -> list[InPlaceRestore]:
+    """Return the volumes to restore into, without those whose transfers exist; nothing is changed.
+
+    Raises:
+        RestoreError: one cannot be restored into: it does not exist, is in use, or does not fit.
+        KubeError: the API server rejected a request.
+    """
+    await _check_agents(tools, request.namespace)
+    planned = []
+    for saved in volumes:
+        one = PlannedRestore(request, saved, len(volumes))
+        claim, volume = await _find_volume(tools, one)
+        one = replace(one, existing=volume["metadata"]["name"])
+        if await read_transfer(tools.client, one) is not None:
+            continue
+        _check_fit(one, volume)
+        snapshot = None
+        if claim is not None and _is_bound(claim, volume):
+            await _check_unused(tools, one.target, volume)
+            snapshot = await _plan_snapshot(tools, one, claim) if snapshots else None
+        planned.append(InPlaceRestore(one, snapshot))
+    return planned
+
+
+async def _check_agents(tools: RestoreTools, namespace: str) -> None:
+    agents = await tools.client.list(Selection(PODS, namespace, label_selector=select_labels(AGENT_LABELS)))
+    announced = [(pod["metadata"].get("annotations") or {}).get(FEATURES_ANNOTATION, "").split() for pod in agents]
+    if not any(RESTORE_IN_PLACE in features for features in announced):
+        raise RestoreError(f"no node agent in namespace {namespace} can restore in place: update them first")
+
+
+async def _find_volume(
+    tools: RestoreTools, one: PlannedRestore
+) -> tuple[PersistentVolumeClaim | None, PersistentVolume]:
+    """Return the PVC and its volume; of an earlier run, the volume that it has released.
+
+    Raises:
+        RestoreError: there is none.
+    """
+    target = one.target
+    claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)
+    if claim is not None and claim["metadata"].get("deletionTimestamp"):
+        raise RestoreError(f"PVC {target} is being deleted: repeat the command once it is gone")
+    if claim is not None and not claim["spec"].get("volumeName"):
+        raise RestoreError(f"PVC {target} has no volume to restore into: leave out --in-place")
+    if claim is not None:
+        volume = await tools.client.get(PERSISTENT_VOLUMES, "", claim["spec"]["volumeName"])
+        if not _is_bound(claim, volume) and _recorded(one, volume) is None:
+            raise RestoreError(f"PVC {target} is not bound to PersistentVolume {volume['metadata']['name']}")
+        return claim, volume
+    for volume in await tools.client.list(Selection(PERSISTENT_VOLUMES)):
+        if _recorded(one, volume) is not None:
+            return None, volume
+    raise RestoreError(f"PVC {target} does not exist: leave out --in-place")
+
+
+def _is_bound(claim: PersistentVolumeClaim, volume: PersistentVolume) -> bool:
+    return (volume["spec"].get("claimRef") or {}).get("uid") == claim["metadata"]["uid"]
+
+
+def _recorded(one: PlannedRestore, volume: PersistentVolume) -> Manifest | None:
+    """Return the PVC that this restore has recorded on the volume; None: it has not."""
+    try:
+        found = json.loads((volume["metadata"].get("annotations") or {}).get(RELEASED_CLAIM_ANNOTATION, "{}"))
+        meta = found["claim"]["metadata"]
+        place = ClaimName(meta["namespace"], meta["name"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    return found["claim"] if found.get("restore") == one.request.name and place == one.target else None
+
+
+def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
+    """Check that the data can be written to the volume, as far as is known.
+
+    Raises:
+        RestoreError: it cannot.
+    """
+    place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
+    mode, wanted = volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM, one.volume.claim.volume_mode
+    if mode != wanted:
+        raise RestoreError(f"{place} has volumeMode {mode}, and the backup is of one with {wanted}")
+    capacity = volume["spec"].get("capacity", {}).get("storage", "")
+    if capacity and one.volume.size_bytes > parse_quantity(capacity):
+        raise RestoreError(f"{place} has {capacity}, and the backup has {format_bytes(one.volume.size_bytes)}")
+
+
+async def _check_unused(tools: RestoreTools, target: ClaimName, volume: PersistentVolume) -> None:
+    """Check that no pod uses the volume.
+
+    Raises:
+        RestoreError: one does; the message names it and what controls it.
+    """
+    name = volume["metadata"]["name"]
+    if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+        raise RestoreError(f"PVC {target}: its PersistentVolume {name} is being restored into")
+    if pods := describe_users(await tools.client.list(Selection(PODS, target.namespace)), target.name):
+        raise RestoreError(f"PVC {target} is used by {', '.join(pods)}: stop it first, such as by kubectl scale")
+    if users := await find_users(tools.client, volume):
+        raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {users}")
+
+
+async def _plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
+    """Return the VolumeSnapshot for the way back.
+
+    Raises:
+        RestoreError: none is possible, or could not be created.
+    """
+    try:
+        way = choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ())
+    except BackupError as e:
+        raise RestoreError(f"{e}: --no-snapshot restores without a way back") from e
+    if not isinstance(way, SnapshotWay):
+        raise RestoreError(f"PVC {one.target}: no snapshot is possible: --no-snapshot restores without a way back")
+    kind = VOLUME_SNAPSHOTS
+    meta = {
+        "name": f"{one.name}-before",
+        "namespace": one.target.namespace,
+        "labels": {RESTORE_LABEL: label_value(one.request.name)},
+    }
+    spec = {
+        "volumeSnapshotClassName": way.snapshot_class,
+        "source": {"persistentVolumeClaimName": one.target.name},
+    }
+    snapshot = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
+    try:
+        await tools.client.try_create(kind, snapshot)
+    except AlreadyExistsError:
+        pass
+    except KubeError as e:
+        raise RestoreError(f"PVC {one.target}: no snapshot is possible, nothing was changed: {e}") from e
+    return snapshot
+
+
+async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
+    """Release the volumes and create the transfers, one after the other; return whether one was created.
+
+    An interruption lets it finish.
+
+    Raises:
+        RestoreError: a volume is not restored; the message says in what state it is.
+    """
+    deadline = Deadline.after(tools.clock, _TIMEOUT)
+    try:
+        return await run_shielded(lambda: _start_all(tools, planned), name="restore in place", deadline=deadline)
+    except TimeoutError as e:
+        raise RestoreError(f"not started within {_TIMEOUT.seconds // 60} minutes: repeat the command") from e
+
+
+async def _start_all(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
+    created = False
+    for started, plan in enumerate(planned):
+        try:
+            created |= await _start(tools, plan)
+        except AgentError as e:
+            state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
+            raise RestoreError(f"PVC {plan.one.target} is not restored: {e}; {state}") from e
+    return created
+
+
+async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
+    """Take all steps for one volume, from any state that an earlier run has left."""
+    one, client = plan.one, tools.client
+    claim, volume = await _find_volume(tools, one)
+    if claim is not None and _is_bound(claim, volume):
+        if plan.snapshot is not None:
+            await _make_snapshot(tools, plan.snapshot)
+            tools.on_note(f"VolumeSnapshot {one.target.namespace}/{plan.snapshot_name} has the data before the restore")
+        volume = await _release(tools, one, claim=claim, volume=volume)
+        claim = None
+    try:
+        if claim is None:
+            await _recreate(tools, one, volume)
+        created = await ensure_transfer(client, one)
+        await _note_pruned(tools, one)
+    except AgentError as e:
+        raise RestoreError(f"{e}; {await _return(tools, one)}") from e
+    return created
+
+
+async def _note_pruned(tools: RestoreTools, one: PlannedRestore) -> None:
+    stored = await read_transfer(tools.client, one)
+    wanted = one.request.in_place
+    if stored and wanted and wanted.incremental and RESTORE_TYPE not in (stored.get("spec") or {}):
+        text = "the definitions of the cluster drop restoreType: update them (nodeagent install --crds-only)"
+        tools.on_note(f"PVC {one.target} is restored in full: {text}")
+
+
+async def _make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
+    """Create the VolumeSnapshot, and wait until it can be restored.
+
+    Raises:
+        RestoreError: it is not ready in time, or failed.
+    """
+    meta = snapshot["metadata"]
+    namespace, name = meta["namespace"], meta["name"]
+    place = f"VolumeSnapshot {namespace}/{name}"
+    try:
+        await tools.client.create(VOLUME_SNAPSHOTS, snapshot)
+    except AlreadyExistsError as e:
+        stored = await tools.client.get(VOLUME_SNAPSHOTS, namespace, name)
+        if (stored["metadata"].get("labels") or {}).get(RESTORE_LABEL) != meta["labels"][RESTORE_LABEL]:
+            raise RestoreError(f"{place} exists already, and is not of this restore") from e
+    deadline = Deadline.after(tools.clock, _SNAPSHOT_TIMEOUT)
+    while True:
+        stored = await tools.client.get(VOLUME_SNAPSHOTS, namespace, name)
+        if (stored.get("status") or {}).get("readyToUse"):
+            return
+        if deadline.expired:
+            error = read_error(stored)
+            raise RestoreError(f"{place} is not ready, nothing was changed{f': {error}' if error else ''}")
+        await tools.clock.sleep(_POLL_SECONDS)
+
+
+async def _release(
+    tools: RestoreTools, one: PlannedRestore, *, claim: PersistentVolumeClaim, volume: PersistentVolume
+) -> PersistentVolume:
+    """Record the PVC, retain the volume, and delete the PVC; return the volume.
+
+    Raises:
+        RestoreError: a pod uses it.
+    """
+    client, target = tools.client, one.target
+    record = json.dumps({"restore": one.request.name, "claim": _build_claim(claim)}, separators=(",", ":"))
+    annotations = {RELEASED_CLAIM_ANNOTATION: record, RECLAIM_POLICY_ANNOTATION: original_policy(volume)}
+    patch: Manifest = {"metadata": {"annotations": annotations}, "spec": {"persistentVolumeReclaimPolicy": RETAIN}}
+    volume = await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
+    try:
+        # A pod that started meanwhile would keep the PVC from being deleted, which cannot be undone.
+        await _check_unused(tools, target, volume)
+    except RestoreError:
+        await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, without_marks(volume))
+        raise
+    await client.delete(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, uid=claim["metadata"]["uid"])
+    deadline = Deadline.after(tools.clock, _DELETION_TIMEOUT)
+    while (left := await client.read(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name)) is not None:
+        if left["metadata"]["uid"] != claim["metadata"]["uid"]:
+            break
+        if deadline.expired:
+            users = describe_users(await client.list(Selection(PODS, target.namespace)), target.name)
+            why = f"used by {', '.join(users)}" if users else f"finalizers: {left['metadata'].get('finalizers')}"
+            raise RestoreError(f"PVC {target} is still being deleted ({why}): repeat the command once it is gone")
+        await tools.clock.sleep(_POLL_SECONDS)
+    return volume
+
+
+def _build_claim(claim: PersistentVolumeClaim) -> Manifest:
+    """Return the PVC as it is recreated: with its labels, annotations, owners and volume."""
+    meta = claim["metadata"]
+    annotations = {key: value for key, value in (meta.get("annotations") or {}).items() if key not in _BINDING}
+    kept: dict[str, Any] = {
+        "name": meta["name"],
+        "namespace": meta["namespace"],
+        "labels": meta.get("labels") or {},
+        "annotations": annotations,
+        "ownerReferences": meta.get("ownerReferences") or [],
+    }
+    kind = PERSISTENT_VOLUME_CLAIMS
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": kept, "spec": dict(claim["spec"])}
+
+
+async def _recreate(tools: RestoreTools, one: PlannedRestore, volume: PersistentVolume) -> None:
+    """Create the PVC as it was recorded; one that was made meanwhile is not overwritten.
+
+    Raises:
+        RestoreError: there is another one.
+    """
+    manifest = _recorded(one, volume)
+    if manifest is None:
+        raise RestoreError(f"PersistentVolume {one.existing} does not say any more which PVC it had")
+    try:
+        await tools.client.create(PERSISTENT_VOLUME_CLAIMS, manifest)
+    except AlreadyExistsError as e:
+        found = await tools.client.get(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+        if found["spec"].get("volumeName") != one.existing:
+            raise RestoreError(f"PVC {one.target} was made by another client meanwhile") from e
+
+
+async def _return(tools: RestoreTools, one: PlannedRestore) -> str:
+    """Give the volume back to its PVC, unless it is missing or a transfer has the volume; return its state."""
+    place = f"PersistentVolume {one.existing} was not changed"
+    try:
+        volume = await tools.client.get(PERSISTENT_VOLUMES, "", one.existing)
+        transfer = await tools.client.read(one.resource, one.request.namespace, one.name)
+        if transfer is not None or IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
+            return f"PersistentVolume {one.existing} is being restored into"
+        claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+        if claim is None:
+            return f"{place}, and is retained for PVC {one.target}, which is missing: repeat the command"
+        await give_back(tools.client, volume, one.target.namespace, one.target.name)
+    except KubeError as e:
+        return f"{place}, and is retained, but not bound: {e}"
+    return f"{place}, and is reserved for PVC {one.target}"

@@ -1,0 +1,94 @@
+"""`nodeagent restore create --in-place`: options, the plan, the question, and what the answer leads to."""
+
+import sys
+from dataclasses import dataclass, field
+
+import click
+import pytest
+
+from client.cli import collection_commands, restore_create
+from tests.client.support.commands import Shell, reach
+from tests.client.support.in_place_scene import InPlaceScene
+from tests.nodeagent.support.hand_clock import HandClock
+from tests.support.golden import assert_golden_text
+
+CREATE = ("restore", "create", "back", "--from-backup", "night", "--pvc", "app/data", "--in-place")
+DIRECT = (*CREATE, "--no-snapshot")
+
+
+@dataclass
+class _Shell(Shell):
+    scene: InPlaceScene = field(default_factory=lambda: InPlaceScene(HandClock()))
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
+    shell = _Shell(capsys)
+    reach(lambda: shell.scene.kube, monkeypatch)
+    for module in (collection_commands, restore_create):
+        monkeypatch.setattr(module, "SystemClock", HandClock)
+    return shell
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> list[str]:
+    asked: list[str] = []
+
+    def confirm(text: str, **_: object) -> bool:
+        asked.append(text)
+        return yes
+
+    monkeypatch.setattr(click, "confirm", confirm)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    return asked
+
+
+def test_the_plan_is_shown_and_asked_for(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answer(monkeypatch, yes=True)
+    done = shell.run(*DIRECT, "--incremental", "--delete-extra-files")
+    assert (done.code, asked) == (0, ["Restore into 1 existing volume?"])
+    assert_golden_text("cli/restore-create-in-place", f"{done.out}---\n{done.err}")
+    (transfer,) = shell.scene.downloads
+    assert transfer["spec"]["targetVolume"]["pv"] == "pv-1"
+
+
+def test_nothing_happens_without_a_yes(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, yes=False)
+    before = (shell.scene.claims, shell.scene.volume)
+    done = shell.run(*DIRECT)
+    assert (done.code, "nothing was restored" in done.err) == (0, True)
+    assert (shell.scene.claims, shell.scene.volume, shell.scene.downloads) == (*before, [])
+
+
+def test_a_used_volume_is_refused_with_the_pod_and_its_owner(shell: _Shell) -> None:
+    shell.scene.put_pod()
+    done = shell.run(*CREATE, "--yes")
+    assert done.code == 1
+    assert "PVC app/data is used by pod app/db-0 of StatefulSet db: stop it first" in done.err
+    assert shell.scene.downloads == []
+
+
+def test_yes_skips_the_question_for_programs(shell: _Shell) -> None:
+    done = shell.run(*DIRECT, "--yes", "-o", "json")
+    assert done.code == 0, done.err
+    assert len(shell.scene.downloads) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((*CREATE[:-1], "--incremental"), "--incremental goes with --in-place"),
+        ((*CREATE[:-1], "--delete-extra-files"), "--delete-extra-files goes with --in-place"),
+        ((*CREATE[:-1], "--no-snapshot"), "--no-snapshot goes with --in-place"),
+        ((*CREATE, "--yes", "--size", "1Gi"), "--in-place excludes --size: the PVCs exist"),
+        ((*CREATE, "--yes", "--namespace-mappings", "a:b"), "--in-place excludes --namespace-mappings"),
+        ((*CREATE, "--yes", "--method", "restore-wait"), "--in-place excludes --method"),
+        (CREATE, "--yes skips it"),
+        ((*CREATE, "-o", "json"), "--yes skips it"),
+    ],
+    ids=["incremental", "deletion", "no snapshot", "size", "mapping", "method", "no terminal", "for programs"],
+)
+def test_options_that_do_not_go_together_are_refused(shell: _Shell, words: tuple[str, ...], message: str) -> None:
+    done = shell.run(*words)
+    assert done.code == 2
+    assert message in done.err
+    assert shell.scene.downloads == []

@@ -1,0 +1,283 @@
+"""Restore into existing volumes: what is recorded and released, what is refused, and how a repetition continues."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_place
+from client.restores.manifests import RequestedRestore
+from client.restores.sources import RestoreError
+from core.kube.errors import UnreachableError
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
+from core.kube.transport import Request, Response
+from core.models.in_place import InPlace
+from tests.client.support.in_place_scene import NODE, OWNER, SPEC, InPlaceScene
+from tests.client.support.restore_scene import DATA, RestoreScene, saved
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+
+def request(scene: RestoreScene, **how: bool) -> RequestedRestore:
+    return scene.request(in_place=InPlace(**how))
+
+
+async def plan(scene: InPlaceScene, *, snapshots: bool = False, **how: bool) -> list[InPlaceRestore]:
+    return await plan_in_place(scene.tools, request(scene, **how), [saved(DATA, "s1")], snapshots=snapshots)
+
+
+async def restore(scene: InPlaceScene, *, snapshots: bool = False, **how: bool) -> bool:
+    return await start_in_place(scene.tools, await plan(scene, snapshots=snapshots, **how))
+
+
+def assert_started(scene: InPlaceScene) -> None:
+    """Assert that the PVC is as it was, without its volume, and the transfer names that."""
+    claim = scene.claims["app/data"]
+    assert claim["metadata"]["uid"] != "uid-old"
+    assert claim["metadata"]["labels"] == {"tier": "db"}
+    assert claim["metadata"]["annotations"] == {NODE: "node-a", "team": "x"}
+    assert claim["metadata"]["ownerReferences"] == [OWNER]
+    assert claim["spec"] == SPEC
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+    assert scene.volume["metadata"]["annotations"]["nodeagent.io/reclaim-policy"] == "Delete"
+    (transfer,) = scene.downloads
+    assert transfer["spec"]["targetVolume"] == {"namespace": "app", "pvc": "data", "pv": "pv-1"}
+
+
+async def test_a_volume_is_released_and_its_transfer_names_it() -> None:
+    scene = InPlaceScene()
+
+    assert await restore(scene, incremental=True, delete_extra_files=True)
+
+    assert_started(scene)
+    (transfer,) = scene.downloads
+    assert transfer["spec"]["restoreType"] == "incremental"
+    assert transfer["spec"]["dataMoverConfig"] == {"DeleteExtraFiles": "true"}
+    assert scene.snapshots == []
+
+
+async def test_a_snapshot_is_ready_before_anything_is_released() -> None:
+    scene = InPlaceScene()
+    started = asyncio.create_task(restore(scene, snapshots=True))
+    await asyncio.sleep(60)
+    (snapshot,) = scene.snapshots
+    assert snapshot["spec"] == {"volumeSnapshotClassName": "snap", "source": {"persistentVolumeClaimName": "data"}}
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+
+    scene.kube.put(snapshot | {"status": {"readyToUse": True}})
+    await started
+
+    assert_started(scene)
+    name = snapshot["metadata"]["name"]
+    assert name.endswith("-before")
+    assert scene.notes == [f"VolumeSnapshot app/{name} has the data before the restore"]
+
+
+async def test_a_snapshot_that_fails_leaves_everything_as_it_was() -> None:
+    scene = InPlaceScene()
+    started = asyncio.create_task(restore(scene, snapshots=True))
+    await asyncio.sleep(60)
+    (snapshot,) = scene.snapshots
+    scene.kube.put(snapshot | {"status": {"readyToUse": False, "error": {"message": "no space"}}})
+
+    with pytest.raises(RestoreError, match="is not ready, nothing was changed: no space; none was started"):
+        await started
+
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
+    assert scene.downloads == []
+
+
+class Cut:
+    """A transport whose `at`-th change fails, before or after it was applied."""
+
+    def __init__(self, inner: FakeKube, at: int, *, applied: bool) -> None:
+        self._inner, self._at, self._applied, self.changes = inner, at, applied, 0
+
+    async def request(self, request: Request) -> Response:
+        if request.method == "GET":
+            return await self._inner.request(request)
+        self.changes += 1
+        if self.changes != self._at:
+            return await self._inner.request(request)
+        if self._applied:
+            await self._inner.request(request)
+        raise UnreachableError("cut")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_repetition_continues_at_any_change(applied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, cut = 0, True
+    while cut:
+        at, scene = at + 1, InPlaceScene()
+        kube = scene.kube
+        scene.kube = Cut(kube, at, applied=applied)  # type: ignore[assignment] # as a transport
+        try:
+            await restore(scene)
+        except (RestoreError, UnreachableError):
+            pass
+        else:
+            cut = False
+        scene.kube = kube
+        bind(scene)
+
+        await restore(scene)
+
+        assert_started(scene)
+    assert at > 4
+
+
+def bind(scene: InPlaceScene) -> None:
+    """Bind a volume that was given back, as the volume controller does."""
+    claim, volume = scene.claims.get("app/data"), scene.volume
+    reference = volume["spec"]["claimRef"]
+    if claim is not None and not reference.get("uid") and claim["spec"]["volumeName"] == "pv-1":
+        spec = volume["spec"] | {"claimRef": reference | {"uid": claim["metadata"]["uid"]}}
+        scene.kube.put(volume | {"spec": spec})
+
+
+async def test_a_volume_whose_transfer_is_rejected_is_given_back() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    scene.kube.fail_next("POST", "datadownloads", 403, message="no")
+
+    with pytest.raises(
+        RestoreError, match="PersistentVolume pv-1 was not changed, and is reserved for PVC app/data; none was started"
+    ):
+        await start_in_place(scene.tools, plans)
+
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert "uid" not in scene.volume["spec"]["claimRef"]
+    assert not scene.volume["metadata"].get("annotations")
+    assert scene.claims["app/data"]["spec"]["volumeName"] == "pv-1"
+
+
+async def test_a_pvc_that_was_made_meanwhile_is_not_overwritten() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    kube = scene.kube
+    made = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data", "namespace": "app"}}
+
+    class Operator(Cut):
+        async def request(self, request: Request) -> Response:
+            if request.method == "POST" and "persistentvolumeclaims" in request.path:
+                kube.put(made | {"spec": SPEC | {"volumeName": "pv-operator"}})
+            return await self._inner.request(request)
+
+    scene.kube = Operator(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
+
+    with pytest.raises(RestoreError, match="PVC app/data was made by another client meanwhile; PersistentVolume pv-1"):
+        await start_in_place(scene.tools, plans)
+
+    scene.kube = kube
+    assert scene.claims["app/data"]["spec"]["volumeName"] == "pv-operator"
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert "uid" not in scene.volume["spec"]["claimRef"]
+    assert scene.downloads == []
+
+
+async def test_what_is_recreated_is_recorded_before_it_is_deleted() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    scene.kube.fail_next("POST", "persistentvolumeclaims", 403, message="quota")
+
+    with pytest.raises(RestoreError, match="is retained for PVC app/data, which is missing: repeat the command"):
+        await start_in_place(scene.tools, plans)
+
+    record = json.loads(scene.volume["metadata"]["annotations"]["nodeagent.io/released-claim"])
+    assert record["claim"]["metadata"]["ownerReferences"] == [OWNER]
+    assert "app/data" not in scene.claims
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.put_pod(), "PVC app/data is used by pod app/db-0 of StatefulSet db: stop it first"),
+        (lambda s: s.put_pod(phase="Pending"), "PVC app/data is used by pod app/db-0 of StatefulSet db"),
+        (
+            lambda s: (s.put_volume("pv-2", claimRef={"namespace": "x", "name": "twin"}), s.put_pod("twin", "x")),
+            "PersistentVolume pv-1 is in use: pod x/db-0 of StatefulSet db has PersistentVolume pv-2",
+        ),
+        (lambda s: s.put_agent(""), "no node agent in namespace velero can restore in place"),
+        (lambda s: s.put_volume("pv-1", volumeMode="Block", claimRef={"uid": "uid-old"}), "has volumeMode Block"),
+        (lambda s: s.put_volume("pv-1", capacity={"storage": "6"}, claimRef={"uid": "uid-old"}), "has 6, and the"),
+        (lambda s: s.put_volume("pv-1", claimRef={"uid": "else"}), "is not bound to PersistentVolume pv-1"),
+    ],
+    ids=["used", "about to be used", "used elsewhere", "old agents", "mode", "size", "unbound"],
+)
+async def test_a_volume_that_cannot_be_restored_into_is_refused(change: Any, message: str) -> None:
+    scene = InPlaceScene()
+    change(scene)
+    before = (scene.claims, scene.volume)
+
+    with pytest.raises(RestoreError, match=message):
+        await restore(scene)
+
+    assert (scene.claims, scene.volume) == before
+    assert scene.downloads == []
+
+
+async def test_a_pod_that_has_ended_does_not_matter() -> None:
+    scene = InPlaceScene()
+    scene.put_pod(phase="Succeeded")
+    await restore(scene)
+    assert_started(scene)
+
+
+async def test_a_pod_that_starts_after_the_plan_keeps_its_volume() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    scene.put_pod()
+
+    with pytest.raises(RestoreError, match="is used by pod app/db-0"):
+        await start_in_place(scene.tools, plans)
+
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert not scene.volume["metadata"].get("annotations")
+
+
+async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot() -> None:
+    scene = InPlaceScene()
+    scene.kube.put({**scene.claims["app/data"], "spec": SPEC | {"storageClassName": "late-none"}})
+
+    with pytest.raises(RestoreError, match="--no-snapshot restores without a way back"):
+        await plan(scene, snapshots=True)
+
+
+async def test_a_missing_pvc_is_not_restored_in_place() -> None:
+    scene = InPlaceScene()
+    await scene.client.delete(PERSISTENT_VOLUME_CLAIMS, "app", "data")
+
+    with pytest.raises(RestoreError, match="PVC app/data does not exist: leave out --in-place"):
+        await plan(scene)
+    assert [pod["metadata"]["name"] for pod in scene.kube.objects(PODS) if pod["metadata"]["namespace"] == "app"] == []
+
+
+async def test_a_repetition_of_a_started_restore_changes_nothing() -> None:
+    scene = InPlaceScene()
+    await restore(scene)
+    before = (scene.claims, scene.volume, scene.downloads)
+
+    assert not await restore(scene)
+
+    assert (scene.claims, scene.volume, scene.downloads) == before
+
+
+async def test_definitions_that_drop_the_type_are_noted() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene, incremental=True)
+    await start_in_place(scene.tools, plans)
+    assert scene.notes == []
+    (transfer,) = scene.downloads
+    spec = {key: value for key, value in transfer["spec"].items() if key != "restoreType"}
+    scene.kube.put(transfer | {"spec": spec})
+
+    await start_in_place(scene.tools, plans)
+
+    assert [note.partition(":")[0] for note in scene.notes] == ["PVC app/data is restored in full"]
