@@ -51,14 +51,22 @@ class Attributes:
         mode = None if entry.get("type") == _LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
 
-    def find_unset(self, status: os.stat_result) -> dict[str, str]:
-        """Return which of them a file does not have, and what it has instead."""
+    @classmethod
+    def of_status(cls, status: os.stat_result) -> Self:
+        """Return the attributes of a directory or file."""
+        return cls((status.st_uid, status.st_gid), stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+
+    def find_unset(self, status: os.stat_result, *, tolerance_ns: int = TIME_TOLERANCE_NS) -> dict[str, str]:
+        """Return which of them a file does not have, and what it has instead.
+
+        Times that differ by less than `tolerance_ns` are alike.
+        """
         found: dict[str, str] = {}
         if (owner := (status.st_uid, status.st_gid)) != self.owner:
             found[Attribute.OWNER] = "owner {}:{} instead of {}:{}".format(*owner, *self.owner)
         if self.mode is not None and (mode := stat.S_IMODE(status.st_mode)) != self.mode:
             found[Attribute.MODE] = f"mode {mode:o} instead of {self.mode:o}"
-        if self.time_ns is not None and abs(status.st_mtime_ns - self.time_ns) >= TIME_TOLERANCE_NS:
+        if self.time_ns is not None and abs(status.st_mtime_ns - self.time_ns) >= tolerance_ns:
             seconds = status.st_mtime_ns // _SECOND_NS, self.time_ns // _SECOND_NS
             found[Attribute.TIME] = "time {} instead of {}".format(*seconds)
         return found

@@ -21,6 +21,7 @@ from core.contract import VolumeMode
 from core.errors import DataPathError
 from core.models.verification import WHOLE_PERCENT, VerificationOutcome, VerifiedSnapshot
 from core.strict_tar import StrictTarInfo
+from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import show_path
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
@@ -32,7 +33,7 @@ from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.tree import open_below
 
-__all__ = ["compare_volume"]
+__all__ = ["compare_volume", "find_changed"]
 
 _PIPE: Final = "snapshot.tar"
 _CHUNK_BYTES: Final = 1 << 20
@@ -50,9 +51,39 @@ async def compare_volume(
         StorageOutageError: the storage does not answer.
         DataPathError: kopia could not read the snapshot.
     """
+    found = _Comparison(volume, mode)
+    await _read_archive(repository, watchdog, snapshot, found)
+    found.check_count(snapshot)
+    return VerifiedSnapshot(
+        id=snapshot.snapshot_id,
+        outcome=VerificationOutcome.FAILED if found.fault_count else VerificationOutcome.PASSED,
+        percent=WHOLE_PERCENT,
+        files=found.files,
+        bytes=found.byte_count,
+        faults=found.faults,
+        fault_count=found.fault_count,
+    )
+
+
+async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path, watchdog: Watchdog) -> Fingerprints:
+    """Return the paths of the snapshot's files whose content the volume does not have.
+
+    Raises:
+        StorageOutageError: the storage does not answer.
+        DataPathError: kopia could not read the snapshot.
+    """
+    found = _ChangedFiles(volume, VolumeMode.FILESYSTEM)
+    await _read_archive(repository, watchdog, snapshot, found)
+    if found.entries != snapshot.entries:
+        raise DataPathError(
+            f"snapshot {snapshot.snapshot_id} has {found.entries} instead of {snapshot.entries} entries"
+        )
+    return found.changed
+
+
+async def _read_archive(repository: Repository, watchdog: Watchdog, snapshot: Snapshot, found: "_Comparison") -> None:
     attempted = f"{repository.description}: read snapshot {snapshot.snapshot_id}"
     pipe = repository.work_dir.path / _PIPE
-    found = _Comparison(volume, mode)
 
     async def attempt() -> KopiaAnswer:
         meter = Meter(watchdog.clock, Direction.RESTORE)
@@ -74,17 +105,7 @@ async def compare_volume(
             except tarfile.TarError as e:
                 raise answer.error(f"kopia's archive is invalid: {e}") from e
             except OSError as e:
-                raise DataPathError(f"cannot open the restored volume {volume}: {e.strerror}") from e
-    found.check_count(snapshot)
-    return VerifiedSnapshot(
-        id=snapshot.snapshot_id,
-        outcome=VerificationOutcome.FAILED if found.fault_count else VerificationOutcome.PASSED,
-        percent=WHOLE_PERCENT,
-        files=found.files,
-        bytes=found.byte_count,
-        faults=found.faults,
-        fault_count=found.fault_count,
-    )
+                raise DataPathError(f"cannot open the restored volume {found.volume}: {e.strerror}") from e
 
 
 @contextmanager
@@ -176,7 +197,7 @@ class _Comparison:
             return
         with open_below(root, b"/".join(folders)) as folder:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if fault := _compare_status(entry, status):
+            if fault := self._find_fault(entry, status):
                 self._add(path, fault)
                 return
             if entry.issym():
@@ -204,10 +225,28 @@ class _Comparison:
             at += len(wanted)
             self.byte_count += len(wanted)
 
+    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str:
+        """Return what differs, the content aside; empty: nothing."""
+        return _compare_status(entry, status)
+
     def _add(self, path: bytes, fault: str) -> None:
         self.fault_count += 1
         if len(self.faults) < SHOWN_FAULTS:
             self.faults.append(shorten_fault(show_path(path), fault))
+
+
+@dataclass
+class _ChangedFiles(_Comparison):
+    """The paths of files with another content."""
+
+    changed: Fingerprints = field(default_factory=Fingerprints)
+
+    def _find_fault(self, entry: tarfile.TarInfo, status: os.stat_result) -> str:
+        same = stat.S_ISREG(status.st_mode) and status.st_size == entry.size
+        return "" if same or not entry.isreg() else "it has another size"
+
+    def _add(self, path: bytes, fault: str) -> None:  # noqa: ARG002 - the signature of what it overrides
+        self.changed.add_text(path)
 
 
 def _read_fully(fd: int, size: int, at: int) -> bytes:

@@ -23,6 +23,7 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import join, open_below, walk_tree
 
 __all__ = [
+    "Fingerprints",
     "FinishedList",
     "WalkProgress",
     "find_finished",
@@ -61,18 +62,38 @@ class WalkProgress:
         self.listed_bytes = 0
 
 
-class _Fingerprints:
+class Fingerprints:
     """A set of 64-bit numbers other than 0 in 16 to 32 bytes each: Python's own needs a hundred."""
 
-    def __init__(self, capacity: int) -> None:
-        self._mask = (1 << (2 * capacity).bit_length()) - 1
-        self._table = array("Q", [0]) * (self._mask + 1)
+    def __init__(self, capacity: int = 0) -> None:
+        self._make_table(capacity)
 
     def add(self, number: int) -> None:
-        self._table[self._slot(number)] = number
+        """Add a number."""
+        slot = self._slot(number)
+        self._count += not self._table[slot]
+        self._table[slot] = number
+        if 2 * self._count > self._mask:
+            known = self._table
+            self._make_table(2 * self._count)
+            for one in filter(None, known):
+                self.add(one)
+
+    def add_text(self, text: bytes) -> None:
+        """Add a name or path."""
+        self.add(_hash(text))
+
+    def has_text(self, text: bytes) -> bool:
+        """Return whether a name or path was added; another one may be taken for it, once in 2^64."""
+        return _hash(text) in self
 
     def __contains__(self, number: int) -> bool:
         return self._table[self._slot(number)] == number
+
+    def _make_table(self, capacity: int) -> None:
+        self._mask = (1 << (2 * capacity).bit_length()) - 1
+        self._table = array("Q", [0]) * (self._mask + 1)
+        self._count = 0
 
     def _slot(self, number: int) -> int:
         slot = number & self._mask
@@ -87,7 +108,7 @@ class FinishedList:
     Each method opens it: it may hang, and is called in threads that are abandoned then.
     """
 
-    def __init__(self, target: Path, name: str, end: int, listed: _Fingerprints | None = None) -> None:
+    def __init__(self, target: Path, name: str, end: int, listed: Fingerprints | None = None) -> None:
         self.path = target / name
         self.resumed = listed is not None
         """Whether an earlier attempt began it."""
@@ -283,7 +304,11 @@ def _is_set(status: os.stat_result) -> bool:
 
 def _fingerprint(path: bytes, status: os.stat_result) -> int:
     known = _FINGERPRINT.pack(status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)
-    return int.from_bytes(blake2b(known + path, digest_size=8).digest()) or 1
+    return _hash(known + path)
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=8).digest()) or 1
 
 
 @contextmanager
@@ -295,14 +320,14 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def _read(fd: int, header: bytes) -> tuple[int, _Fingerprints] | None:
+def _read(fd: int, header: bytes) -> tuple[int, Fingerprints] | None:
     """Return the end of the list in the file and what it has, up to a batch that was not written completely.
 
     None: it is no list with that header.
     """
     if os.pread(fd, len(header), 0) != header:
         return None
-    listed = _Fingerprints(os.fstat(fd).st_size // array("Q").itemsize)
+    listed = Fingerprints(os.fstat(fd).st_size // array("Q").itemsize)
     end = len(header)
     while batch := _read_batch(fd, end):
         for number in batch:

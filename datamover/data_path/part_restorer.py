@@ -57,6 +57,7 @@ class PartRestorer:
     tolerant: bool = False
     errors: IgnoredErrors = field(default_factory=IgnoredErrors)
     refusals: int = 0
+    _cached: int = 0
 
     @property
     def attempted(self) -> str:
@@ -85,17 +86,33 @@ class PartRestorer:
             refused = await self.data_path.run_in_thread(make, f"making directories in {self.target}")
             self.refusals += len(refused)
             parts = parts.outside(refused)
-        cached = 0
         for run in parts.runs(self.target, fitting):
-            entries = sum(part.entries for part in run)
-            if cached and cached + entries > fitting:
-                await self._empty_cache()
-                cached = 0
-            cached += entries
+            await self.make_room(run, fitting)
             if len(run) == 1:
                 await self._restore_alone(run)
             else:
                 await self._restore_together(run)
+
+    async def make_room(self, run: Sequence[Part], fitting: int) -> None:
+        """Empty kopia's cache if more than `fitting` entries would be in it."""
+        entries = sum(part.entries for part in run)
+        if self._cached and self._cached + entries > fitting:
+            await self._empty_cache()
+            self._cached = 0
+        self._cached += entries
+
+    async def restore_placeholders(self, run: Sequence[Part], make: Callable[[], Awaitable[Sequence[str]]]) -> None:
+        """Restore parts by placeholders, whose paths `make` returns before each run of kopia.
+
+        Raises:
+            DataPathError: they could not be restored.
+        """
+
+        async def prepare() -> Sequence[str]:
+            paths = await make()
+            return [*paths, f"--shallow={_ALL_LEVELS}"] if paths else []
+
+        await self._run_kopia(run, prepare)
 
     async def finish(self, parts: Parts) -> None:
         """Set the attributes of the directories that were split, once all is restored.
@@ -132,12 +149,12 @@ class PartRestorer:
         made, target = Placeholders(self.target, run), self.target
         remove = partial(self.data_path.run_in_thread, made.remove, f"removing placeholders in {target}")
 
-        async def prepare() -> list[str]:
+        async def make() -> Sequence[str]:
             await self.data_path.run_in_thread(made.make, f"making placeholders in {target}", lambda: made.done)
-            return [*made.paths, f"--shallow={_ALL_LEVELS}"] if made.paths else []
+            return made.paths
 
         try:
-            await self._run_kopia(run, prepare)
+            await self.restore_placeholders(run, make)
             self.refusals += made.refused
             if self.tolerant:
                 await remove()

@@ -26,9 +26,9 @@ from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.restore_errors import TARGET_FAILURES
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import open_below, open_root, walk_tree
+from datamover.runtime.tree import is_name, open_below, open_root, walk_tree
 
-__all__ = ["Part", "Parts", "Placeholders", "find_parts"]
+__all__ = ["PLACEHOLDER", "Part", "Parts", "Placeholders", "count_refusal", "find_parts"]
 
 _logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _PATHS_BYTES: Final = 512 * 1024
 _ARGUMENT_BYTES: Final = 10
 """What each takes beside its text: a slash, the end, and a pointer."""
 
-_PLACEHOLDER: Final = ".kopia-entry"
+PLACEHOLDER: Final = ".kopia-entry"
 _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
@@ -68,7 +68,7 @@ class Part:
     @property
     def placeholder(self) -> str:
         """The path of its placeholder; empty if it has none: one kopia restores it alone."""
-        path = f"{self.path}{_PLACEHOLDER}"
+        path = f"{self.path}{PLACEHOLDER}"
         encoded = path.encode()
         fits = len(encoded) <= _PATH_BYTES and len(encoded.rpartition(b"/")[2]) <= _NAME_BYTES
         return path if fits and self.path and self.entry else ""
@@ -123,7 +123,7 @@ class Parts:
                 try:
                     (target / one.path).mkdir(mode=0o700, exist_ok=True)
                 except OSError as e:
-                    if _is_refusal(e):
+                    if count_refusal(e):
                         refused.add(one.path)
         return refused
 
@@ -149,7 +149,7 @@ class Parts:
                                 with suppress(PermissionError):
                                     change()
                     except OSError as e:
-                        refused += _is_refusal(e)
+                        refused += count_refusal(e)
         return refused
 
 
@@ -186,7 +186,7 @@ class Placeholders:
                         _write_placeholder(root, directory, name, part.entry)
                         made.append(part)
                     except OSError as e:
-                        self.refused += _is_refusal(e)
+                        self.refused += count_refusal(e)
                 self.done += 1
         self._run = made
 
@@ -211,7 +211,7 @@ class Placeholders:
                 names = []
                 for entry in entries:
                     self.done += 1
-                    if entry.name.endswith(_PLACEHOLDER) and not entry.is_dir(follow_symlinks=False):
+                    if entry.name.endswith(PLACEHOLDER) and not entry.is_dir(follow_symlinks=False):
                         names.append(entry.name)
                 # A file system may leave out entries of a directory that changes while it is read.
                 with open_below(root, directory) as fd:
@@ -267,7 +267,7 @@ async def _find_below(kopia: DirectoryReader, snapshot: Snapshot, part: Part, mo
 
 
 def _is_plain(name: str) -> bool:
-    return name not in {"", ".", ".."} and not set(name) & {"/", "\0"} and not name.endswith(_PLACEHOLDER)
+    return is_name(name) and not name.endswith(PLACEHOLDER)
 
 
 def _describe(directory: str, entry: JsonDict) -> Part:
@@ -300,7 +300,7 @@ def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> 
             file.write(entry)
 
 
-def _is_refusal(error: OSError) -> bool:
+def count_refusal(error: OSError) -> bool:
     """Return True: the target refused something; an error of the target as a whole is raised again."""
     if error.errno in TARGET_FAILURES:
         raise error

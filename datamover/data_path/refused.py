@@ -27,9 +27,9 @@ from datamover.data_path.run import DataPath
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import join, open_below, open_root
+from datamover.runtime.tree import is_name, join, open_below, open_root
 
-__all__ = ["Refused", "find_refused"]
+__all__ = ["Directories", "Directory", "Refused", "count_entries", "find_refused"]
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
@@ -47,7 +47,7 @@ class Refused:
     """What the target did not take; of each kind at most ten names are kept, with what is there instead.
 
     `missing` counts entries that are not restored; `unset` those without one of their attributes or their own name,
-    and `counts` each of these. `uncompared` is how many could not be read.
+    and `counts` each of these. `uncompared` is how many could not be read. `hint` is what to do about it.
     """
 
     missing: int = 0
@@ -56,6 +56,7 @@ class Refused:
     counts: dict[str, int] = field(default_factory=dict)
     missing_names: list[str] = field(default_factory=list)
     unset_names: list[str] = field(default_factory=list)
+    hint: str = ""
 
     def add_missing(self, path: bytes, instead: str, count: int = 1) -> None:
         """Count an entry that is not restored, and what is below it."""
@@ -85,7 +86,8 @@ class Refused:
             missing = ": ".join(filter(None, (f"{self.missing} missing", "; ".join(self.missing_names))))
             cause = f" (kopia's first error: {cut_text(error, 500)})" if error else ""
             also = f". Also, {cut_text(self.unset_text, 1000)}" if self.unset else ""
-            text = f"{cut_text(missing, 2000)}{cause}{also}"
+            hint = f". {self.hint}" if self.hint else ""
+            text = f"{cut_text(missing, 2000)}{cause}{also}{hint}"
             raise IncompleteRestoreError(f"{attempted}: the target refused entries, all others are restored: {text}")
 
     @property
@@ -118,7 +120,7 @@ async def find_refused(
     """
     doing = f"comparing target {target} with the snapshot"
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
-        directories = _Directories(file)
+        directories = Directories(file)
         directories.add(b"", snapshot.root_entry)
         comparison = _Comparison(target, probe, repair=repair, directories=directories)
         while batch := directories.take():
@@ -131,12 +133,14 @@ async def find_refused(
 
 
 @dataclass(frozen=True)
-class _Directory:
+class Directory:
+    """A directory of a snapshot: its path, and kopia's entry of it."""
+
     path: bytes
     entry: JsonDict
 
 
-class _Directories:
+class Directories:
     """All directories of a snapshot, outer ones first, in a file: there may be millions."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -149,21 +153,21 @@ class _Directories:
         self._starts.append(self._file.seek(0, os.SEEK_END))
         self._file.write(json.dumps([os.fsdecode(path), entry]).encode() + b"\n")
 
-    def take(self) -> Sequence[_Directory]:
+    def take(self) -> Sequence[Directory]:
         """Return the next ones, as many as one call of kopia reads; empty: all were taken."""
         first = self._taken
         objects = (self._read(number).entry.get("obj", "") for number in range(first, len(self._starts)))
         self._taken += len(next(read_together(objects), ()))
         return [self._read(number) for number in range(first, self._taken)]
 
-    def inner_first(self) -> Iterator[_Directory]:
+    def inner_first(self) -> Iterator[Directory]:
         """Yield all of them, each after those in it."""
         return (self._read(number) for number in range(len(self._starts) - 1, -1, -1))
 
-    def _read(self, number: int) -> _Directory:
+    def _read(self, number: int) -> Directory:
         self._file.seek(self._starts[number])
         path, entry = json.loads(self._file.readline())
-        return _Directory(os.fsencode(path), entry)
+        return Directory(os.fsencode(path), entry)
 
 
 @dataclass
@@ -173,11 +177,11 @@ class _Comparison:
     target: Path
     probe: Probe
     repair: bool
-    directories: _Directories
+    directories: Directories
     entries: int = 0
     refused: Refused = field(default_factory=Refused)
 
-    def compare(self, batch: Sequence[_Directory], entries: Iterator[Iterator[JsonDict]], stop: ShouldStop) -> None:
+    def compare(self, batch: Sequence[Directory], entries: Iterator[Iterator[JsonDict]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
         with self._opened() as root:
             for directory, listed in zip(batch, entries, strict=True):
@@ -185,7 +189,7 @@ class _Comparison:
                     with open_below(root, directory.path) as fd:
                         self._compare_directory(fd, directory.path, listed, stop)
                 except OSError as e:
-                    self.refused.add_uncompared(directory.path, e, _count(directory.entry) - 1)
+                    self.refused.add_uncompared(directory.path, e, count_entries(directory.entry) - 1)
                 if stop():
                     return
 
@@ -230,7 +234,7 @@ class _Comparison:
             # It has the content of one of several, and the others are reported.
             return
         if fault := self._find_fault(fd, name, entry, names):
-            self.refused.add_missing(path, fault, _count(entry))
+            self.refused.add_missing(path, fault, count_entries(entry))
         elif kind == _DIRECTORY:
             self.directories.add(path, entry)
         else:
@@ -239,7 +243,7 @@ class _Comparison:
 
     def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str:
         """Return why an entry is not restored; empty: it is, its attributes aside."""
-        if name in {"", ".", ".."} or set(name) & {"/", "\0"}:
+        if not is_name(name):
             return "no file can have this name"
         try:
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -294,7 +298,7 @@ def _fold(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold().rstrip(". ")
 
 
-def _count(entry: JsonDict) -> int:
+def count_entries(entry: JsonDict) -> int:
     """Return how many entries one stands for: a directory is one beside those in it."""
     if entry.get("type") != _DIRECTORY:
         return 1

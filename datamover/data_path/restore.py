@@ -20,7 +20,10 @@ from msgspec import UNSET
 
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
+from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.block import restore_device
+from datamover.data_path.compare import find_changed
+from datamover.data_path.in_place import InPlaceRestore, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
 from datamover.data_path.parts import Placeholders, find_parts
@@ -58,7 +61,8 @@ class RestoreParameters:
     `in_use`: a workload pod may change the target meanwhile. `resume`: the files that are finished are listed in the
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
-    `require_attributes`: owners, modes and times that the target does not take fail the restore.
+    `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
+    goes into a target that may have files; None: kopia writes all files, also into those of the target.
     """
 
     snapshot_id: str
@@ -73,6 +77,7 @@ class RestoreParameters:
     done: bool = False
     fitting_entries: int | None = None
     require_attributes: bool = False
+    in_place: InPlace | None = None
 
     def adapted_workers(self, snapshot: Snapshot, request_seconds: float) -> int:
         """Return how many files of the snapshot to restore in parallel, if a request to the storage takes that long."""
@@ -112,14 +117,19 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     if snapshot.fault:
         raise DataPathError(f"cannot restore snapshot {parameters.snapshot_id}: {snapshot.fault}")
     data_path.meter.total_bytes = snapshot.size_bytes
-    note, unset = "", 0
+    note, unset, wrote = "", 0, _everything(snapshot, parameters)
     if parameters.done:
         _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
     elif parameters.mode is VolumeMode.BLOCK:
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
         async with _open_target(parameters.target, data_path) as fd:
-            restorer, refused = await _restore_files(repository, snapshot, parameters, data_path=data_path)
+            if await _has_files(parameters, data_path):
+                restorer, refused, wrote = await _restore_in_place(
+                    repository, snapshot, parameters, fd=fd, data_path=data_path
+                )
+            else:
+                restorer, refused = await _restore_files(repository, snapshot, parameters, data_path=data_path)
             written = data_path.clock.monotonic()
             await data_path.wait_for(sync_file_system(fd, parameters.target), WRITING)
         _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
@@ -134,7 +144,85 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
         total_bytes=snapshot.size_bytes,
         note=note or UNSET,
         unset=unset or UNSET,
+        incremental_bytes=UNSET if wrote.size_bytes is None else wrote.size_bytes,
+        fallback_full=True if wrote.all_files else UNSET,
     )
+
+
+@dataclass(frozen=True)
+class _Written:
+    """How many bytes were written, None if that is not known, and whether an incremental restore wrote all files."""
+
+    size_bytes: int | None = None
+    all_files: bool = False
+
+
+def _everything(snapshot: Snapshot, parameters: RestoreParameters) -> _Written:
+    """Return what a restore writes that keeps nothing; a device keeps what it has already."""
+    if parameters.in_place is None or parameters.done:
+        return _Written()
+    size_bytes = snapshot.size_bytes if parameters.mode is VolumeMode.FILESYSTEM else None
+    return _Written(size_bytes, all_files=parameters.in_place.incremental and snapshot.entries > 0)
+
+
+async def _has_files(parameters: RestoreParameters, data_path: DataPath) -> bool:
+    """Return whether the restore is one into a target with files: into an empty one, kopia writes in parallel.
+
+    Raises:
+        DataPathError: the target cannot be read.
+    """
+    target = parameters.target
+    if parameters.in_place is None:
+        return False
+    try:
+        return await data_path.run_in_thread(partial(has_entries, target), f"reading target {target}")
+    except OSError as e:
+        raise DataPathError(f"cannot read target {target}: {e.strerror}") from e
+
+
+async def _restore_in_place(
+    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, fd: int, data_path: DataPath
+) -> tuple[PartRestorer, Refused, _Written]:
+    """Make the target equal to the snapshot; `fd` is open on it."""
+    target, rule = parameters.target, parameters.in_place or InPlace()
+    await allow_writing(repository, snapshot, target, data_path=data_path, files=False)
+    probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
+    if rule.delete_extra_files and not probe.names:
+        raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
+    changed = None
+    if rule.incremental and rule.compare_content:
+        changed = await find_changed(repository, snapshot, target, data_path.watchdog)
+    restorer = _restorer(repository, snapshot, parameters, data_path, tolerant=probe.refuses)
+    restoring = InPlaceRestore(
+        repository, snapshot, target, rule, restorer, data_path, fitting=parameters.fitting_entries, changed=changed
+    )
+    await restoring.restore(fd)
+    refused = Refused()
+    if restorer.refused or not probe.sound:
+        refused = await find_refused(repository, snapshot, target, probe=probe, repair=False, data_path=data_path)
+    if restoring.blocked:
+        refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
+    all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
+    return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
+
+
+def _restorer(
+    repository: Repository,
+    snapshot: Snapshot,
+    parameters: RestoreParameters,
+    data_path: DataPath,
+    *more: str,
+    tolerant: bool,
+) -> PartRestorer:
+    flags = [
+        # Without it, kopia writes an archive if the target is named like one.
+        "--mode=local",
+        f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
+        *(["--write-sparse-files"] if parameters.sparse else []),
+        *more,
+    ]
+    files = KopiaFiles(volume=VolumeAccess(parameters.target, writable=True, in_use=parameters.in_use))
+    return PartRestorer(repository, snapshot, parameters.target, flags, files, data_path, tolerant=tolerant)
 
 
 async def _restore_files(
@@ -160,15 +248,8 @@ async def _restore_files(
         left = Placeholders(target)
         await data_path.run_in_thread(left.remove_left, f"looking for placeholders in {target}", lambda: left.done)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
-    flags = [
-        # Without it, kopia writes an archive if the target is named like one.
-        "--mode=local",
-        f"--parallel={parameters.adapted_workers(snapshot, repository.request_seconds)}",
-        *(["--write-sparse-files"] if parameters.sparse else []),
-        *([SKIP_EXISTING] if resumable and resumable.resumed else []),
-    ]
-    files = KopiaFiles(volume=VolumeAccess(target, writable=True, in_use=parameters.in_use))
-    restorer = PartRestorer(repository, snapshot, target, flags, files, data_path, tolerant=probe.refuses)
+    skip = [SKIP_EXISTING] if resumable and resumable.resumed else []
+    restorer = _restorer(repository, snapshot, parameters, data_path, *skip, tolerant=probe.refuses)
     run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)
     await (resumable.record_during(run_kopia) if resumable else run_kopia())
     await restorer.finish(parts)

@@ -28,18 +28,18 @@ class DataPath:
 
     def __init__(self, meter: Meter, watchdog: Watchdog) -> None:
         self.meter = meter
-        self._watchdog = watchdog
+        self.watchdog = watchdog
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line: Callable[[str], None] = lambda _: None
 
     @property
     def clock(self) -> Clock:
         """The clock that measures its time."""
-        return self._watchdog.clock
+        return self.watchdog.clock
 
     async def warn(self, message: str) -> None:
         """Report a problem that does not fail the transfer."""
-        await self._watchdog.warn(message)
+        await self.watchdog.warn(message)
 
     async def run(
         self,
@@ -59,7 +59,7 @@ class DataPath:
             DataPathError: the data path stalled, although the repository answers.
         """
         self._on_line = on_line or (lambda _: None)
-        return await self._watchdog.guard(
+        return await self.watchdog.guard(
             attempted,
             self.meter,
             lambda: kopia.move_data(
@@ -72,7 +72,7 @@ class DataPath:
         """Return what `work` returns; warn that the mover is still `doing` it if that takes long."""
 
         async def warn_while_waiting() -> None:
-            waited, next_warning = 0.0, self._watchdog.limits.warn_seconds
+            waited, next_warning = 0.0, self.watchdog.limits.warn_seconds
             while True:
                 await self.clock.sleep(next_warning - waited)
                 waited, next_warning = next_warning, 2 * next_warning
@@ -98,7 +98,7 @@ class DataPath:
         Raises:
             DataPathError: there was no progress for the stall timeout.
         """
-        canceler, limits = Canceler(), self._watchdog.limits
+        canceler, limits = Canceler(), self.watchdog.limits
 
         async def watch() -> None:
             detector, last = StallDetector(limits), self.clock.monotonic()

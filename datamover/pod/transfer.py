@@ -314,10 +314,11 @@ class PodTransfer:
             sparse=settings.write_sparse_files,
             in_use=in_use,
             # A tenant could write to a list in a volume that a pod uses.
-            resume=None if in_use else ResumeSettings(cr.uid, interval),
+            resume=None if in_use or self._options.in_place else ResumeSettings(cr.uid, interval),
             again=self._options.attempt > 1,
             fitting_entries=self._context.limits.fitting_entries,
             require_attributes=self._options.require_attributes,
+            in_place=self._options.in_place,
         )
 
     async def _report(self, termination: Termination) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["DIRECTORY", "escape_controls", "join", "open_below", "open_root", "walk_tree"]
+__all__ = ["DIRECTORY", "escape_controls", "is_name", "join", "open_below", "open_root", "walk_tree"]
 
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and fail for a link to one."""
@@ -29,6 +29,11 @@ _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 def escape_controls(text: str) -> str:
     """Return a text that may quote a tenant's names, with escapes for what could control a terminal."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def is_name(name: str) -> bool:
+    """Return whether an entry of a directory can have this name."""
+    return name not in {"", ".", ".."} and not set(name) & {"/", "\0"}
 
 
 def join(directory: bytes, name: str) -> bytes:

@@ -111,7 +111,7 @@ async def test_the_next_attempt_reads_only_what_the_last_checkpoint_lacks(
     assert data_path.meter.cached_bytes >= _KEPT_BYTES
     assert data_path.meter.hashed_bytes + data_path.meter.cached_bytes == pytest.approx(_TOTAL_BYTES, rel=0.005)
     # Without a warning: nothing of another backup was removed.
-    data_path._watchdog.warn.assert_not_awaited()  # type: ignore[attr-defined]
+    data_path.watchdog.warn.assert_not_awaited()  # type: ignore[attr-defined]
     assert [one["id"] for one in kopia.snapshots()] == [result.snapshot_id]
 
 
@@ -148,7 +148,7 @@ async def test_a_checkpoint_that_may_be_another_transfers_is_removed(
     result, data_path = await _resume(mover_repository, _parameters(volume, 2, (start + late,), is_alone))
     assert data_path.meter.cached_bytes == 0
     assert result.incremental_bytes == _TOTAL_BYTES
-    data_path._watchdog.warn.assert_awaited_once_with(  # type: ignore[attr-defined]
+    data_path.watchdog.warn.assert_awaited_once_with(  # type: ignore[attr-defined]
         f"removed {len(left)} incomplete snapshots of earlier backups"
     )
     assert [one["id"] for one in kopia.snapshots()] == [result.snapshot_id]

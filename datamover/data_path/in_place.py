@@ -1,0 +1,524 @@
+"""Restore of files into a volume that has data: what is equal is not written, all else is replaced file by file.
+
+The snapshot's directories are compared with the volume's, by lstat. kopia writes what differs into a stage, from where
+it moves to its place: kopia itself would take a file for equal that has the size, and the time give or take two
+seconds, and any link; and it would write through links and other names of a file. Of what is equal, it sets nothing.
+Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go.
+
+Directories that are missing, and all in a full restore, are written by kopia as a whole, many files in parallel, unless
+they are large. Single files are written one after the other: kopia restores one placeholder at a time.
+"""
+
+import json
+import logging
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import IO, Final, TypeVar
+
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.errors import DataPathError
+from core.models.base import JsonDict
+from core.models.in_place import InPlace
+from datamover.data_path.attributes import Attributes
+from datamover.data_path.finished import Fingerprints
+from datamover.data_path.links import open_directories, show_path
+from datamover.data_path.part_restorer import PartRestorer
+from datamover.data_path.parts import PLACEHOLDER, Part, count_refusal
+from datamover.data_path.refused import Directories, Directory, count_entries
+from datamover.data_path.run import DataPath
+from datamover.data_path.stage import OpenStage, Stage, is_kept_at_root
+from datamover.kopia.long_lists import open_output
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.cancellation import ShouldStop
+from datamover.runtime.child import WRITING, sync_file_system
+from datamover.runtime.tree import is_name, join, open_below
+
+__all__ = ["InPlaceRestore", "Step", "decide_file", "has_entries"]
+
+_logger = logging.getLogger(__name__)
+
+_LOST_AND_FOUND: Final = "lost+found"
+_DIRECTORY: Final = "d"
+_FILE: Final = "f"
+_LINK: Final = "s"
+
+_EXACT: Final = 1
+"""Times that differ by a nanosecond are different."""
+
+_WHOLE_ENTRIES: Final = 10_000
+_WHOLE_BYTES: Final = 256 << 20
+_WHOLE_SHARE: Final = 4
+"""A directory up to this size, and a quarter of the room, is written as a whole, beside what is in its place."""
+
+_RUN_ENTRIES: Final = 4000
+"""What one kopia writes; its arguments are limited, and it takes a third of a second to start."""
+
+_RUN_BYTES: Final = 1 << 30
+_SPARE_BYTES: Final = 16 << 20
+
+_T = TypeVar("_T")
+
+_CLEANUP: Final = timedelta(seconds=1)
+"""A canceled transfer ends within 2 seconds."""
+
+
+class Step(Enum):
+    """What is done with a file or link of the snapshot."""
+
+    KEEP = "keep"
+    SET = "set"
+    """Only owner, mode or time are set."""
+    WRITE = "write"
+
+
+def decide_file(
+    entry: JsonDict,
+    status: os.stat_result | None,
+    rule: InPlace,
+    *,
+    path: bytes = b"",
+    changed: Fingerprints | None = None,
+) -> Step:
+    """Return what is done with a file, of which the volume has `status`; None: it has nothing there.
+
+    `changed` has the paths of files with another content; None: those of equal size and time have the same one.
+    """
+    if status is None or not rule.incremental or not stat.S_ISREG(status.st_mode):
+        return Step.WRITE
+    wanted = Attributes.of(entry)
+    same_time = wanted.time_ns == status.st_mtime_ns
+    if status.st_size != int(entry.get("size", 0)) or not (
+        same_time if changed is None else not changed.has_text(path)
+    ):
+        return Step.WRITE
+    if not wanted.find_unset(status, tolerance_ns=_EXACT):
+        return Step.KEEP
+    # Another name of the file would change too.
+    return Step.SET if status.st_nlink == 1 else Step.WRITE
+
+
+def has_entries(target: Path, _: ShouldStop) -> bool:
+    """Return whether a volume has anything; a new one may have a folder `lost+found`.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with os.scandir(target) as entries:
+        return any(entry.name != _LOST_AND_FOUND for entry in entries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What kopia writes at once: a file, a link or a directory with all in it."""
+
+    path: bytes
+    entry: JsonDict
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files: a link has none."""
+        if self.entry["type"] == _LINK:
+            return 0
+        return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
+
+    @property
+    def entries(self) -> int:
+        return count_entries(self.entry)
+
+    @property
+    def is_directory(self) -> bool:
+        return self.entry.get("type") == _DIRECTORY
+
+    @property
+    def part(self) -> Part:
+        return Part(os.fsdecode(self.path), self.entries, self.size_bytes)
+
+    @property
+    def placeholder(self) -> bytes:
+        """The content of its placeholder; kopia gives a directory the latest time of what is below it."""
+        time = (self.entry.get("summ") or {}).get("maxTime") if self.is_directory else None
+        return json.dumps({**self.entry, **({"mtime": time} if time else {})}).encode()
+
+
+class _Pending:
+    """The units that are to be written, in a file: there may be millions."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._taken = 0
+        self.count = 0
+        self.size_bytes = 0
+
+    def add(self, unit: _Unit) -> None:
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(json.dumps([os.fsdecode(unit.path), unit.entry]).encode() + b"\n")
+        self.count += 1
+        self.size_bytes += unit.size_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether there is enough for a run of kopia."""
+        return self.count >= _RUN_ENTRIES or self.size_bytes >= _RUN_BYTES
+
+    def take(self, room_bytes: int) -> list[_Unit]:
+        """Return the next ones, of this size together, or a single one."""
+        taken: list[_Unit] = []
+        self._file.seek(self._taken)
+        while self.count and len(taken) < _RUN_ENTRIES:
+            path, entry = json.loads(self._file.readline())
+            unit = _Unit(os.fsencode(path), entry)
+            if taken and unit.size_bytes > room_bytes:
+                break
+            taken.append(unit)
+            room_bytes -= unit.size_bytes
+            self.count -= 1
+            self.size_bytes -= unit.size_bytes
+            self._taken = self._file.tell()
+        if not self.count:
+            self._taken = self._file.truncate(0)
+        return taken
+
+
+@dataclass
+class InPlaceRestore:
+    """One restore of a snapshot into a volume with data.
+
+    `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
+    `written_bytes` are the sizes of what was written, `kept` is how many files and links were not.
+    `blocked` are paths where a directory is that the snapshot does not have, with entries that are not to be deleted.
+    """
+
+    repository: Repository
+    snapshot: Snapshot
+    target: Path
+    rule: InPlace
+    restorer: PartRestorer
+    data_path: DataPath
+    fitting: int | None = None
+    changed: Fingerprints | None = None
+    written_bytes: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
+    deleted: int = 0
+    entries: int = 0
+    blocked: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Choose where kopia writes."""
+        self._stage = Stage(self.target)
+        self._run: list[tuple[str, _Unit]] = []
+        self._whole_bytes = _WHOLE_BYTES
+
+    async def restore(self, fd: int) -> None:
+        """Make the volume equal to the snapshot; `fd` is open on its root.
+
+        Raises:
+            DataPathError: it failed; the volume is partly written.
+        """
+        doing = f"comparing {self.target} with the snapshot"
+        try:
+            await self._in_thread(self._stage.make, f"removing what an earlier restore left in {self.target}")
+            with open_output(self.repository.work_dir) as file, open_output(self.repository.work_dir) as output:
+                with open_output(self.repository.work_dir) as third:
+                    directories, pending = Directories(file), _Pending(third)
+                    directories.add(b"", self.snapshot.root_entry)
+                    while batch := directories.take():
+                        objects = [one.entry.get("obj", "") for one in batch]
+                        listed = await open_directories(self.repository, self.snapshot, objects, output)
+                        await self._in_thread(partial(self._compare, batch, listed, directories, pending), doing)
+                        if pending.full:
+                            await self._write(pending, fd)
+                        self._count_kept()
+                    await self._write(pending, fd)
+                await self._in_thread(self._stage.remove, f"removing the stage in {self.target}")
+                # Changes in a directory change its time.
+                await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
+        except BaseException:
+            with suppress(DataPathError, TimeoutError):
+                remove = partial(self._in_thread, self._stage.remove, "removing the stage")
+                deadline = Deadline.after(self.data_path.clock, _CLEANUP)
+                await run_shielded(remove, name="stage", deadline=deadline)
+            raise
+        _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self.deleted)
+
+    # -- comparison ---------------------------------------------------------------------------------------------------
+    def _compare(
+        self,
+        batch: Sequence[Directory],
+        listed: Iterator[Iterable[JsonDict]],
+        directories: Directories,
+        pending: _Pending,
+        stop: ShouldStop,
+    ) -> None:
+        with self._opened() as stage:
+            self._whole_bytes = min(_WHOLE_BYTES, _room_bytes(stage.root) // _WHOLE_SHARE)
+            for directory, entries in zip(batch, listed, strict=True):
+                with _named(directory.path), open_below(stage.root, directory.path) as fd:
+                    known = Fingerprints()
+                    for entry in entries:
+                        if stop():
+                            return
+                        self.entries += 1
+                        if self._is_restored(directory.path, entry):
+                            known.add_text(os.fsencode(entry["name"]))
+                            self._compare_entry(stage, fd, directory.path, entry, directories, pending)
+                    if self.rule.delete_extra_files:
+                        self._delete(stage, fd, directory.path, partial(_is_known, known=known), stop)
+                        stage.empty(stop)
+
+    def _is_restored(self, directory: bytes, entry: JsonDict) -> bool:
+        name = str(entry.get("name", ""))
+        if not is_name(name) or entry.get("type") not in {_DIRECTORY, _FILE, _LINK}:
+            self.restorer.refusals += 1
+            return False
+        return bool(directory) or name != self._stage.name
+
+    def _compare_entry(
+        self,
+        stage: OpenStage,
+        fd: int,
+        directory: bytes,
+        entry: JsonDict,
+        directories: Directories,
+        pending: _Pending,
+    ) -> None:
+        name, status = entry["name"], None
+        unit = _Unit(join(directory, name), entry)
+        # A name that is too long for the target is refused where it is moved.
+        with suppress(OSError):
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if unit.is_directory:
+            there = status is not None and stat.S_ISDIR(status.st_mode)
+            if self._is_whole(unit) and not (there and self.rule.incremental):
+                pending.add(unit)
+                return
+            if status is not None and not there:
+                stage.delete(name, fd)
+            if not there:
+                os.mkdir(name, 0o700, dir_fd=fd)
+            directories.add(unit.path, entry)
+            return
+        step = Step.WRITE
+        if entry["type"] == _FILE:
+            step = decide_file(entry, status, self.rule, path=unit.path, changed=self.changed)
+        if step is Step.WRITE:
+            pending.add(unit)
+            return
+        self.kept += 1
+        self.kept_bytes += unit.size_bytes
+        if step is Step.SET:
+            self._set(name, fd, Attributes.of(entry))
+
+    def _is_whole(self, unit: _Unit) -> bool:
+        most = _WHOLE_ENTRIES if self.fitting is None else min(self.fitting, _WHOLE_ENTRIES)
+        return unit.entries <= most and unit.size_bytes <= self._whole_bytes
+
+    def _delete(
+        self, stage: OpenStage, fd: int, directory: bytes, is_wanted: Callable[[str], bool], stop: ShouldStop
+    ) -> None:
+        """Delete what the snapshot does not have in a directory."""
+        found = True
+        # A file system may leave out entries of a directory that changes while it is read.
+        while found and not stop():
+            found = False
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if is_wanted(entry.name) or (not directory and is_kept_at_root(entry.name)):
+                        continue
+                    found = True
+                    with _named(join(directory, entry.name), "delete"):
+                        stage.delete(entry.name, fd)
+                    self.deleted += 1
+                    if stop():
+                        return
+
+    def _count_kept(self) -> None:
+        self.data_path.meter.finish_part(self.kept_bytes)
+        self.kept_bytes = 0
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+    async def _write(self, pending: _Pending, fd: int) -> None:
+        """Have kopia write what is pending, and move it to its place once it is on the disk."""
+        while pending.count:
+            units = await self._in_thread(partial(self._take, pending), f"looking for room in {self.target}")
+            parts = [unit.part for unit in units]
+            await self.restorer.make_room(parts, self.snapshot.entries if self.fitting is None else self.fitting)
+            await self.restorer.restore_placeholders(parts, partial(self._make, units))
+            # A file that is moved before would be empty after a power loss.
+            await self.data_path.wait_for(sync_file_system(fd, self.target), WRITING)
+            await self._in_thread(self._place_all, f"moving restored files in {self.target}")
+
+    def _take(self, pending: _Pending, _: ShouldStop) -> Sequence[_Unit]:
+        """Return what the volume has room for beside what is there; a file that does not fit is removed first."""
+        with self._opened() as stage:
+            room = _room_bytes(stage.root)
+            units = pending.take(min(room, _RUN_BYTES))
+            if units[0].size_bytes > room and not units[0].is_directory:
+                above, name = os.path.split(units[0].path)
+                with suppress(FileNotFoundError, IsADirectoryError), open_below(stage.root, above) as fd:
+                    os.unlink(name, dir_fd=fd)
+            return units
+
+    async def _make(self, units: Sequence[_Unit]) -> Sequence[str]:
+        make = partial(self._make_placeholders, units)
+        await self._in_thread(make, f"making placeholders in {self.target}")
+        return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._run]
+
+    def _make_placeholders(self, units: Sequence[_Unit], stop: ShouldStop) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._opened() as stage:
+            # Those of a kopia that the target has refused something.
+            for name in os.listdir(stage.new):  # noqa: PTH208 - a descriptor
+                stage.delete(name, stage.new)
+            self._run = []
+            for unit in units:
+                if stop():
+                    return
+                number = self._stage.next_number()
+                with os.fdopen(os.open(f"{number}{PLACEHOLDER}", flags, 0o600, dir_fd=stage.new), "wb") as file:
+                    file.write(unit.placeholder)
+                self._run.append((number, unit))
+
+    def _place_all(self, stop: ShouldStop) -> None:
+        with self._opened() as stage:
+            for number, unit in self._run:
+                if stop():
+                    return
+                with _named(unit.path):
+                    try:
+                        self._place(stage, number, unit, stop)
+                    except OSError as e:
+                        self.restorer.refusals += count_refusal(e)
+            stage.empty(stop)
+
+    def _place(self, stage: OpenStage, number: str, unit: _Unit, stop: ShouldStop) -> None:
+        status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
+        if unit.is_directory:
+            self._place_directory(stage, number, unit.path, stop)
+            self.written_bytes += unit.size_bytes
+            return
+        above, name = os.path.split(os.fsdecode(unit.path))
+        wanted = Attributes.of(unit.entry)
+        with open_below(stage.root, os.fsencode(above)) as fd:
+            if unit.entry["type"] == _LINK and self.rule.incremental and _is_same_link(stage, number, name, fd):
+                self._set(name, fd, wanted)
+                self.kept += 1
+                os.unlink(number, dir_fd=stage.new)
+                return
+            if stat.S_ISREG(status.st_mode) and status.st_size != unit.size_bytes:
+                # kopia could not write all of it, and has gone on.
+                self.restorer.refusals += 1
+                return
+            self._set(number, stage.new, wanted)
+            if stage.place(number, name, fd, delete=self.rule.delete_extra_files):
+                self.written_bytes += unit.size_bytes
+            else:
+                self._block(unit.path)
+
+    def _place_directory(self, stage: OpenStage, number: str, path: bytes, stop: ShouldStop) -> None:
+        """Move a directory to its place; if there is one with entries, what is in it replaces them."""
+        left, merged = [(number, path)], []
+        while left and not stop():
+            number, path = left.pop()
+            above, name = os.path.split(os.fsdecode(path))
+            with open_below(stage.root, os.fsencode(above)) as fd:
+                if stage.place(number, name, fd, delete=self.rule.delete_extra_files):
+                    continue
+                status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
+                if not stat.S_ISDIR(status.st_mode):
+                    self._block(path)
+                    continue
+                merged.append((path, Attributes.of_status(status)))
+                with open_below(stage.new, os.fsencode(number)) as new, open_below(fd, os.fsencode(name)) as old:
+                    if self.rule.delete_extra_files:
+                        self._delete(stage, old, path, partial(_exists, directory=new), stop)
+                    left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
+                os.rmdir(number, dir_fd=stage.new)
+        for path, wanted in reversed(merged):
+            self._set_directory(stage.root, path, wanted)
+
+    def _block(self, path: bytes) -> None:
+        self.restorer.refusals += 1
+        self.blocked.append(path)
+
+    # -- attributes ---------------------------------------------------------------------------------------------------
+    def _set(self, name: str, fd: int, wanted: Attributes) -> None:
+        """Set attributes of an entry of an open directory that it does not have; what is refused is counted."""
+        status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        for change in wanted.changes(name, fd, wanted.find_unset(status, tolerance_ns=_EXACT)):
+            try:
+                change()
+            except OSError as e:
+                self.restorer.refusals += count_refusal(e)
+
+    def _set_directory(self, root: int, path: bytes, wanted: Attributes) -> None:
+        with _named(path), open_below(root, path) as fd:
+            self._set(".", fd, wanted)
+
+    def _finish(self, directories: Directories, stop: ShouldStop) -> None:
+        """Set the attributes of directories, inner ones first: one may be closed to this process then."""
+        fd = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for directory in directories.inner_first():
+                if stop():
+                    return
+                wanted = Attributes.of(directory.entry, root=not directory.path)
+                self._set_directory(fd, directory.path, wanted)
+                self.entries += 1
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _opened(self) -> Iterator[OpenStage]:
+        with _named(b""), self._stage.open() as stage:
+            yield stage
+
+    async def _in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
+        return await self.data_path.run_in_thread(work, doing, lambda: (self.entries, self._stage.steps))
+
+
+def _room_bytes(fd: int) -> int:
+    """Return what the volume has room for; one that does not know has room for all."""
+    space = os.fstatvfs(fd)
+    return max(0, space.f_bavail * space.f_frsize - _SPARE_BYTES) if space.f_blocks else sys.maxsize
+
+
+def _is_known(name: str, *, known: Fingerprints) -> bool:
+    return known.has_text(os.fsencode(name))
+
+
+def _exists(name: str, *, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is_same_link(stage: OpenStage, number: str, name: str, directory: int) -> bool:
+    """Return whether the link of a name is the one that kopia has written; one with another name is not changed."""
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        there = os.readlink(name, dir_fd=directory)
+    except OSError:
+        return False
+    return status.st_nlink == 1 and there == os.readlink(number, dir_fd=stage.new)
+
+
+@contextmanager
+def _named(path: bytes, doing: str = "restore") -> Iterator[None]:
+    """Name the entry in an error of the system."""
+    try:
+        yield
+    except OSError as e:
+        raise DataPathError(f"cannot {doing} {show_path(path) or '/'}: {e.strerror}") from e

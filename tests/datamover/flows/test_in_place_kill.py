@@ -1,0 +1,84 @@
+"""A restore in place is killed: each file is the old or the new one, and the next restore needs no repair."""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from core.contract import VolumeMode
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.kopia.repository import Repository
+from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.in_place_process import InPlaceRun, run_in_place_process
+from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
+from tests.datamover.support.trees import describe_tree
+
+pytestmark = pytest.mark.processes
+
+_FILES = 300
+_STAGE = ".nodeagent-restore-files"
+
+
+def _fill(volume: Path, text: str, numbers: Iterator[int] | range) -> None:
+    for number in numbers:
+        (volume / str(number % 5)).mkdir(parents=True, exist_ok=True)
+        (volume / str(number % 5) / str(number)).write_text(f"{text} {number}" * 200)
+
+
+def _change(volume: Path) -> None:
+    """Change and delete files and a directory, and add some."""
+    _fill(volume, "old", range(0, _FILES, 2))
+    shutil.rmtree(volume / "4")
+    (volume / "extra" / "below").mkdir(parents=True)
+    _fill(volume / "extra", "extra", range(50))
+
+
+def _progress(volume: Path) -> int:
+    """Return how much was done, in files that are written or moved: two steps for each."""
+    staged = 0
+    with suppress(FileNotFoundError):
+        staged = sum(path.suffix != ".kopia-entry" for path in (volume / _STAGE / "new").iterdir())
+    left = sum(
+        (volume / str(number % 5) / str(number)).read_text().startswith("old")
+        for number in range(0, _FILES, 2)
+        if number % 5 != 4
+    )
+    changed = sum(number % 5 != 4 for number in range(0, _FILES, 2))
+    return staged + 2 * (changed - left)
+
+
+@pytest.mark.sample("incremental")
+@pytest.mark.timeout(TIMEOUT_SECONDS)
+@pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "full"])
+async def test_a_kill_at_any_moment_leaves_old_or_new_files_and_the_next_restore_is_right(
+    mover_repository: Repository, repository: Path, tmp_path: Path, incremental: bool
+) -> None:
+    source = tmp_path / "source"
+    _fill(source, "new", range(_FILES))
+    request = BackupParameters(source, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+    snapshot_id = (await back_up(mover_repository, request, backup_data_path())).snapshot_id
+    during = 0
+    for moment in range(KILLS):
+        volume = tmp_path / f"volume {moment}"
+        shutil.copytree(source, volume, copy_function=shutil.copy2)
+        _change(volume)
+        before = {path: path.read_text() for path in volume.rglob("*") if path.is_file() and "extra" not in path.parts}
+        run = InPlaceRun(str(repository), snapshot_id, str(volume), incremental, delete=True)
+        steps = _FILES * moment // KILLS
+        with run_in_place_process(run) as process:
+            while process.poll() is None and _progress(volume) <= steps:
+                await asyncio.sleep(0.001)
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            during += process.wait() < 0
+        for path, old in before.items():
+            assert path.read_text() in {old, (source / path.relative_to(volume)).read_text()}
+        with run_in_place_process(run) as process:
+            assert process.wait(timeout=120) == 0
+        assert describe_tree(volume) == describe_tree(source)
+        shutil.rmtree(volume)
+    assert during >= KILLS / 2
