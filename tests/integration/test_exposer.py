@@ -34,9 +34,12 @@ from core.kube.resources import (
 )
 from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH
+from core.models.names import RECLAIM_POLICY_ANNOTATION
 from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim
+from exposer.expose_run import ExposeRun
 from exposer.generic_restore import GenericRestoreExposer
+from exposer.in_place import check_existing, ensure_taken
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
@@ -177,3 +180,50 @@ async def test_a_volume_is_rebound(apiserver: ApiServer, namespace: str, client:
     assert "annotations" not in rebound["metadata"]
     bound = await client.get(PERSISTENT_VOLUME_CLAIMS, namespace, "data")
     assert bound["spec"]["volumeName"] == volume
+
+
+async def _no_guard(*, sure: bool) -> None:
+    """The transfer stays this agent's."""
+
+
+async def test_an_existing_volume_is_taken_and_given_back(namespace: str, client: KubeClient) -> None:
+    """A reference without a UID is accepted both times, and nothing of the restore is left on the volume."""
+    owner = Owner("velero.io/v2alpha1", "DataDownload", namespace, "r2", "067d6f98-aeaa-4bf8-93d7-24a9f1508ec3")
+    settings, volume = ExposeSettings(AgentTemplate("image")), f"old-{namespace}"
+    request = RestoreRequest(owner, namespace, "data", "default", settings, volume=volume)
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "a"}
+    meta = {"namespace": namespace, "name": "data"}
+    target = await client.create(
+        PERSISTENT_VOLUME_CLAIMS, {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+    )
+    released = {"kind": "PersistentVolumeClaim", **meta, "uid": "ec8dd43f-deleted", "resourceVersion": "7"}
+    before: JsonDict = {
+        "accessModes": ["ReadWriteOnce"],
+        "capacity": {"storage": "1Gi"},
+        "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "v"},
+        "storageClassName": "a",
+    }
+    manifest: JsonDict = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}}
+    manifest["metadata"]["annotations"] = {RECLAIM_POLICY_ANNOTATION: "Delete"}
+    policy = {"persistentVolumeReclaimPolicy": "Retain"}
+    await client.create(PERSISTENT_VOLUMES, manifest | {"spec": before | policy | {"claimRef": released}})
+
+    found = await check_existing(client, request, target, client)
+    assert not isinstance(found, Pending)
+    async with ExposeRun(client, owner, _no_guard) as run:
+        taken = await ensure_taken(client, run, request, found)
+        claim = build_restore_claim(owner, target, node="", excluded=(), volume=taken)
+        assert not isinstance(await run.ensure(PERSISTENT_VOLUME_CLAIMS, claim), Pending)
+    exposer = GenericRestoreExposer(client, CauseFinder(client, SystemClock()))
+    steps = [await exposer.give_back(request)]
+    await client.patch(PERSISTENT_VOLUME_CLAIMS, namespace, "r2", {"metadata": {"finalizers": None}})
+    steps.append(await exposer.give_back(request))
+
+    assert [step.reason if step else None for step in steps] == ["CleaningUp", None]
+    reserved = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace}
+    assert taken["spec"]["claimRef"] == reserved | {"name": "r2"}
+    assert taken["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+    given = await client.get(PERSISTENT_VOLUMES, "", volume)
+    assert given["spec"]["claimRef"] == reserved | {"name": "data"}
+    assert given["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert given["metadata"].keys().isdisjoint({"labels", "annotations"})
