@@ -31,6 +31,7 @@ __all__ = [
     "UNINSTALL_PERMISSIONS",
     "VERIFY_PERMISSIONS",
     "VERSION_PERMISSIONS",
+    "VOLUMES_PERMISSIONS",
     "VOLUME_CHECK_PERMISSIONS",
     "WAIT_PERMISSIONS",
     "delete_permissions",
@@ -108,7 +109,26 @@ BACKUP_PERMISSIONS: Final = (
 
 _UNKNOWN: Final = "status says what is unknown"
 _LISTED_KINDS: Final = (kube.DATA_UPLOADS, kube.DATA_DOWNLOADS, kube.POD_VOLUME_BACKUPS, kube.POD_VOLUME_RESTORES)
+_BACKED_UP: Final = (kube.DATA_UPLOADS, kube.POD_VOLUME_BACKUPS)
 _READ: Final = ("list", "watch")
+
+_UNSEEN: Final = "a note says what is not known"
+
+VOLUMES_PERMISSIONS: Final = (
+    *(Permission(_OWN, kind, ("list",), "the backups", without=_UNSEEN) for kind in _BACKED_UP),
+    Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules of nodeagent schedule", without=_UNSEEN),
+    Permission(_OWN, kube.SCHEDULES, ("list",), "Schedules of Velero", without=_UNSEEN),
+    Permission(_OWN, kube.DEPLOYMENTS, ("list",), "the Velero server and its flags", without=_UNSEEN),
+    Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNSEEN),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), "volume policies; the configuration", without=_UNSEEN),
+    Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("list",), "the volumes", without=_UNSEEN),
+    Permission(Scope.CLUSTER, kube.NAMESPACES, ("list",), "namespaces that are left out", without=_UNSEEN),
+    Permission(Scope.CLUSTER, kube.PODS, ("list",), "what fs-backup covers", without=_UNSEEN),
+    Permission(
+        Scope.CLUSTER, kube.PERSISTENT_VOLUMES, ("list",), "what snapshots and volume policies cover", without=_UNSEEN
+    ),
+)
+"""What `nodeagent volumes` needs; with `-n`, those on PVCs and pods in that namespace suffice."""
 
 STATUS_PERMISSIONS: Final = (
     *(Permission(_OWN, kind, _READ, "the transfers", without=_UNKNOWN) for kind in _LISTED_KINDS),
@@ -121,8 +141,9 @@ STATUS_PERMISSIONS: Final = (
     Permission(_OWN, kube.LEASES, ("get",), "the leader", names=(DISPATCHER_LEASE,), without=_UNKNOWN),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), "the flags of the agents", names=(AGENT_DAEMONSET,), without=_UNKNOWN),
     Permission(_OWN, kube.CONFIG_MAPS, ("get",), "the configuration; what retention keeps", without=_UNKNOWN),
-    Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules that delete by older rules", without=_UNKNOWN),
+    Permission(_OWN, kube.CRON_JOBS, ("list",), "schedules, and those that delete by older rules", without=_UNKNOWN),
     Permission(Scope.CLUSTER, kube.NODES, ("list",), "slots, where rules for nodes exist", without=_UNKNOWN),
+    *VOLUMES_PERMISSIONS,
 )
 """What `nodeagent status` needs."""
 

@@ -56,6 +56,7 @@ _USER_COMMANDS: Final = {
     "ui": "show what is going on, in a browser",
     "uninstall": "remove the agents; backups stay",
     "version": "show the versions of this command and of the agents",
+    "volumes": "show which volumes are protected, and why others are not",
 }
 """Commands that need the extra `cli`; their modules are imported when one of them runs, and never by an agent."""
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TextIO
 
 import yaml
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
@@ -35,6 +36,7 @@ _UNLIMITED: Final = 100_000
 """Columns of what is no terminal: nothing is wrapped, so that programs find a row in one line."""
 
 _GAP: Final = 3
+_FOLDED_ROWS: Final = 500
 
 
 class OutputFormat(StrEnum):
@@ -100,13 +102,28 @@ class Printer:
             self._out.out(text, end="", highlight=False)
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, indent: int = 0) -> None:
-        """Print a table; without rows, its headers."""
+        """Print a table; without rows, its headers.
+
+        Only a terminal needs lines that are folded; rich takes milliseconds and 200 KiB for each row.
+        """
+        if not self._out.is_terminal or len(rows) > _FOLDED_ROWS:
+            self._print_lines(headers, rows, indent)
+            return
         table = _grid(show_header=True)
         for header in headers:
             table.add_column(_text(header), overflow="fold")
         for row in rows:
             table.add_row(*map(_text, row))
         self._write(Padding(table, (0, 0, 0, indent)))
+
+    def _print_lines(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int) -> None:
+        """Print a line for each row, without colors."""
+        lines = [[printable(_plain(cell)) for cell in row] for row in (headers, *rows)]
+        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        with self._paused():
+            for line in lines:
+                cells = (cell + " " * (width + _GAP - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+                self._out.file.write(f"{' ' * indent}{''.join(cells)}".rstrip(" ") + "\n")
 
     def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:
         """Print one line for each label and its value."""

@@ -15,6 +15,7 @@ from core.models.phases import Phase
 from core.models.retention import RetentionReport
 from core.models.storage import RepositoryPhase
 from core.text import format_age
+from nodeagent.coverage.states import VolumeState
 
 __all__ = ["print_status", "summarize"]
 
@@ -29,6 +30,7 @@ _MESSAGE: Final = 90
 _NONE: Final = "-"
 _UNKNOWN: Final = Styled("unknown", WARN)
 _INDENT: Final = 2
+_IN_ORDER: Final = frozenset({VolumeState.PROTECTED, VolumeState.LEFT_OUT})
 
 
 class _Section:
@@ -82,7 +84,7 @@ def print_status(printer: Printer, view: StatusView, *, wide: bool = False) -> N
     _print_storage(section, view)
     if view.retention is not None:
         _print_retention(section, view.retention, view.at)
-    for note in view.notes:
+    for note in (*(view.volumes.notes if view.volumes is not None else ()), *view.notes):
         printer.note(note)
 
 
@@ -106,7 +108,15 @@ def _print_leader(printer: Printer, view: StatusView) -> None:
         facts[1:] = [("Queue", f"{view.queued} queued{source}"), ("Configuration", _UNKNOWN)]
     facts += [("", Styled(error, BAD)) for error in config.errors]
     facts += [("", Styled(warning, WARN)) for warning in config.warnings]
-    printer.facts(facts)
+    printer.facts([("Volumes", _volumes_fact(view)), *facts])
+
+
+def _volumes_fact(view: StatusView) -> Cell:
+    if view.volumes is None:
+        return _UNKNOWN
+    if view.volumes.counts.keys() <= _IN_ORDER:
+        return view.volumes.sentence
+    return Styled(f"{view.volumes.sentence} (nodeagent volumes says why)", WARN)
 
 
 def _config_state(view: StatusView) -> str:

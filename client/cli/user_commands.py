@@ -44,6 +44,7 @@ _COMMANDS: Final = (
     "ui",
     "uninstall",
     "version",
+    "volumes",
 )
 """Each is in a module of its own name, with `-` as `_`; only the one that is called is imported, to start sooner."""
 

@@ -24,6 +24,7 @@ from core.kube.client import KubeClient, Selection
 from core.kube.errors import KubeError
 from core.kube.resources import BACKUP_REPOSITORIES, BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.types import Object
+from nodeagent.coverage.read import ObservedVolumes, PlannedVolumes
 from nodeagent.runtime.informer import Informer
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 
@@ -34,6 +35,9 @@ _RULES_SECONDS: Final = 10.0
 
 _IDLE_PAUSES: Final = 6
 """So many of them while nothing does."""
+
+_VOLUMES_SECONDS: Final = 120.0
+"""Between two reads of all PVCs, pods and volumes, which take a megabyte for some hundred of them."""
 
 _OUTDATED_SECONDS: Final = 15.0
 """A watch that has been closed for longer shows a past state: reconnecting takes less."""
@@ -81,6 +85,8 @@ class StatusFollower:
         self._reader = reader
         self._clock = clock
         self._rules: ClusterSnapshot | None = None
+        self._volumes: ObservedVolumes | None = None
+        self._planned: tuple[tuple[str, ...], PlannedVolumes] | None = None
 
         def watched(part: UnreadPart, selection: Selection, trim: Callable[[Any], object]) -> _Watched:
             informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
@@ -115,6 +121,7 @@ class StatusFollower:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._follow(one), name=one.part) for one in self._all]
                 tasks.append(group.create_task(self._read_rules(), name="rules"))
+                tasks.append(group.create_task(self._read_volumes(), name="volumes"))
                 while self._rules is None or not all(one.settled for one in self._all):
                     self.changed.clear()
                     await self.changed.wait()
@@ -153,6 +160,7 @@ class StatusFollower:
             self._rules,
             at=self._reader.now(),
             transfers=tuple(record for one in self._transfers for record in one.informer.items()),
+            volumes=self._plan_volumes(self._rules.config.leave_out_namespaces),
             agents=_good(self._agents),
             repositories=_good(self._repositories),
             locations=_good(self._locations),
@@ -185,6 +193,24 @@ class StatusFollower:
             self._rules = await self._reader.read_rules(_good(self._agents))
             self.changed.set()
             await self._pause()
+
+    async def _read_volumes(self) -> None:
+        # The large lists do not delay what is shown first.
+        while self._rules is None:
+            self.changed.clear()
+            await self.changed.wait()
+        while True:
+            self._volumes, self._planned = await self._reader.observe_volumes(), None
+            self.changed.set()
+            await self._clock.sleep(_VOLUMES_SECONDS)
+
+    def _plan_volumes(self, leave_out_namespaces: tuple[str, ...]) -> PlannedVolumes | None:
+        """Return the plans of the volumes that were read last, computed once."""
+        if self._volumes is None:
+            return None
+        if self._planned is None or self._planned[0] != leave_out_namespaces:
+            self._planned = (leave_out_namespaces, self._volumes.plan(leave_out_namespaces))
+        return self._planned[1]
 
     async def _pause(self) -> None:
         """Wait until what has no watch may differ: for longer while nothing changes, and all watches are open."""

@@ -28,6 +28,7 @@ from core.models.names import (
     BACKUP_ANNOTATION,
     CONFIG_ANNOTATION,
     FILES_ANNOTATION,
+    PVC_NAME_ANNOTATION,
     SHRUNK_ANNOTATION,
     VELERO_BACKUP_LABEL,
 )
@@ -57,6 +58,7 @@ __all__ = [
 class _EndedMarks(WireModel, gc=False):
     """Annotations, and the label of Velero's, of a transfer that has ended."""
 
+    claim: str = field(default="", name=PVC_NAME_ANNOTATION)
     shrunk: str = field(default="", name=SHRUNK_ANNOTATION)
     backup: str = field(default="", name=BACKUP_ANNOTATION)
     velero_backup: str = field(default="", name=VELERO_BACKUP_LABEL)
@@ -77,6 +79,8 @@ class _EndedPod(WireModel, gc=False):
 
 
 class _EndedSpec(WireModel, gc=False):
+    """What is shown of the volume of a backup; those of restores are not."""
+
     datamover: str = ""
     source_namespace: str = ""
     source_pvc: str = field(default="", name="sourcePVC")
@@ -85,11 +89,16 @@ class _EndedSpec(WireModel, gc=False):
     backup_storage_location: str = ""
 
 
+class _EndedProgress(WireModel, gc=False):
+    total_bytes: int = 0
+
+
 class _EndedStatus(WireModel, gc=False):
     phase: str = ""
     message: str = ""
     node: str = ""
     completion_timestamp: Time | None = None
+    progress: _EndedProgress = field(default_factory=_EndedProgress)
 
 
 class _Ended(WireModel, gc=False):
@@ -131,8 +140,10 @@ def _ended_record(kind: TransferKind, one: _Ended) -> TransferRecord:
         queue=queue,
         volume=volume,
         location=spec.backup_storage_location,
+        claim=meta.annotations.claim or spec.source_pvc,
         created=meta.creation_timestamp,
         completed=status.completion_timestamp,
+        total_bytes=status.progress.total_bytes,
         message=status.message,
         datamover=spec.datamover,
         backup=meta.annotations.backup or meta.labels.velero_backup,
@@ -184,6 +195,7 @@ def _record(kind: TransferKind, cr: Transfer) -> TransferRecord:
         verification=read_verification(meta.annotations),
         files=parse_count(meta.annotations.get(FILES_ANNOTATION, "")),
         shrunk=read_shrinkage(meta.annotations),
+        claim=cr.source_claim,
     )
 
 
@@ -313,6 +325,7 @@ def config_record(name: str, raw: ConfigObject | None) -> tuple[ConfigRecord, Lo
         slots=concurrency.global_config,
         queue_length=concurrency.prepare_queue_length,
         restores_first=concurrency.restores_first,
+        leave_out_namespaces=tuple(parsed.config.own.leave_out_namespaces),
     )
     return record, concurrency
 

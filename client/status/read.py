@@ -49,6 +49,7 @@ from core.kube.types import Object
 from core.models.names import DELETIONS_CONFIGMAP, DISPATCHER_LEASE, SCHEDULE_LABEL
 from core.models.retention import RetentionReport, deletes_by_old_rules, read_report
 from nodeagent.config.keys import LoadConcurrency
+from nodeagent.coverage.read import ObservedVolumes, VolumeReader
 from nodeagent.runtime.own_pod import AGENT_SELECTOR
 from nodeagent.runtime.settings import Settings
 
@@ -81,10 +82,11 @@ class StatusReader:
         places = Selection(BACKUP_STORAGE_LOCATIONS, namespace)
         no_agents: tuple[AgentRecord, ...] = ()
         reading = asyncio.create_task(self._try(UnreadPart.AGENTS, self._read_agents, no_agents), name="agents")
-        rules, agents, transfers, repositories, locations = await asyncio.gather(
+        rules, agents, transfers, volumes, repositories, locations = await asyncio.gather(
             self._read_rules(reading),
             reading,
             self._read_transfers(),
+            self.observe_volumes(),
             self._read_all(UnreadPart.REPOSITORIES, Selection(BACKUP_REPOSITORIES, namespace), repository_record),
             self._read_all(UnreadPart.LOCATIONS, places, location_record),
         )
@@ -92,9 +94,43 @@ class StatusReader:
             rules,
             at=self.now(),
             transfers=transfers,
+            volumes=volumes.plan(rules.config.leave_out_namespaces),
             agents=agents,
             repositories=repositories,
             locations=locations,
+            unread=tuple(self._unread),
+        )
+
+    async def observe_volumes(self, volume_namespace: str = "") -> ObservedVolumes:
+        """Return the volumes, those of one namespace if one is named, and the schedules that are to back them up.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        return await VolumeReader(self._client, self._namespace, self.now, volume_namespace).read()
+
+    async def read_volumes(self, volume_namespace: str = "") -> ClusterSnapshot:
+        """Return the transfers and volumes, those of one namespace if one is named, and the configuration alone.
+
+        Raises:
+            UnreachableError: the API server does not answer.
+            UnauthorizedError: it rejects the credentials.
+        """
+        self._unread = []
+        installed, transfers, volumes = await asyncio.gather(
+            self._try(UnreadPart.FLAGS, self._read_installed, None),
+            self._read_transfers(),
+            self.observe_volumes(volume_namespace),
+        )
+        settings = installed.settings if installed is not None else None
+        config, _ = await self._try(UnreadPart.CONFIG, lambda: self._read_config(settings), _NO_CONFIG)
+        return ClusterSnapshot(
+            self._namespace,
+            self.now(),
+            transfers=transfers,
+            config=config,
+            volumes=volumes.plan(config.leave_out_namespaces),
             unread=tuple(self._unread),
         )
 

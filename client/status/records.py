@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from client.leader_page import LeaderPage
 from client.status.kinds import TRANSFER_KINDS
 from core.models.attempts import AttemptStage
-from core.models.base import Time, WireModel
+from core.models.base import Time, WireModel, parse_time
 from core.models.phases import Phase
 from core.models.retention import RetentionReport
 from core.models.shrinkage import Shrinkage
 from core.models.verification import Verification
+from nodeagent.coverage.read import PlannedVolumes
+from nodeagent.coverage.states import Copy, Coverage, build_coverage
 from nodeagent.runtime.settings import Settings
 
 __all__ = [
@@ -42,7 +45,7 @@ class TransferRecord(WireModel):
     `datamover` is `spec.datamover`, which selects the agents that it is meant for. `backup` is the backup that it
     belongs to, Velero's or one of `nodeagent backup create`; `new_bytes` changed since the backup before, None where
     that is not known. `verification` is the last one of a backup, `files` how many files it has, and `shrunk` how it is
-    Shrunk.
+    Shrunk. `claim` is the PVC that it backs up, empty if there is none.
     """
 
     kind: str
@@ -71,6 +74,7 @@ class TransferRecord(WireModel):
     verification: Verification | None = None
     files: int | None = None
     shrunk: Shrinkage | None = None
+    claim: str = ""
     fault: str = ""
 
     @property
@@ -92,6 +96,22 @@ class TransferRecord(WireModel):
     def moving(self) -> bool:
         """Whether it has a slot: its data mover may move data."""
         return self.phase in {Phase.IN_PROGRESS, Phase.CANCELING} and self.stage in {None, AttemptStage.RUNNING}
+
+
+def copy_of(one: TransferRecord) -> Copy | None:
+    """Return the backup of a volume that a transfer was; None: it has not ended, or is none."""
+    if not one.phase.final or one.fault or one.kind not in _BACKUPS or not one.created or not one.volume:
+        return None
+    return Copy(
+        (one.queue, one.claim or one.volume),
+        parse_time(one.created),
+        one.shown,
+        complete=one.phase is Phase.COMPLETED,
+        failed=one.phase is Phase.FAILED,
+        message=one.message,
+        bytes=one.total_bytes,
+        shrunk=one.shrunk.text if one.shrunk is not None and one.shrunk.acknowledged is None else None,
+    )
 
 
 class AgentRecord(WireModel):
@@ -117,6 +137,7 @@ class ConfigRecord(WireModel):
 
     `hash` is that of the document; `errors` keep agents from using it, `warnings` do not. `slots` is how many
     transfers a node runs at a time where no rule for it exists; `queue_length` of None: no limit.
+    `leave_out_namespaces` are those whose users may leave PVCs out of backups.
     """
 
     name: str = ""
@@ -126,6 +147,7 @@ class ConfigRecord(WireModel):
     slots: int = 0
     queue_length: int | None = None
     restores_first: bool = False
+    leave_out_namespaces: tuple[str, ...] = ()
 
 
 class LocationRecord(WireModel):
@@ -181,7 +203,8 @@ class ClusterSnapshot:
     What `unread` names is empty, and not known. `slots` is by node, where rules for single nodes exist. `settings` are
     the agents'; None: there is no DaemonSet. `wanted_agents` and `ready_agents` are what its controller counts. `page`
     is None where it could not be read. `retention` is the last report of retention, None if there is none;
-    `old_schedules` are the names of CronJobs that delete by older rules.
+    `old_schedules` are the names of CronJobs that delete by older rules. `volumes` are those that are to be backed up;
+    None: they were not read yet.
     """
 
     namespace: str
@@ -199,11 +222,24 @@ class ClusterSnapshot:
     page: LeaderPage | None = None
     retention: RetentionReport | None = None
     old_schedules: tuple[str, ...] = ()
+    volumes: PlannedVolumes | None = None
     unread: tuple[Unread, ...] = ()
 
     def is_unread(self, part: UnreadPart) -> bool:
         """Return whether the part, or some of it, could not be read."""
         return any(one.part is part for one in self.unread)
+
+    @cached_property
+    def coverage(self) -> Coverage | None:
+        """The state of each volume; None: not known yet."""
+        if self.volumes is None:
+            return None
+        copies = [copy for one in self.transfers if (copy := copy_of(one)) is not None]
+        notes = [f"transfers cannot be read: {one.why}" for one in self.unread if one.part is UnreadPart.TRANSFERS]
+        if notes and not copies:
+            # Without any, each volume would look as if it was never backed up.
+            return Coverage(complete=False, notes=(*notes, *self.volumes.notes))
+        return build_coverage(self.volumes.plans, copies, self.at, (*notes, *self.volumes.notes))
 
     def slots_of(self, node: str) -> int | None:
         """Return how many transfers the node runs at a time; None: not known."""

@@ -109,19 +109,30 @@ class LeaderRow(WireModel):
     page: bool = False
 
 
+class VolumeSummary(WireModel):
+    """How many volumes are in each state, as `nodeagent volumes` lists them; `sentence` says so in words."""
+
+    sentence: str
+    counts: dict[str, int]
+    complete: bool
+    notes: tuple[str, ...]
+
+
 class StatusView(WireModel):
     """Everything that `nodeagent status` shows, the most important first in each list.
 
     `phases` counts all transfers. `queued` are those that wait for the admission quota alone, `queue_length` is the
     quota; None: there is none. `positions_computed`: the leader did not say them. `retention` is the last report of
-    retention, None if there is none, and `old_schedules` are the schedules that delete by older rules. `unread` are the
-    parts that could not be read, or not as a whole: what is shown of them is not known to be all.
+    retention, None if there is none, and `old_schedules` are the schedules that delete by older rules. `volumes` is
+    None until they are read. `unread` are the parts that could not be read, or not as a whole: what is shown of
+    them is not known to be all.
     """
 
     health: Health
     namespace: str
     at: Time
     findings: list[Finding]
+    volumes: VolumeSummary | None
     leader: LeaderRow
     phases: dict[str, int]
     queued: int
@@ -162,6 +173,7 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         namespace=snapshot.namespace,
         at=snapshot.at,
         findings=findings,
+        volumes=_sum_up(snapshot),
         leader=LeaderRow(
             holder=snapshot.lease.holder,
             node=node_of_holder(snapshot.lease.holder),
@@ -184,6 +196,19 @@ def build_view(snapshot: ClusterSnapshot, rate_of: RateOf = average_rate) -> Sta
         configuration=snapshot.config,
         unread=sorted({str(one.part) for one in snapshot.unread}),
         notes=_notes(snapshot, len(snapshot.transfers) - len(managed)),
+    )
+
+
+def _sum_up(snapshot: ClusterSnapshot) -> VolumeSummary | None:
+    coverage = snapshot.coverage
+    if coverage is None or snapshot.volumes is None:
+        return None
+    return VolumeSummary(
+        sentence=coverage.sentence,
+        counts={str(state): number for state, number in coverage.counts.items()},
+        complete=coverage.complete,
+        # That transfers were not read is a finding.
+        notes=snapshot.volumes.notes,
     )
 
 

@@ -133,6 +133,12 @@ class OwnKeys(Section):
         "where the definitions are those of Velero 1.19, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
         examples=["HMAC-SHA256-128"],
     )
+    leave_out_namespaces: list[ObjectName] = Field(
+        default_factory=list,
+        description="namespaces whose users may leave a PVC out of backups on purpose, by the annotation "
+        "nodeagent.io/exclude-from-backup with the reason; elsewhere it does not count (our own key)",
+        examples=[["build"]],
+    )
     require_file_attributes: bool = Field(
         default=False,
         description="whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "

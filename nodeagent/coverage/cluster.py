@@ -1,6 +1,6 @@
 """What coverage reads of PVCs, volumes, pods and namespaces: small frozen models, since there are thousands of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, TypeVar
@@ -119,8 +119,19 @@ class CsiSource(WireModel, gc=False):
 
 
 _TYPES: Final = (
-    *("awsElasticBlockStore", "azureDisk", "azureFile", "cephfs", "cinder", "csi", "fc", "flocker", "flexVolume"),
-    *("gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "nfs", "photonPersistentDisk", "portworxVolume"),
+    *(
+        "csi",
+        "nfs",
+        "awsElasticBlockStore",
+        "azureDisk",
+        "azureFile",
+        "cephfs",
+        "cinder",
+        "fc",
+        "flocker",
+        "flexVolume",
+    ),
+    *("gcePersistentDisk", "glusterfs", "hostPath", "iscsi", "local", "photonPersistentDisk", "portworxVolume"),
     *("quobyte", "rbd", "scaleIO", "storageos", "vsphereVolume"),
 )
 """The types of a PersistentVolume as its spec names them, and as volume policies do.
@@ -294,6 +305,15 @@ class ClusterVolumes:
             for claim in {volume.claim for volume in pod.spec.volumes if volume.claim}:
                 found.setdefault((pod.metadata.namespace, claim), []).append(pod)
         return {key: tuple(pods) for key, pods in found.items()}
+
+    @cached_property
+    def by_namespace(self) -> Mapping[str, Sequence[Claim | Pod]]:
+        """The PVCs and pods of each namespace."""
+        found: dict[str, list[Claim | Pod]] = {}
+        objects: tuple[Claim | Pod, ...] = (*self.claims.values(), *self.pods)
+        for one in objects:
+            found.setdefault(one.metadata.namespace, []).append(one)
+        return found
 
     @cached_property
     def left_out_namespaces(self) -> frozenset[str]:

@@ -5,9 +5,10 @@ Everything is read page by page. What may not be read is named in a note, and ju
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Final, NoReturn, TypeVar
 
 from msgspec import field as wire_field
@@ -36,7 +37,7 @@ from nodeagent.coverage.selection import Choice, Method, Schedule, ServerDefault
 from nodeagent.coverage.selectors import parse_selector
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
-__all__ = ["PlannedVolumes", "VolumePlanReader"]
+__all__ = ["ObservedVolumes", "PlannedVolumes", "VolumeReader"]
 
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
@@ -44,15 +45,29 @@ _Model = TypeVar("_Model", bound=WireModel)
 
 @dataclass(frozen=True)
 class PlannedVolumes:
-    """The volumes and the backups that are expected of them, as read at `at`; None: the PVCs may not be listed.
+    """The volumes and the backups that are expected of them; None: the PVCs may not be listed.
 
     `notes` are what could not be read.
     """
 
-    at: datetime
     plans: tuple[VolumePlan, ...] | None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ObservedVolumes:
+    """What was read: the volumes, None if the PVCs may not be listed, and the schedules."""
+
+    cluster: ClusterVolumes | None
     namespaces: Mapping[str, Namespace] = field(default_factory=dict)
+    sources: tuple[BackupSource, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def plan(self, leave_out_namespaces: Collection[str]) -> PlannedVolumes:
+        """Return the plans, with the annotations of PVCs that count in these namespaces."""
+        if self.cluster is None:
+            return PlannedVolumes(None, self.notes)
+        return PlannedVolumes(plan_volumes(self.cluster, self.sources, leave_out_namespaces), self.notes)
 
 
 @dataclass(frozen=True)
@@ -64,8 +79,8 @@ class _VeleroPlan:
     fault: str | None = None
 
 
-class VolumePlanReader:
-    """Reads the plans of all volumes, or of those in one namespace."""
+class VolumeReader:
+    """Reads all volumes, or those in one namespace, and the schedules that are to back them up."""
 
     def __init__(
         self, client: KubeClient, namespace: str, now: Callable[[], datetime], volume_namespace: str = ""
@@ -78,8 +93,8 @@ class VolumePlanReader:
         self._intervals: dict[tuple[str, str], timedelta] = {}
         self._notes: list[str] = []
 
-    async def read(self, tenant_exclusions: Sequence[str] = ()) -> PlannedVolumes:
-        """Return the plans of the volumes that there are now.
+    async def read(self) -> ObservedVolumes:
+        """Return what there is now.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -95,9 +110,8 @@ class VolumePlanReader:
             self._try("CronJobs", "schedules of nodeagent schedule are not known", self._list_cron_jobs, no_cron_jobs),
             self._read_velero(),
         )
-        at = self._now()
         if claims is None:
-            return PlannedVolumes(at, None, tuple(self._notes), namespaces)
+            return ObservedVolumes(None, namespaces, notes=tuple(self._notes))
         schedules, defaults = velero
         cluster = ClusterVolumes(claims, namespaces=namespaces)
         if any(one.fault is None and not one.schedule.spec.paused for one in schedules):
@@ -110,8 +124,7 @@ class VolumePlanReader:
             cluster = ClusterVolumes(claims, pods, volumes, namespaces)
         sources = [source for raw in cron_jobs if (source := self._read_cron_job(raw, claims)) is not None]
         sources += [self._build_source(one, cluster, defaults) for one in schedules]
-        plans = plan_volumes(cluster, sources, tenant_exclusions)
-        return PlannedVolumes(at, plans, tuple(self._notes), namespaces)
+        return ObservedVolumes(cluster, namespaces, tuple(sources), tuple(self._notes))
 
     async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
@@ -141,13 +154,7 @@ class VolumePlanReader:
         return {claim.key: claim for claim in found}
 
     async def _read_namespaces(self) -> Mapping[str, Namespace]:
-        if self._volume_namespace:
-            # One namespace takes less than the permission to list all.
-            raw = await self._client.read(kube.NAMESPACES, "", self._volume_namespace)
-            found = [Namespace.from_wire(raw)] if raw is not None else []
-        else:
-            found = await self._read_all(kube.NAMESPACES, Namespace)
-        return {one.metadata.name: one for one in found}
+        return {one.metadata.name: one for one in await self._read_all(kube.NAMESPACES, Namespace)}
 
     async def _pods(self) -> tuple[Pod, ...]:
         return tuple(pod for pod in await self._read_all(kube.PODS, Pod, self._volume_namespace) if pod.spec.volumes)
@@ -213,7 +220,13 @@ class VolumePlanReader:
     async def _read_server_flags(self) -> Mapping[str, str] | None:
         """Return the flags of the Velero server; None: there is none."""
         server = await find_velero_server(self._client, self._namespace)
-        return _server_flags(server) if server is not None else None
+        if server is None:
+            return None
+        try:
+            return _Deployment.from_wire(server).flags
+        except ContractError as e:
+            self._notes.append(f"Deployment {self._namespace}/{server['metadata']['name']} cannot be read: {e}")
+            return {}
 
     async def _read_defaults(self, flags: Mapping[str, str]) -> ServerDefaults:
         policies = Policies()
@@ -267,18 +280,6 @@ class VolumePlanReader:
 _POLICIES_FLAG: Final = "global-backup-volume-policies-configmap"
 
 
-def _server_flags(server: UncheckedObject) -> Mapping[str, str]:
-    """Return the flags of the server's container. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
-    spec = ((server.get("spec") or {}).get("template") or {}).get("spec") or {}
-    words = [str(word) for one in spec.get("containers") or [] for word in one.get("args") or []]
-    flags = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        key, sign, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            flags[key] = value if sign else "" if following.startswith("-") else following
-    return flags
-
-
 def _is_set(value: str | None) -> bool:
     """Return whether a boolean flag of Go is on; alone, without `=`, it is."""
     return value is not None and value.lower() not in {"false", "f", "0"}
@@ -296,12 +297,27 @@ class _PodTemplate(WireModel):
     spec: _PodSpec = wire_field(default_factory=_PodSpec)
 
 
-class _JobSpec(WireModel):
+class _WorkloadSpec(WireModel):
     template: _PodTemplate = wire_field(default_factory=_PodTemplate)
 
 
+class _Deployment(WireModel):
+    spec: _WorkloadSpec = wire_field(default_factory=_WorkloadSpec)
+
+    @property
+    def flags(self) -> Mapping[str, str]:
+        """The flags of its containers. Source: Velero v1.18, pkg/cmd/server/config/config.go."""
+        words = [word for one in self.spec.template.spec.containers for word in one.args]
+        flags = {}
+        for word, following in pairwise([*words, ""]):
+            key, sign, value = word.removeprefix("--").partition("=")
+            if word.startswith("--"):
+                flags[key] = value if sign else "" if following.startswith("-") else following
+        return flags
+
+
 class _JobTemplate(WireModel):
-    spec: _JobSpec = wire_field(default_factory=_JobSpec)
+    spec: _WorkloadSpec = wire_field(default_factory=_WorkloadSpec)
 
 
 class _CronJobSpec(WireModel):

@@ -241,8 +241,8 @@ class _Selection:
         """The PVCs and pods by namespace and name that the Backup has: selected ones, and what they bring with them."""
         claims: dict[VolumeKey, Claim] = {}
         pods: dict[tuple[str, str], Pod] = {}
-        objects: list[Claim | Pod] = [*self.cluster.claims.values(), *self.cluster.pods]
-        found = [one for one in objects if self._passes(one) and self._is_labeled(one)]
+        chosen = [objects for name, objects in self.cluster.by_namespace.items() if self._namespaces(name)]
+        found = [one for each in chosen for one in each if self._passes(one) and self._is_labeled(one)]
         while found:
             one = found.pop()
             key = (one.metadata.namespace, one.metadata.name)
@@ -327,7 +327,7 @@ class _Selection:
                     if any(
                         one.claim == claim.metadata.name and self._is_opted_in(pod, one) for one in pod.spec.volumes
                     ):
-                        return Choice(Method.NONE, f"fs-backup is left to pod {pod.metadata.name}, which it cannot use")
+                        return Choice(Method.NONE, f"fs-backup needs pod {pod.metadata.name} to run and to mount it")
                 if self.template.snapshot_volumes is False:
                     return self._unsaved(claim)
         return self._moved_or_not(claim)

@@ -1,7 +1,7 @@
 """The state of each volume: which backups are expected of it, and whether it has them. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -13,7 +13,6 @@ from core.models.units import parse_positive_duration
 from core.text import format_age
 from nodeagent.coverage.cluster import Claim, ClusterVolumes, VolumeKey
 from nodeagent.coverage.selection import Choice, Method
-from nodeagent.coverage.selectors import includes
 
 __all__ = [
     "BackupSource",
@@ -107,11 +106,11 @@ class VolumePlan:
 
 
 def plan_volumes(
-    cluster: ClusterVolumes, sources: Sequence[BackupSource], tenant_exclusions: Sequence[str] = ()
+    cluster: ClusterVolumes, sources: Sequence[BackupSource], leave_out_namespaces: Collection[str] = ()
 ) -> tuple[VolumePlan, ...]:
     """Return all bound PVCs, and the volumes of pods that fs-backup covers, with the backups that are expected of them.
 
-    `tenant_exclusions` are patterns of the namespaces in which the annotation of a PVC counts.
+    `leave_out_namespaces` are those in which the annotation of a PVC counts.
     """
     expected: dict[VolumeKey, list[Expectation]] = {}
     for source in sources:
@@ -119,7 +118,7 @@ def plan_volumes(
         for key, choice in source.choices.items():
             expected.setdefault(key, []).append(shared.setdefault(choice, Expectation(source, choice)))
     claims = [claim for claim in cluster.claims.values() if claim.bound]
-    plans = [_plan_claim(claim, cluster, tuple(expected.pop(claim.key, ())), tenant_exclusions) for claim in claims]
+    plans = [_plan_claim(claim, cluster, tuple(expected.pop(claim.key, ())), leave_out_namespaces) for claim in claims]
     created = {
         pod.key_of(volume): pod.metadata.creation_timestamp for pod in cluster.pods for volume in pod.spec.volumes
     }
@@ -133,13 +132,13 @@ def plan_volumes(
 
 
 def _plan_claim(
-    claim: Claim, cluster: ClusterVolumes, expected: tuple[Expectation, ...], tenant_exclusions: Sequence[str]
+    claim: Claim, cluster: ClusterVolumes, expected: tuple[Expectation, ...], leave_out_namespaces: Collection[str]
 ) -> VolumePlan:
     namespace, meta = claim.metadata.namespace, claim.metadata
     reason, note = meta.annotations.left_out, ""
-    allowed = any(includes(namespace, [pattern], ()) for pattern in tenant_exclusions)
+    allowed = namespace in leave_out_namespaces
     if reason and not allowed:
-        note = f"its annotation {EXCLUDE_ANNOTATION} does not count: tenantExclusions does not name {namespace}"
+        note = f"its annotation {EXCLUDE_ANNOTATION} does not count: leaveOutNamespaces does not name {namespace}"
     return VolumePlan(
         claim.key,
         meta.creation_timestamp,
@@ -178,7 +177,7 @@ class Copy:
     """A backup of a volume that has ended; `name` is that of its transfer as text.
 
     `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
-    canceled.
+    canceled. `shrunk` is what to tell if it is Shrunk, and nobody has acknowledged it.
     """
 
     key: VolumeKey
@@ -188,7 +187,7 @@ class Copy:
     failed: bool = False
     message: str = ""
     bytes: int = 0
-    shrunk: bool = False
+    shrunk: str | None = None
 
 
 @dataclass(slots=True)
@@ -239,9 +238,13 @@ class VolumeCoverage(WireModel):
 
 
 class Coverage(WireModel):
-    """All volumes, those that need attention first; `notes` are what could not be read."""
+    """All volumes, those that need attention first; `notes` are what could not be read.
+
+    Unless it is `complete`, volumes that have no backup are missing.
+    """
 
     volumes: tuple[VolumeCoverage, ...] = ()
+    complete: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -256,12 +259,19 @@ class Coverage(WireModel):
         counts = dict(self.counts)
         left_out = counts.pop(VolumeState.LEFT_OUT, 0)
         protected, every = counts.pop(VolumeState.PROTECTED, 0), len(self.volumes) - left_out
+        if not every:
+            return "; ".join(["no volumes" if self.complete else "no volumes are known", *_left_out_words(left_out)])
         parts = [f"{protected} of {every} volume{'' if every == 1 else 's'} protected"]
         if counts:
             parts.append(", ".join(f"{number} {state.words}" for state, number in counts.items()))
-        if left_out:
-            parts.append(f"{left_out} {VolumeState.LEFT_OUT.words}")
+        parts += _left_out_words(left_out)
+        if not self.complete:
+            parts.append("volumes without a backup are not known")
         return "; ".join(parts)
+
+
+def _left_out_words(number: int) -> list[str]:
+    return [f"{number} {VolumeState.LEFT_OUT.words}"] if number else []
 
 
 def build_coverage(
@@ -275,11 +285,11 @@ def build_coverage(
     for copy in copies:
         histories.setdefault(copy.key, _History()).add(copy)
     none = _History()
-    plans = plans if plans is not None else [VolumePlan(key) for key in histories]
-    volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in plans]
+    known = plans if plans is not None else [VolumePlan(key) for key in histories]
+    volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in known]
     order = list(VolumeState)
     volumes.sort(key=lambda one: (not one.needs_attention, order.index(one.state), one.namespace, one.volume))
-    return Coverage(volumes=tuple(volumes), notes=tuple(notes))
+    return Coverage(volumes=tuple(volumes), complete=plans is not None, notes=tuple(notes))
 
 
 def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCoverage:
@@ -317,18 +327,14 @@ def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[VolumeSt
         return VolumeState.FAILING, why
     if good is None:
         return _judge_without_copy(plan, now)
-    if good.shrunk:
-        return VolumeState.SHRUNK, f"{good.name} has much less than the backup before it"
+    if good.shrunk is not None:
+        return VolumeState.SHRUNK, f"{good.name}: {good.shrunk}"
     age = now - good.created
-    if interval is None:
-        why = _why_unexpected(plan)
-        return (VolumeState.STALE if age > _UNSCHEDULED else VolumeState.PROTECTED), (
-            f"the last backup is {format_age(age)} old, and {why}"
-        )
-    every = f"every {format_age(interval)} by {plan.by}"
-    if age > 2 * interval + _lateness(interval):
-        return VolumeState.STALE, f"the last backup is {format_age(age)} old; expected {every}"
-    return VolumeState.PROTECTED, f"backed up {format_age(age)} ago; expected {every}"
+    why = f"expected every {format_age(interval)} by {plan.by}" if interval is not None else _why_unexpected(plan)
+    longest = 2 * interval + _lateness(interval) if interval is not None else _UNSCHEDULED
+    if age > longest:
+        return VolumeState.STALE, f"the last backup is {format_age(age)} old: {why}"
+    return VolumeState.PROTECTED, why
 
 
 def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[VolumeState, str]:
@@ -345,8 +351,9 @@ def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[VolumeState, s
 
 def _why_unexpected(plan: VolumePlan) -> str:
     """Return why nothing is going to copy the volume."""
-    for one in plan.expected:
-        if one.source.interval is None:
-            return f"{one.source.name} does not run: {one.source.why}"
-        return f"{one.source.name} copies no data: {one.choice.why}"
-    return "no schedule backs it up"
+    if not plan.expected:
+        return "no schedule backs it up"
+    one = next((each for each in plan.expected if each.source.interval is not None), plan.expected[0])
+    if one.source.interval is None:
+        return f"{one.source.name} does not run: {one.source.why}"
+    return f"{one.source.name} copies no data: {one.choice.why}"

@@ -25,7 +25,7 @@ def _run(name: str, *more: str) -> tuple[list[str], dict[str, Any]]:
 def test_the_last_line_of_status_has_all_figures() -> None:
     table, found = _run("bench_cli")
     assert set(found) == {"status_ms", "peak_mib", "api_requests", "start_ms"}
-    assert found["api_requests"] == 14
+    assert found["api_requests"] == 18
     assert sum(line.startswith("| `") for line in table) == 4
 
 
@@ -35,6 +35,6 @@ def test_the_last_line_of_the_pages_has_all_figures() -> None:
     assert found["first_paint_ms_10k"] > 0
     assert 20 < found["server_peak_mib_10k"] < 250
     # Within these seconds at most one round of what has no watch: a Lease, a DaemonSet, two ConfigMaps, the CronJobs of
-    # schedules, the leader's page, the nodes.
-    assert found["api_requests_per_minute_idle"] <= 7 * 60 / 15
+    # schedules, the leader's page, the nodes; and one of PVCs, namespaces, CronJobs and Schedules.
+    assert found["api_requests_per_minute_idle"] <= 11 * 60 / 15
     assert sum(line.startswith("| `/") for line in table) == 6

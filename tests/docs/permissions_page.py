@@ -18,6 +18,7 @@ from client.permissions import (
     VERIFY_PERMISSIONS,
     VERSION_PERMISSIONS,
     VOLUME_CHECK_PERMISSIONS,
+    VOLUMES_PERMISSIONS,
     installer_permissions,
 )
 from client.schedules.permissions import (
@@ -171,6 +172,11 @@ _SECTIONS: Final = (
         "nodeagent status",
         "Only `--watch` and `--wait-idle` watch. What may not be read is unknown in the answer, and never healthy.",
         STATUS_PERMISSIONS,
+    ),
+    _Section(
+        "nodeagent volumes",
+        "With `-n`, those on PVCs and pods in that namespace suffice. What may not be read is a note in the answer.",
+        VOLUMES_PERMISSIONS,
     ),
     _Section(
         "nodeagent describe",

@@ -55,6 +55,7 @@ _WORDS: Final = {
     "ui": ("--no-browser",),
     "uninstall": (),
     "version": (),
+    "volumes": (),
 }
 """Of each command, words that it accepts."""
 

@@ -6,7 +6,7 @@ from core.kube.client import KubeClient
 from core.kube.errors import UnreachableError
 from core.kube.retry import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
-from nodeagent.coverage.read import PlannedVolumes, VolumePlanReader
+from nodeagent.coverage.read import PlannedVolumes, VolumeReader
 from nodeagent.coverage.states import VolumeState, build_coverage
 from tests.nodeagent.coverage.test_states import NOW
 from tests.nodeagent.support.volume_scene import a_claim, a_pod, a_schedule, a_volume, an_object
@@ -37,7 +37,7 @@ def a_kube(*objects: JsonDict) -> FakeKube:
 
 
 async def read(kube: FakeKube) -> PlannedVolumes:
-    return await VolumePlanReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOW).read()
+    return (await VolumeReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOW).read()).plan(())
 
 
 async def expected(kube: FakeKube) -> dict[str, str]:

@@ -41,11 +41,11 @@ def judged(
     *copies: Copy,
     sources: tuple[BackupSource, ...] = (),
     namespace: JsonDict = NAMESPACE,
-    tenant_exclusions: tuple[str, ...] = (),
+    leave_out_namespaces: tuple[str, ...] = (),
     **claim: Any,
 ) -> VolumeCoverage:
     """Return the state of one PVC."""
-    plans = plan_volumes(a_cluster(a_claim("data", **claim), namespace), sources, tenant_exclusions)
+    plans = plan_volumes(a_cluster(a_claim("data", **claim), namespace), sources, leave_out_namespaces)
     (found,) = build_coverage(plans, copies, NOW).volumes
     return found
 
@@ -53,18 +53,18 @@ def judged(
 @pytest.mark.parametrize(
     ("copies", "sources", "state", "reason"),
     [
-        ([copy(HOUR)], [source()], "protected", "backed up 60m ago; expected every 24h by Schedule night"),
+        ([copy(HOUR)], [source()], "protected", "expected every 24h by Schedule night"),
         (
             [copy(49 * HOUR - HOUR / 60)],
             [source()],
             "protected",
-            "backed up 2d ago; expected every 24h by Schedule night",
+            "expected every 24h by Schedule night",
         ),
-        ([copy(49 * HOUR + HOUR / 60)], [source()], "stale", "last backup is 2d old; expected every 24h by Schedule"),
+        ([copy(49 * HOUR + HOUR / 60)], [source()], "stale", "last backup is 2d old: expected every 24h by Schedule"),
         ([copy(3 * HOUR)], [source(interval=HOUR)], "stale", "expected every 60m"),
         ([copy(3 * HOUR)], [source(), source(interval=HOUR)], "stale", "expected every 60m"),
-        ([copy(6 * DAY)], [], "protected", "the last backup is 6d old, and no schedule backs it up"),
-        ([copy(8 * DAY)], [], "stale", "the last backup is 8d old, and no schedule backs it up"),
+        ([copy(6 * DAY)], [], "protected", "no schedule backs it up"),
+        ([copy(8 * DAY)], [], "stale", "the last backup is 8d old: no schedule backs it up"),
         ([copy(8 * DAY)], [source(interval=None)], "stale", "Schedule night does not run: it is paused"),
         ([], [], "never-backed-up", "no schedule backs it up"),
         ([], [source()], "never-backed-up", "expected every 24h by Schedule night"),
@@ -73,13 +73,18 @@ def judged(
         ([], [source(Method.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
         ([], [source(Method.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
         ([], [source(Method.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
-        ([copy(HOUR)], [source(Method.SKIPPED), source()], "protected", "backed up 60m ago"),
+        ([copy(HOUR)], [source(Method.SKIPPED), source()], "protected", "expected every 24h by Schedule night"),
         ([copy(DAY), failed(HOUR)], [source()], "failing", "DataUpload velero/du-1 failed 60m ago: disk full"),
-        ([copy(HOUR), failed(DAY)], [source()], "protected", "backed up 60m ago"),
+        ([copy(HOUR), failed(DAY)], [source()], "protected", "expected every 24h by Schedule night"),
         ([failed(HOUR)], [], "failing", "disk full"),
         ([copy(HOUR, complete=False)], [source()], "never-backed-up", "expected every 24h"),
-        ([copy(HOUR, shrunk=True), copy(DAY)], [source()], "shrunk", "DataUpload velero/du-1 has much less"),
-        ([copy(HOUR), copy(DAY, shrunk=True)], [source()], "protected", "backed up 60m ago"),
+        ([copy(HOUR, shrunk="from 2 to 1"), copy(DAY)], [source()], "shrunk", "DataUpload velero/du-1: from 2 to 1"),
+        (
+            [copy(HOUR), copy(DAY, shrunk="from 2 to 1")],
+            [source()],
+            "protected",
+            "expected every 24h by Schedule night",
+        ),
     ],
 )
 def test_the_state_of_a_volume(copies: list[Copy], sources: list[BackupSource], state: str, reason: str) -> None:
@@ -97,7 +102,7 @@ def test_the_state_of_a_volume(copies: list[Copy], sources: list[BackupSource], 
             "annotation of its namespace: scratch",
         ),
         (
-            {"annotations": {"nodeagent.io/exclude-from-backup": "cache"}, "tenant_exclusions": ("x", "a*")},
+            {"annotations": {"nodeagent.io/exclude-from-backup": "cache"}, "leave_out_namespaces": ("x", "app")},
             "annotation of the PVC: cache",
         ),
     ],
@@ -110,9 +115,9 @@ def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> No
 
 def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> None:
     annotations = {"nodeagent.io/exclude-from-backup": "cache"}
-    found = judged(annotations=annotations, tenant_exclusions=("db",))
+    found = judged(annotations=annotations, leave_out_namespaces=("db",))
     assert found.state is VolumeState.NEVER_BACKED_UP
-    assert "does not count: tenantExclusions does not name app" in found.note
+    assert "does not count: leaveOutNamespaces does not name app" in found.note
 
 
 def test_an_interval_of_the_pvc_counts_where_no_schedule_backs_it_up() -> None:
@@ -153,7 +158,8 @@ def states(**counts: int) -> Coverage:
 @pytest.mark.parametrize(
     ("counts", "sentence"),
     [
-        ({}, "0 of 0 volumes protected"),
+        ({}, "no volumes"),
+        ({"left-out": 1}, "no volumes; 1 left out on purpose"),
         ({"protected": 1}, "1 of 1 volume protected"),
         ({"protected": 38, "stale": 1, "never-backed-up": 1}, "38 of 40 volumes protected; 1 never backed up, 1 stale"),
         ({"protected": 2, "left-out": 3}, "2 of 2 volumes protected; 3 left out on purpose"),
@@ -179,4 +185,5 @@ def test_what_needs_attention_comes_first() -> None:
 def test_without_pvcs_only_volumes_with_a_backup_are_known() -> None:
     found = build_coverage(None, [copy(HOUR)], NOW, ["PVCs cannot be read"])
     assert [(one.shown, str(one.state)) for one in found.volumes] == [("app/data", "protected")]
+    assert found.sentence == "1 of 1 volume protected; volumes without a backup are not known"
     assert found.notes == ("PVCs cannot be read",)

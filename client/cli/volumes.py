@@ -1,0 +1,130 @@
+"""The command `nodeagent volumes`: which volumes are protected, and why others are not."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import click
+import msgspec
+
+from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styled
+from client.status.read import StatusReader
+from client.text import format_bytes
+from core.text import format_age
+from nodeagent.coverage.states import Coverage, VolumeCoverage, VolumeState
+from nodeagent.runtime.connection import ClusterAccess, connect
+
+__all__ = ["volumes"]
+
+_ROWS: Final = 100
+"""Rows of a table beside those that need attention; a wide answer has all of them."""
+
+_REASON: Final = 110
+"""Characters of a reason in a row; a wide answer has all of it."""
+
+_NONE: Final = "-"
+_STYLES: Final = {
+    VolumeState.PROTECTED: GOOD,
+    VolumeState.LEFT_OUT: "",
+    VolumeState.STALE: WARN,
+    VolumeState.SNAPSHOT_ONLY: WARN,
+}
+_STATES: Final = [state.value for state in VolumeState]
+
+_EXAMPLES: Final = """\
+examples:
+  nodeagent volumes
+        all volumes: those that need attention first, and why
+  nodeagent volumes -n app --state never-backed-up --state stale
+        volumes of one namespace in one of these states
+  nodeagent volumes -o json | jq -r '.volumes[] | select(.state != "protected") | .volume'
+        for programs
+
+states:
+  protected        a copy in the bucket that is recent enough
+  stale            two expected backups were missed, or nothing expects one and the last is older than a week
+  never-backed-up  no complete backup is there
+  failing          the newest backup failed
+  shrunk           the newest backup has much less than the one before it
+  snapshot-only    only snapshots are taken, which are not moved to a bucket, or hooks run
+  left-out         left out on purpose; the table says by what
+
+Expected backups are those of nodeagent schedule and of Velero's Schedules, else of the annotation
+nodeagent.io/backup-interval of the PVC. A PVC or namespace is left out by the label
+velero.io/exclude-from-backup: "true", or by the annotation nodeagent.io/exclude-from-backup with a reason.
+
+-n is the namespace of the volumes; --agent-namespace that of the agents.
+
+exit codes:
+  0  shown, whatever the states are
+  1  an error of the cluster
+  2  invalid command line, or the cluster is not reachable
+"""
+
+
+@click.command("volumes", cls=UserCommand, epilog=_EXAMPLES)
+@click.option("--namespace", "-n", metavar="NAME", default="", help="only volumes of this namespace")
+@click.option("--state", "states", type=click.Choice(_STATES), multiple=True, help="only this state; may be repeated")
+@output_option
+@workload_options
+def volumes(access: ClusterAccess, form: OutputFormat, *, namespace: str, states: Sequence[str]) -> None:
+    """Show which volumes are protected, and why the others are not."""
+    asyncio.run(_run(access, form, namespace, states))
+
+
+async def _run(access: ClusterAccess, form: OutputFormat, namespace: str, states: Sequence[str]) -> None:
+    printer = Printer()
+    async with connect(access) as cluster:
+        reader = StatusReader(cluster.client, cluster.namespace, now=cluster.time.now)
+        snapshot = await reader.read_volumes(namespace)
+    coverage = snapshot.coverage or Coverage()
+    every = [one for one in coverage.volumes if namespace in {"", one.namespace}]
+    chosen = tuple(one for one in every if not states or one.state in states)
+    sentence = msgspec.structs.replace(coverage, volumes=tuple(every)).sentence
+    answer = msgspec.structs.replace(coverage, volumes=chosen)
+
+    def print_page() -> None:
+        printer.line(sentence)
+        _print_table(printer, chosen, snapshot.at, wide=form is OutputFormat.WIDE)
+
+    printer.answer(answer, form, print_page, coverage.notes)
+
+
+def _print_table(printer: Printer, chosen: Sequence[VolumeCoverage], now: datetime, *, wide: bool) -> None:
+    urgent = sum(one.needs_attention for one in chosen)
+    shown = chosen if wide else chosen[: urgent + _ROWS]
+    if not shown:
+        return
+    printer.line()
+    headers = ["VOLUME", "STATE", "LAST BACKUP", "EVERY", "WHY"]
+    headers += ["SIZE", "EXPECTED BY", "NOTE"] if wide else []
+    printer.table(headers, [_row(one, now, wide=wide) for one in shown])
+    if len(shown) < len(chosen):
+        printer.line(f"... {len(chosen) - len(shown)} more (-o wide lists all)")
+
+
+def _row(one: VolumeCoverage, now: datetime, *, wide: bool) -> list[Cell]:
+    interval = one.interval_seconds
+    reason = one.reason if wide or len(one.reason) <= _REASON else f"{one.reason[: _REASON - 3]}..."
+    row: list[Cell] = [
+        one.shown,
+        Styled(one.state, _style_of(one)),
+        f"{format_age(now - one.last_backup)} ago" if one.last_backup is not None else _NONE,
+        format_age(timedelta(seconds=interval)) if interval is not None else _NONE,
+        reason,
+    ]
+    if wide:
+        row += [
+            format_bytes(one.bytes) if one.bytes is not None else _NONE,
+            one.expected_by or _NONE,
+            one.note or _NONE,
+        ]
+    return row
+
+
+def _style_of(one: VolumeCoverage) -> str:
+    if one.state in _STYLES:
+        return _STYLES[one.state]
+    return BAD if one.needs_attention else WARN

@@ -1,0 +1,97 @@
+"""`nodeagent volumes`: which volumes are protected, why others are not, and what may not be read."""
+
+import json
+from datetime import timedelta
+
+import msgspec
+import pytest
+
+from nodeagent.coverage.states import Coverage
+from tests.client.support.commands import Shell, open_shell
+from tests.client.support.status_scene import StatusScene
+from tests.client.support.volumes_scene import a_backup, volumes_scene
+from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.volume_scene import a_claim
+from tests.support.golden import assert_golden, assert_golden_text
+
+
+@pytest.fixture
+def scene() -> StatusScene:
+    return volumes_scene()
+
+
+@pytest.fixture
+def shell(scene: StatusScene, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
+    return open_shell(scene.kube, capsys, monkeypatch)
+
+
+def test_a_new_user_sees_which_volumes_are_not_protected_and_why(shell: Shell) -> None:
+    done = shell.run("volumes")
+    assert (done.code, done.err) == (0, "")
+    assert_golden_text("cli/volumes", done.out)
+    assert_golden_text("cli/volumes-wide", shell.run("volumes", "-n", "db", "-o", "wide").out)
+
+
+def test_programs_get_all_of_it(shell: Shell) -> None:
+    text = shell.run("volumes", "-o", "json").out
+    found = Coverage.from_json(text)
+    assert {str(state): number for state, number in found.counts.items()} == {
+        "never-backed-up": 1,
+        "failing": 1,
+        "stale": 1,
+        "protected": 35,
+        "left-out": 2,
+    }
+    assert json.loads(found.to_json()) == json.loads(text)
+    assert_golden("cli/volumes-schema", json.loads(json.dumps(msgspec.json.schema(Coverage))))
+
+
+def test_states_are_chosen_and_the_answer_is_about_all(shell: Shell) -> None:
+    lines = shell.run("volumes", "-n", "app", "--state", "stale", "--state", "left-out").out.splitlines()
+    assert lines[0] == "17 of 18 volumes protected; 1 stale; 2 left out on purpose"
+    assert [line.split()[0] for line in lines[3:]] == ["app/data-03", "app/data-18", "app/data-19"]
+
+
+def test_status_has_the_sentence(shell: Shell) -> None:
+    sentence = "35 of 38 volumes protected; 1 never backed up, 1 failing, 1 stale; 2 left out on purpose"
+    assert f"Volumes:         {sentence} (nodeagent volumes says why)" in shell.run("status").out
+    assert json.loads(shell.run("status", "-o", "json").out)["volumes"]["sentence"] == sentence
+
+
+def test_without_the_permission_to_list_pvcs_it_says_what_it_cannot_see(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, message="forbidden", times=2)
+    done = shell.run("volumes")
+    assert done.code == 0
+    assert done.out.splitlines()[0].endswith("volumes without a backup are not known")
+    assert "note: PVCs cannot be read, so volumes that were never backed up are not known: list" in done.err
+    assert "note: PVCs cannot be read" in shell.run("status").err
+
+
+def test_without_the_permission_to_list_backups_no_volume_looks_unprotected(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.fail_next("GET", "/datauploads", 403, message="forbidden", times=1)
+    done = shell.run("volumes")
+    assert (done.code, done.out) == (0, "no volumes are known\n")
+    assert done.err.startswith("note: transfers cannot be read: list DataUpload velero: 403 ")
+
+
+def test_the_volumes_of_one_namespace_need_its_permissions_alone(scene: StatusScene, shell: Shell) -> None:
+    assert shell.run("volumes", "-n", "db").out.startswith("7 of 8 volumes protected; 1 failing\n")
+    lists = [one.path for one in scene.kube.requests if one.path.startswith("/api/v1/")]
+    assert "/api/v1/namespaces/db/persistentvolumeclaims" in lists
+    assert "/api/v1/namespaces/db/pods" in lists
+    assert not {"/api/v1/persistentvolumeclaims", "/api/v1/pods"} & set(lists)
+
+
+def test_a_long_table_is_cut_below_what_needs_attention(scene: StatusScene, shell: Shell) -> None:
+    for number in range(200):
+        scene.kube.put(a_claim(f"more-{number}", "web"))
+        scene.kube.put(a_backup("web", f"more-{number}", NOON - timedelta(hours=1 + number % 9)))
+    out = shell.run("volumes").out
+    assert out.endswith("\n... 137 more (-o wide lists all)\n")
+    assert len(shell.run("volumes", "-o", "wide").out.splitlines()) == 3 + 240
+
+
+def test_messages_of_tenants_are_harmless(scene: StatusScene, shell: Shell) -> None:
+    scene.kube.put(a_backup("app", "data-00", NOON, "Failed", message="bad\x1b[2J\nname\u202e"))
+    out = shell.run("volumes", "-o", "wide").out
+    assert out.replace("\n", "").isprintable()
