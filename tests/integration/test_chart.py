@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from client.install.manifests import build_installation, read_definitions
+from core.kube.resources import CUSTOM_RESOURCE_DEFINITIONS
+from core.kube.transport import MERGE_PATCH
 from tests.cluster.listing import kinds
 from tests.deploy.install_cases import EVERYTHING
 from tests.support.apiserver import apply_crds, run_apiserver
@@ -232,6 +234,22 @@ def test_an_upgrade_brings_the_new_version_and_the_new_values(release: _Release,
     (location,) = [item for item in build_installation(changed) if item["kind"] == "BackupStorageLocation"]
     # The API server drops a field that the definition does not have.
     assert found["BackupStorageLocation default"]["spec"] == location["spec"]
+
+
+def test_a_definition_that_is_newer_is_left_alone(release: _Release) -> None:
+    release.run("install")
+    path = CUSTOM_RESOURCE_DEFINITIONS.path("", "datadownloads.velero.io")
+    stored = release.server.api.request("GET", path)
+    schema = stored["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema["properties"]["spec"]["properties"]["targetVolume"]["properties"]["later"] = {"type": "string"}
+    patch = {"spec": {"versions": stored["spec"]["versions"]}}
+    newer = release.server.api.request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+
+    said = release.run("upgrade")
+    release.run("upgrade")
+
+    assert "or they are newer: datadownloads.velero.io\n" in said
+    assert release.server.api.request("GET", path)["spec"] == newer["spec"]
 
 
 def test_definitions_of_others_are_left_alone(release: _Release) -> None:

@@ -21,7 +21,31 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{- /* The definitions that this release may write, as a JSON list: not those that something else has created. */}}
+{{- /* The fields that the schema of a definition in the cluster has, and that of ours has not. */}}
+{{- define "node-agent.newFields" -}}
+{{- $ours := .ours.properties | default dict }}
+{{- range $name, $field := .found.properties }}
+{{- if hasKey $ours $name }}{{ include "node-agent.newFields" (dict "found" $field "ours" (get $ours $name)) }}
+{{- else }}{{ $name }} {{ end }}
+{{- end }}
+{{- if and .found.items .ours.items }}{{ include "node-agent.newFields" (dict "found" .found.items "ours" .ours.items) }}{{ end }}
+{{- end }}
+
+{{- /* The fields and versions that a definition in the cluster has, and ours has not. */}}
+{{- define "node-agent.newer" -}}
+{{- range $version := dig "spec" "versions" list .found }}
+{{- $same := list }}
+{{- range $.ours.spec.versions }}{{ if eq .name $version.name }}{{ $same = append $same . }}{{ end }}{{ end }}
+{{- if $same }}
+{{- include "node-agent.newFields" (dict "found" $version.schema.openAPIV3Schema "ours" (first $same).schema.openAPIV3Schema) }}
+{{- else if $version.served }}{{ $version.name }} {{ end }}
+{{- end }}
+{{- end }}
+
+{{- /*
+The definitions that this release may write, as a JSON list: not those that something else has created, and none that
+is newer, whose fields it would remove from the objects of all namespaces.
+*/}}
 {{- define "node-agent.definitions" -}}
 {{- $definitions := list }}
 {{- range $path, $content := .Files.Glob "files/crds/*.yaml" }}
@@ -30,7 +54,8 @@ imagePullSecrets:
 {{- $owner := dig "metadata" "annotations" dict $found }}
 {{- $name := get $owner "meta.helm.sh/release-name" }}
 {{- $namespace := get $owner "meta.helm.sh/release-namespace" }}
-{{- if or (not $found) (and (eq $name $.Release.Name) (eq $namespace $.Release.Namespace)) }}
+{{- $own := and (eq $name $.Release.Name) (eq $namespace $.Release.Namespace) }}
+{{- if or (not $found) (and $own (not (include "node-agent.newer" (dict "found" $found "ours" $definition)))) }}
 {{- $_ := set $definition.metadata "annotations" (dict "helm.sh/resource-policy" "keep") }}
 {{- $definitions = append $definitions $definition }}
 {{- end }}
