@@ -32,16 +32,19 @@ from exposer.ownership import (
 )
 from exposer.pods import build_backup_pod
 from exposer.snapshots import (
+    GROUP_ANNOTATION,
     VOLUME_ANNOTATION,
     SnapshotSource,
     build_backup_content,
     build_backup_snapshot,
+    diagnose_group,
     diagnose_snapshot,
+    find_group,
     parse_source_annotation,
 )
 from exposer.source_volume import leave_to_velero, needs_windows, place_backup
 from exposer.storage_access import read_storage_access
-from exposer.volumes import delete_with_volume, explain_deletion, is_provisioned, withdraw_mover
+from exposer.volumes import RETAIN, delete_with_volume, explain_deletion, is_provisioned, withdraw_mover
 
 __all__ = ["CSISnapshotExposer"]
 
@@ -137,6 +140,7 @@ class CSISnapshotExposer:
         if pending:
             return pending
         if pending := diagnose_snapshot(snapshot, content):
+            pending = await self._leave_group(run, snapshot, content) or pending
             return replace(pending, operation=f"readiness of {snapshot['metadata']['uid']}")
         if pending := await self._copies.ensure(run, request.copies):
             return pending
@@ -171,6 +175,23 @@ class CSISnapshotExposer:
         excluded = request.settings.excluded_metadata
         manifest = build_backup_snapshot(request.owner, content, original, excluded=excluded)
         return await run.ensure(VOLUME_SNAPSHOTS, manifest)
+
+    async def _leave_group(
+        self, run: ExposeRun, snapshot: VolumeSnapshot, content: VolumeSnapshotContent
+    ) -> Pending | None:
+        """Let the backup snapshot become ready although its group's objects are gone; None: it is in no group.
+
+        What cannot be deleted is kept before: the sidecar would ask the driver again and again.
+        """
+        group = find_group(content)
+        if not group:
+            return None
+        await run.confirm()
+        kept: Manifest = {"metadata": {"annotations": {GROUP_ANNOTATION: group}}, "spec": {"deletionPolicy": RETAIN}}
+        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, kept)
+        without: Manifest = {"status": {"volumeGroupSnapshotHandle": None}}
+        await patch_if_there(self._client, VOLUME_SNAPSHOT_CONTENTS, content, without, subresource="status")
+        return diagnose_group(snapshot, content, group)
 
     async def _delete_claim(self, request: SnapshotRequest) -> Pending | None:
         """Delete the backup PVC and its volume; the snapshot is deleted after both.

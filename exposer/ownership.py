@@ -131,12 +131,14 @@ def copy_in_use(kind: str, name: str) -> Pending:
     return Pending(PendingReason.COPY_IN_USE, text)
 
 
-async def patch_if_there(client: KubeClient, resource: Resource, obj: Object, patch: Manifest) -> None:
-    """Apply `patch` to `obj`, as it was just read, unless it was deleted or recreated."""
+async def patch_if_there(
+    client: KubeClient, resource: Resource, obj: Object, patch: Manifest, *, subresource: str = ""
+) -> None:
+    """Apply `patch` to `obj`, as it was just read, or its subresource, unless it was deleted or recreated."""
     meta = obj["metadata"]
     guarded = patch | {"metadata": patch.get("metadata", {}) | {"uid": meta["uid"]}}
     try:
-        await client.patch(resource, meta.get("namespace", ""), meta["name"], guarded)
+        await client.patch(resource, meta.get("namespace", ""), meta["name"], guarded, subresource=subresource)
     except NotFoundError:
         _log.debug("object was deleted before it was patched", extra=fields(kind=resource.kind, name=meta["name"]))
 

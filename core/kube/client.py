@@ -321,9 +321,16 @@ class KubeClient:
         await self._send(resource, request, attempted, parse_object, again=True)
 
     async def patch(
-        self, resource: Resource[ObjectT], namespace: str, name: str, patch: Manifest, *, again: bool = True
+        self,
+        resource: Resource[ObjectT],
+        namespace: str,
+        name: str,
+        patch: Manifest,
+        *,
+        again: bool = True,
+        subresource: str = "",
     ) -> ObjectT:
-        """Apply a JSON merge patch and return the object as stored.
+        """Apply a JSON merge patch to an object or its subresource, and return the object as stored.
 
         Put `metadata.uid` and `metadata.resourceVersion` into `patch` to make them
         preconditions. `again=False` never repeats a patch whose response was lost.
@@ -333,7 +340,7 @@ class KubeClient:
             NotFoundError: the object does not exist.
         """
         attempted = _attempted("patch", resource, namespace, name)
-        path = object_path(resource, namespace, name, attempted=attempted)
+        path = object_path(resource, namespace, name, attempted=attempted, subresource=subresource)
         request = Request("PATCH", path, body=json.dumps(patch).encode(), content_type=MERGE_PATCH)
         return self._checked(resource, await self._send(resource, request, attempted, parse_object, again=again))
 

@@ -15,8 +15,8 @@ Source: Kubernetes v1.34, apimachinery, pkg/api/validation/path and pkg/util/val
 """
 
 
-def object_path(resource: Resource, namespace: str, name: str, *, attempted: str) -> str:
-    """Return the URL path of one object.
+def object_path(resource: Resource, namespace: str, name: str, *, attempted: str, subresource: str = "") -> str:
+    """Return the URL path of one object, or of its subresource.
 
     A name from a custom resource may be any string: empty it would address the whole collection,
     with a slash a different object.
@@ -27,7 +27,7 @@ def object_path(resource: Resource, namespace: str, name: str, *, attempted: str
     parts = (namespace, name) if resource.namespaced else (name,)
     if not all(_SEGMENT.fullmatch(part) for part in parts):
         raise NotFoundError(f"{attempted}: 404 NotFound: invalid name", status=404, reason="NotFound")
-    return resource.path(namespace, name)
+    return resource.path(namespace, name, subresource=subresource)
 
 
 def collection_path(resource: Resource, namespace: str, *, attempted: str) -> str:

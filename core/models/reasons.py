@@ -32,6 +32,7 @@ class PendingReason(StrEnum):
     OBJECT_MALFORMED = "ObjectMalformed"
     QUEUED = "Queued"
     SNAPSHOT_ERROR = "SnapshotError"
+    SNAPSHOT_IN_GROUP = "SnapshotInGroup"
     SNAPSHOT_NOT_READY = "SnapshotNotReady"
     TARGET_CLAIM_ABSENT = "TargetClaimAbsent"
     TARGET_CLAIM_MISSING = "TargetClaimMissing"

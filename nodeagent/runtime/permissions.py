@@ -192,6 +192,14 @@ _AGENT_PERMISSIONS: Final = (
     ),
     Permission(
         _ALL,
+        kube.VOLUME_SNAPSHOT_CONTENTS,
+        ("patch",),
+        "snapshots of a group whose driver deletes them only together, once the group's objects are gone",
+        subresource="status",
+        without="DataUploads of such snapshots are pending until they time out",
+    ),
+    Permission(
+        _ALL,
         kube.PERSISTENT_VOLUMES,
         ("get", "list", "patch"),
         "bind restored volumes to target PVCs; set the policy by which temporary and leaked volumes are deleted",

@@ -84,7 +84,10 @@ class Cut:
 
 
 class World:
-    """The cluster; `handles` are snapshots and `disks` volumes on its storage."""
+    """The cluster; `handles` are snapshots and `disks` volumes on its storage.
+
+    `groups` has the groups of snapshots that the driver does not delete alone.
+    """
 
     def __init__(self, *, reclaim: str = "Delete", binding: str = "Immediate") -> None:
         self.kube = FakeKube()
@@ -95,6 +98,7 @@ class World:
         self.pods_run = True
         self.reclaims = True
         self.provisions = True
+        self.groups: dict[str, str] = {}
         self._requested: dict[str, JsonDict] = {}
         for name, policy in (("hostpath", reclaim), ("fast", "Delete"), ("kept", "Retain")):
             self.put(
@@ -196,19 +200,31 @@ class World:
         if content is None or content["metadata"].get("deletionTimestamp"):
             return
         await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, {"spec": {"volumeSnapshotRef": {"uid": meta["uid"]}}})
+        status = content.get("status") or {}
+        in_group = content["spec"]["source"].get("snapshotHandle") in self.groups
+        if in_group and (status.get("volumeGroupSnapshotHandle") or not status.get("readyToUse")):
+            # The group's own objects are gone: the snapshot controller does not find them.
+            return
         ready = {"boundVolumeSnapshotContentName": content_name, "readyToUse": True, "restoreSize": "2Gi"}
         await self._patch(VOLUME_SNAPSHOTS, snapshot, {"metadata": {"finalizers": [_BOUND]}, "status": ready})
 
     async def _content(self, content: JsonDict) -> None:
         meta, spec = content["metadata"], content["spec"]
         handle = spec["source"].get("snapshotHandle") or (content.get("status") or {}).get("snapshotHandle")
+        status = content.get("status") or {}
         if not meta.get("deletionTimestamp"):
-            patch = {"metadata": {"finalizers": [_BOUND]}, "status": {"snapshotHandle": handle, "readyToUse": True}}
+            ready = {"snapshotHandle": handle, "readyToUse": True}
+            if handle in self.groups and not status.get("readyToUse"):
+                ready["volumeGroupSnapshotHandle"] = self.groups[handle]
+            patch = {"metadata": {"finalizers": [_BOUND]}, "status": ready}
             await self._patch(VOLUME_SNAPSHOT_CONTENTS, content, patch)
             return
         if _BEING_DELETED not in (meta.get("annotations") or {}) and spec["volumeSnapshotRef"].get("uid"):
             return
-        if spec["deletionPolicy"] == "Delete":
+        if spec["deletionPolicy"] == "Delete" and not status.get("volumeGroupSnapshotHandle"):
+            if handle in self.groups:
+                # The driver refuses, and the sidecar asks again and again.
+                return
             used = [v for v in await self._list(PERSISTENT_VOLUMES) if v["spec"].get("handle") == handle]
             if used:
                 self.violations.append(f"snapshot {handle} deleted before its volume")

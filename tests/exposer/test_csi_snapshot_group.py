@@ -1,0 +1,83 @@
+"""Exposes of snapshots that were taken as a group, as a Velero server hands them over."""
+
+from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from exposer.model import Exposed, Pending
+from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
+from tests.exposer.support.world import CUTS, no_guard
+from tests.exposer.test_csi_snapshot import (
+    BYSTANDERS,
+    assert_clean,
+    assert_exposed,
+    clean_up,
+    expose,
+    expose_until,
+    only,
+)
+
+
+def _in_group(scene: BackupScene) -> None:
+    """Let the source be a member of a group as a Velero server leaves it: the group's own objects are gone.
+
+    Source: external-snapshotter v8.6.0, buildVolumeSnapshotContentSpecForGroupSnapshot; Velero main,
+    pkg/backup/actions/csi/pvc_action.go (updateVGSCreatedVS).
+    """
+    scene.world.groups[HANDLE] = "group-1"
+    content = only(scene, VOLUME_SNAPSHOT_CONTENTS, SOURCE_CONTENT)
+    meta = {"annotations": {"groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle": "group-1"}}
+    spec = {key: value for key, value in content["spec"].items() if key != "volumeSnapshotClassName"}
+    status = content["status"] | {"volumeGroupSnapshotHandle": "group-1"}
+    scene.world.kube.put(content | {"metadata": content["metadata"] | meta, "spec": spec, "status": status})
+    snapshot = only(scene, VOLUME_SNAPSHOTS, "velero-data-lwkc4")
+    named = snapshot["status"] | {"volumeGroupSnapshotName": "velero-db-x"}
+    scene.world.kube.put(
+        snapshot | {"spec": {"source": {"volumeSnapshotContentName": SOURCE_CONTENT}}, "status": named}
+    )
+
+
+async def test_a_member_of_a_group_that_the_driver_deletes_only_as_a_whole_is_exposed_and_reported() -> None:
+    scene = BackupScene()
+    _in_group(scene)
+    said: list[str] = []
+    exposer = scene.exposer()
+
+    async def step() -> Exposed | Pending:
+        found = await exposer.ensure(scene.request, no_guard)
+        if isinstance(found, Pending) and found.blocked:
+            said.append(found.message)
+        return found
+
+    await scene.world.until_exposed(step)
+    assert_exposed(scene)
+    (message,) = said
+    assert message.startswith("VolumeSnapshot velero/b1-q9txn is of the group group-1, whose snapshots driver hostpath")
+    assert message.endswith(f" deletes only together: {HANDLE} stays on the storage")
+    await clean_up(scene)
+    assert scene.world.names() == BYSTANDERS
+    assert scene.world.handles == {HANDLE, "other"}
+
+
+async def test_a_member_of_a_group_that_the_driver_deletes_alone_is_deleted() -> None:
+    scene = BackupScene()
+    _in_group(scene)
+    scene.world.groups.clear()
+    await expose(scene)
+    content = only(scene, VOLUME_SNAPSHOT_CONTENTS)
+    assert not {"nodeagent.io/snapshot-group", "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"} & set(
+        content["metadata"]["annotations"]
+    )
+    await clean_up(scene)
+    assert_clean(scene)
+
+
+@CUTS
+async def test_an_expose_of_a_member_that_is_interrupted_at_any_request_continues(applied: bool) -> None:
+    for at in range(1, 60):
+        scene = BackupScene()
+        _in_group(scene)
+        if not await expose_until(scene, at, applied=applied):
+            break
+        await expose(scene)
+        assert_exposed(scene)
+        await clean_up(scene)
+        assert scene.world.names() == BYSTANDERS
+    assert at > 20
