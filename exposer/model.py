@@ -286,13 +286,14 @@ class PodVolumeRequest:
 class LocatedVolume:
     """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
 
-    `storage_class` is that of its PersistentVolume; empty without one.
+    `claim` is its PVC, and `storage_class` that of its PersistentVolume; empty without one.
     """
 
     node: str
     directory: str
     tolerations: tuple[PodToleration, ...] = ()
     storage_class: str = ""
+    claim: str = ""
 
 
 class Exposer(Protocol[_Request_contra]):

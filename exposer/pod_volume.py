@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from core.contract import MoverVerb
 from core.errors import ExposeError
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import PersistentVolume, Pod, Volume
 from core.models.attempts import Interruption
@@ -30,6 +30,7 @@ from exposer.workload import (
     check_restore_wait,
     check_running,
     claim_of,
+    describe_users,
     find_volume,
     pod_of_directory,
     restore_wait_completed,
@@ -82,6 +83,7 @@ class PodVolumeExposer:
             directory=build_volume_directory(root, pod["metadata"]["uid"], volume, pv=pv),
             tolerations=tolerations_to_stay(pod),
             storage_class=pv["spec"].get("storageClassName", "") if pv else "",
+            claim=claim_of(pod, volume),
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str:
@@ -115,6 +117,31 @@ class PodVolumeExposer:
         ref = request.workload
         check_restore_wait(ref, check_alive(ref, await _read_workload(request, self._client)))
 
+    async def confirm_alone(self, request: PodVolumeRequest) -> None:
+        """Check that no other pod uses the volume of a restore in place; reads only.
+
+        Raises:
+            ExposeError: one does, or the workload pod is gone.
+        """
+        if request.in_place is None:
+            return
+        ref = request.workload
+        pod = check_alive(ref, await _read_workload(request, self._client))
+        if use := await self._find_use(request, claim_of(pod, find_volume(ref, pod, request.volume))):
+            raise ExposeError(use)
+
+    async def _find_use(self, request: PodVolumeRequest, claim: str) -> str | None:
+        """Return which pods use the claim beside the workload pod, if a restore in place needs it alone."""
+        if request.in_place is None or not claim:
+            return None
+        ref = request.workload
+        pods = await self._client.list(Selection(PODS, ref.namespace))
+        users = describe_users([pod for pod in pods if pod["metadata"]["name"] != ref.name], claim)
+        if not users:
+            return None
+        place = f"PersistentVolumeClaim {ref.namespace}/{claim}"
+        return f"{place} is in use by {', '.join(users)}: a restore in place needs it alone"
+
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Create the mover pod and return it, or why it is pending.
 
@@ -128,7 +155,10 @@ class PodVolumeExposer:
             located = await self.locate(request, self._client)
             if isinstance(located, Pending):
                 return located
-            pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run, located)
+            pod = await run.read(PODS, request.owner.name)
+            if pod is None and (use := await self._find_use(request, located.claim)):
+                return Pending(PendingReason.VOLUME_IN_USE, use, blocked=True)
+            pod = pod or await self._ensure_all(request, run, located)
             return await self._causes.inspect(pod)
 
     async def withdraw(self, request: PodVolumeRequest, interruption: Interruption) -> Pending | None:

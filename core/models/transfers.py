@@ -152,6 +152,15 @@ class Transfer(CustomResource):
         raise NotImplementedError
 
     @property
+    def in_place(self) -> InPlace | None:
+        """How a restore goes into a volume that may have data; None: as into a new one, or it is a backup.
+
+        Raises:
+            ConfigError: the type is unknown, or a setting is invalid.
+        """
+        return None
+
+    @property
     def operation_timeout(self) -> timedelta | None:
         """Timeout of one operation on the cluster for this transfer; None where it has none of its own."""
         return None
@@ -270,11 +279,7 @@ class DataDownload(_DataMoverTransfer):
 
     @property
     def in_place(self) -> InPlace | None:
-        """How it goes into the existing volume `targetVolume.pv`; None where that is empty, whatever the type.
-
-        Raises:
-            ConfigError: the type is unknown, or a setting is invalid.
-        """
+        """How it goes into the existing volume `targetVolume.pv`; None where that is empty, whatever the type."""
         if not self.spec.target_volume.pv:
             return None
         return InPlace.of(self.spec.restore_type, self.settings) or InPlace.of(FULL, self.settings)
@@ -364,11 +369,7 @@ class PodVolumeRestore(_PodVolumeTransfer):
 
     @property
     def in_place(self) -> InPlace | None:
-        """How it goes into the volume of the pod, which may be an existing one; None: as into a new one.
-
-        Raises:
-            ConfigError: the type is unknown, or a setting is invalid.
-        """
+        """How it goes into the volume of the pod, which may be an existing one; None: as into a new one."""
         return InPlace.of(self.spec.restore_type, self.settings)
 
     @property
@@ -376,6 +377,14 @@ class PodVolumeRestore(_PodVolumeTransfer):
         """An earlier agent would keep the extra files, and report success."""
         with suppress(ConfigError):
             return RESTORE_IN_PLACE if self.in_place is not None and self.in_place.delete_extra_files else ""
+        return ""
+
+    @property
+    def unfinished(self) -> str:
+        """The pod that waits for its data does not start."""
+        with suppress(ConfigError):
+            if self.in_place is not None and self.status.start_timestamp is not None:
+                return f"volume {self.spec.volume} may have been restored in part: restore it again"
         return ""
 
     @property

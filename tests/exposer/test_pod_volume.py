@@ -87,6 +87,7 @@ async def test_a_volume_is_located_with_its_node_and_tolerations() -> None:
             {"key": "a", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300},
             {"key": "b", "operator": "Exists", "effect": "NoExecute"},
         ),
+        claim="fsdata",
     )
 
 

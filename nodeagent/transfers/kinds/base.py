@@ -15,7 +15,7 @@ from core.errors import ConfigError, ExposeError
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.models.base import JsonDict
-from core.models.in_place import DELETE_EXTRA_FILES, InPlace
+from core.models.in_place import InPlace
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
@@ -103,17 +103,11 @@ def find_unsupported(cr: Transfer) -> Admission | None:
 
 
 def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
-    here = "is not supported by this node agent"
     try:
         # Also where the volume is a new one.
-        in_place = InPlace.of(cr.spec.restore_type, cr.settings)
+        InPlace.of(cr.spec.restore_type, cr.settings)
     except ConfigError as e:
         return str(e)
-    if isinstance(cr, DataDownload) and not cr.spec.target_volume.pv:
-        return None
-    # All that the snapshot has is written, whatever the type.
-    if in_place is not None and in_place.delete_extra_files:
-        return f"a restore with {DELETE_EXTRA_FILES} {here}; leave that setting out"
     return None
 
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from core.contract import MoverVerb
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import POD_VOLUME_BACKUPS, POD_VOLUME_RESTORES
-from core.models.in_place import InPlace
 from core.models.names import BUILT_IN_DATA_MOVERS, POD_VOLUME_FINALIZER
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
@@ -115,7 +114,10 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
 
     def _request(self, cr: P) -> PodVolumeRequest:
         settings, pod = self.expose_settings().for_attempt(cr), cr.spec.pod
-        snapshot_bytes = self._cached_bytes(cr)
+        snapshot_bytes, in_place = self._cached_bytes(cr), None
+        # Clean-up needs a request, too; admission refuses what is invalid.
+        with suppress(ConfigError):
+            in_place = cr.in_place
         return PodVolumeRequest(
             owner=Owner.of(cr),
             verb=self.verb,
@@ -124,12 +126,8 @@ class PodVolumeKind(PlainKind[P], Generic[P]):
             location=cr.spec.backup_storage_location,
             settings=settings,
             cache=None if snapshot_bytes is None else settings.cache_for(snapshot_bytes),
-            in_place=self._in_place(cr),
+            in_place=in_place,
         )
-
-    def _in_place(self, cr: P) -> InPlace | None:  # noqa: ARG002 - restores override it
-        """Return how a restore goes into a volume that may have data; None: not at all, or it is invalid."""
-        return None
 
     def _cached_bytes(self, cr: P) -> int | None:  # noqa: ARG002 - restores override it
         """Return the size of the snapshot that is restored (0: unknown), None for a backup."""
@@ -216,6 +214,7 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
         """
         if cr.preparing:
             refuse_unsupported(cr)
+            await self.exposer.confirm_alone(self._request(cr))
         await super().confirm_volume(cr)
         if cr.interrupted:
             await self.exposer.confirm_waiting(self._request(cr))
@@ -223,12 +222,6 @@ class PodVolumeRestoreKind(RestoreResults, PodVolumeKind[PodVolumeRestore]):
     async def check_admission(self, cr: PodVolumeRestore, reader: Reader) -> Admission:
         """Return whether location and volume are ready and the workload pod is waiting, and on which node."""
         return find_unsupported(cr) or await self._locate(cr, reader)
-
-    def _in_place(self, cr: PodVolumeRestore) -> InPlace | None:
-        # Clean-up needs a request, too; admission refuses what is invalid.
-        with suppress(ConfigError):
-            return cr.in_place
-        return None
 
     def _cached_bytes(self, cr: PodVolumeRestore) -> int | None:
         return cr.spec.snapshot_size

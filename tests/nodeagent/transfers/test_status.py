@@ -79,6 +79,29 @@ async def test_failed_needs_a_message() -> None:
         await moved(upload(Phase.ACCEPTED), Phase.FAILED, Change(status={"message": ""}))
 
 
+@pytest.mark.parametrize(
+    ("phase", "to", "restore_type", "told"),
+    [
+        (Phase.IN_PROGRESS, Phase.FAILED, "incremental", True),
+        (Phase.CANCELING, Phase.CANCELED, "Full", True),
+        (Phase.IN_PROGRESS, Phase.COMPLETED, "full", False),
+        (Phase.PREPARED, Phase.FAILED, "full", False),
+        (Phase.IN_PROGRESS, Phase.FAILED, "none", False),
+        (Phase.IN_PROGRESS, Phase.FAILED, "unknown", False),
+    ],
+)
+async def test_a_restore_in_place_that_did_not_succeed_says_in_what_state_the_volume_is(
+    phase: Phase, to: Phase, restore_type: str, told: bool
+) -> None:
+    start = {"startTimestamp": STAMP} if phase in {Phase.IN_PROGRESS, Phase.CANCELING} else {}
+    transfer = pod_volume_restore(status={"phase": str(phase), **start})
+    transfer["spec"]["restoreType"] = restore_type
+    patch = await moved(transfer, to, Change(status={"message": "why"}), RESTORES)
+    volume = transfer["spec"]["volume"]
+    state = f"; volume {volume} may have been restored in part: restore it again" if told else ""
+    assert patch["status"]["message"] == f"why{state}"
+
+
 async def test_a_write_requires_the_version_that_was_read() -> None:
     patch = await moved(upload(Phase.PREPARED), Phase.IN_PROGRESS)
     assert patch["metadata"]["uid"] == "uid-of-du-1"

@@ -285,12 +285,12 @@ async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(tran
     ("change", "message"),
     [
         (
-            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}},
-            "a restore with DeleteExtraFiles .*; leave that setting out",
+            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "maybe"}},
+            'setting DeleteExtraFiles: must be true or false: "maybe"',
         ),
         ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
     ],
-    ids=["deletion", "restore type"],
+    ids=["setting", "restore type"],
 )
 @pytest.mark.cause("restore-type-unsupported")
 async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted_it(

@@ -81,15 +81,15 @@ async def test_what_can_never_be_moved_fails_with_its_reason(name: str) -> None:
     ]
 
 
-async def test_a_restore_of_any_type_is_admitted_unless_it_is_to_delete_files() -> None:
+@pytest.mark.parametrize("setting", ["false", "true", "maybe"])
+@pytest.mark.parametrize("kind", ["", "none", "Full", "incremental", "partly"])
+@pytest.mark.cause("restore-type-unsupported")
+async def test_a_restore_is_admitted_unless_its_type_or_setting_is_unknown(kind: str, setting: str) -> None:
     transfer = pod_volume_restore()
-    found = []
-    for kind in ("", "full", "incremental", "partly"):
-        for setting in ("false", "true"):
-            transfer["spec"] |= {"restoreType": kind, "uploaderSettings": {"DeleteExtraFiles": setting}}
-            found.append((await admission(transfer, LOCATION, workload_pod(transfer))).reason)
-    no = FailureReason.RESTORE_TYPE_UNSUPPORTED
-    assert found == ["", "", "", no, "", no, no, no]
+    transfer["spec"] |= {"restoreType": kind, "uploaderSettings": {"DeleteExtraFiles": setting}}
+    found = (await admission(transfer, LOCATION, workload_pod(transfer))).reason
+    unknown = kind == "partly" or (setting == "maybe" and kind not in {"", "none"})
+    assert found == (FailureReason.RESTORE_TYPE_UNSUPPORTED if unknown else "")
 
 
 @pytest.mark.parametrize("name", TRANSFERS)
