@@ -7,19 +7,19 @@ two share each result, nor what is done about an outcome.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 
 from msgspec import UNSET, field
 
 from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_result
-from core.errors import ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
+from core.errors import ConfigError, ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
-from core.models.in_place import INCREMENTAL
 from core.models.names import FILES_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import PodVolumeRestore, Transfer
+from core.models.transfers import DataDownload, PodVolumeRestore, Transfer
 from core.redact import redact
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
@@ -241,13 +241,21 @@ class RestoreResults:
             raise ContractError("the stored outcome has no restore result")
         written = result.incremental_bytes
         # A mover of an earlier version writes what is equal too.
-        silent = isinstance(cr, PodVolumeRestore) and cr.spec.restore_type.lower() == INCREMENTAL and written is UNSET
+        silent = _is_incremental(cr) and written is UNSET
         return {
             "progress": _all_of(result.total_bytes),
             **({} if written is UNSET else {"incrementalBytes": written}),
             **({"fallbackFull": True} if silent or result.fallback_full is True else {}),
             **_note(result),
         }
+
+
+def _is_incremental(cr: Transfer) -> bool:
+    """Return whether what is equal in the volume is not to be written."""
+    with suppress(ConfigError):
+        in_place = cr.in_place if isinstance(cr, DataDownload | PodVolumeRestore) else None
+        return in_place is not None and in_place.incremental
+    return False
 
 
 def _note(result: MoverResult) -> JsonDict:

@@ -10,7 +10,7 @@ from core.contract import BackupResult, RestoreResult, parse_result
 from core.errors import ContractError
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import DataUpload, PodVolumeRestore
+from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore
 from exposer.pod_status import PodEnd
 from nodeagent.transfers.outcome import (
     BackupResults,
@@ -21,7 +21,7 @@ from nodeagent.transfers.outcome import (
     find_refusal,
     read_outcome,
 )
-from tests.nodeagent.support.transfers import data_upload, pod_volume_restore
+from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_restore
 from tests.support.fakeobjects import merge_patch
 
 RESULT = '{"snapshotID":"s1","source":{"byPath":"/x","volumeMode":"Filesystem"},"totalBytes":5,"incrementalBytes":3}'
@@ -221,3 +221,11 @@ def test_a_stored_outcome_has_no_secrets() -> None:
     message = "PUT https://a.test/b?sig=0123456789abc: 403, -----BEGIN PRIVATE KEY-----\nMIIE"
     stored = Outcome.from_json(Outcome(phase=Phase.FAILED, message=message).to_json())
     assert stored.message == "PUT https://a.test/b?sig=***: 403, -----BEGIN PRIVATE KEY-----***"
+
+
+@pytest.mark.parametrize(("volume", "full"), [("", None), ("pv-7", True)], ids=["new volume", "existing volume"])
+def test_an_earlier_mover_that_wrote_what_is_equal_says_nothing(volume: str, full: bool | None) -> None:
+    spec = {"restoreType": "incremental", "targetVolume": {"pv": volume}}
+    cr = DataDownload.parse(merge_patch(data_download(), {"spec": spec}))
+    status = RestoreResults().final_status(cr, Outcome(Phase.COMPLETED, result=RESTORE))
+    assert status.get("fallbackFull") is full

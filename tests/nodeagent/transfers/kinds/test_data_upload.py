@@ -14,6 +14,7 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAI
 from core.kube.transport import Request, Response
 from core.models.attempts import Interruption
 from core.models.base import JsonDict
+from core.models.in_place import InPlace
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
@@ -62,9 +63,11 @@ class FakeExposer:
     found: Pending | Exception | None = None
     dropped: list[KeptVolume] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
+    checked: list[Any] = field(default_factory=list)
     cleaned: int = 0
 
     async def check(self, request: SnapshotRequest | RestoreRequest, reader: Reader) -> Pending | None:
+        self.checked.append(request)
         if isinstance(self.found, Exception):
             raise self.found
         return self.found
@@ -302,6 +305,19 @@ async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted
     assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
     with pytest.raises(ExposeError, match=message):
         await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    spec = {"restoreType": wanted, "targetVolume": {"pv": "pv-7"}, "dataMoverConfig": {"DeleteExtraFiles": "true"}}
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    cr = kind.parse(merge_patch(data_download(), {"spec": spec}))
+
+    assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
+
+    assert exposer.checked[-1].volume == "pv-7"
+    assert exposer.checked[-1].in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
 
 
 @pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
