@@ -24,7 +24,7 @@ from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
-from exposer.in_place import check_existing, ensure_taken
+from exposer.in_place import check_existing, check_unused, ensure_taken
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
 from exposer.ownership import belongs, delete_owned
 from exposer.placement import Placement
@@ -81,6 +81,15 @@ class GenericRestoreExposer:
             # The pod is created last: where it exists, all other objects were created before it.
             pod = await run.read(PODS, request.owner.name) or await self._ensure_all(request, run)
             return await self._causes.inspect(pod)
+
+    async def confirm(self, request: RestoreRequest) -> None:
+        """Check that the existing volume is still used by nothing else; reads only.
+
+        Raises:
+            ExposeError: it is.
+        """
+        if request.volume:
+            await check_unused(self._client, request.volume)
 
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts.

@@ -23,6 +23,7 @@ from exposer.workload import describe_users
 
 __all__ = [
     "check_existing",
+    "check_unused",
     "ensure_taken",
     "find_users",
     "give_back",
@@ -67,6 +68,17 @@ async def check_existing(
         text = f"PersistentVolume {request.volume} is being detached from node {', '.join(nodes)}"
         return Pending(PendingReason.DETACHING, text)
     return volume
+
+
+async def check_unused(client: KubeClient, name: str) -> None:
+    """Check that the storage of the existing volume of that name is not used through another PersistentVolume.
+
+    Raises:
+        ExposeError: it is.
+    """
+    volume = await client.read(PERSISTENT_VOLUMES, "", name)
+    if volume is not None and (users := await find_users(client, volume)):
+        raise ExposeError(f"PersistentVolume {name} is in use: {users}")
 
 
 def _in_use(message: str) -> Pending:

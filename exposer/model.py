@@ -351,6 +351,14 @@ class BackupExposer(Exposer[SnapshotRequest], Protocol):
 class RestoreExposer(Exposer[RestoreRequest], Protocol):
     """Exposes a new or existing volume and binds it to the target PVC."""
 
+    async def confirm(self, request: RestoreRequest) -> None:
+        """Check that the existing volume is still used by nothing else; reads only.
+
+        Raises:
+            ExposeError: it is.
+        """
+        ...
+
     async def read_volume(self, request: RestoreRequest) -> KeptVolume:
         """Return the restored volume, before its rebind starts.
 

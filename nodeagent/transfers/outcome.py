@@ -19,7 +19,7 @@ from core.logs import fields
 from core.models.base import JsonDict, WireModel
 from core.models.names import FILES_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.phases import Phase
-from core.models.transfers import DataDownload, PodVolumeRestore, Transfer
+from core.models.transfers import Transfer
 from core.redact import redact
 from exposer.pod_status import PodEnd, explain_exit, signal_of
 
@@ -253,8 +253,7 @@ class RestoreResults:
 def _is_incremental(cr: Transfer) -> bool:
     """Return whether what is equal in the volume is not to be written."""
     with suppress(ConfigError):
-        in_place = cr.in_place if isinstance(cr, DataDownload | PodVolumeRestore) else None
-        return in_place is not None and in_place.incremental
+        return cr.in_place is not None and cr.in_place.incremental
     return False
 
 

@@ -265,6 +265,19 @@ async def test_a_volume_whose_storage_is_in_use_is_not_taken(
     assert volume(scene, OLD) == before
 
 
+async def test_a_volume_whose_storage_gets_into_use_is_not_written_to() -> None:
+    scene = in_place()
+    await expose(scene)
+    await scene.exposer().confirm(scene.request)
+    put_twin(scene)
+    put_user(scene)
+
+    with pytest.raises(
+        ExposeError, match=f"^PersistentVolume {OLD} is in use: pod app9/db-0 of StatefulSet db has {SAME}$"
+    ):
+        await scene.exposer().confirm(scene.request)
+
+
 async def test_a_volume_of_other_storage_does_not_matter() -> None:
     scene = in_place()
     put_twin(scene, handle="handle-other")

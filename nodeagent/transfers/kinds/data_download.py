@@ -106,6 +106,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         """Check whether the mover may start; its own PVC keeps the volume."""
         if cr.preparing:
             refuse_unsupported(cr)
+            await self.exposer.confirm(self._request(cr))
 
     async def keep(self, cr: DataDownload, outcome: Outcome) -> Outcome:
         """Return `outcome` with the restored volume."""

@@ -75,7 +75,7 @@ class FakeExposer:
     async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
         raise NotImplementedError
 
-    async def confirm(self, request: SnapshotRequest) -> None:
+    async def confirm(self, request: SnapshotRequest | RestoreRequest) -> None:
         if isinstance(self.found, Exception):
             raise self.found
 
