@@ -247,7 +247,6 @@ async def _begin(
         if wish.in_place is not None:
             with creation.printer.progress(checking):
                 plans = await plan_in_place(tools, request, volumes, snapshots=wish.in_place.snapshots)
-                await check_restore(tools, [plan.one for plan in plans])
             if plans and not confirm_in_place(creation.printer, wish.in_place, plans, form=creation.form):
                 return None
             creation.started = True

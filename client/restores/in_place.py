@@ -8,6 +8,7 @@ repetition continues at any step. Acts with the user's permissions.
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
@@ -25,7 +26,7 @@ from core.contract import VolumeMode
 from core.errors import AgentError
 from core.kube.client import Selection, select_labels
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS, Resource
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.names import (
     AGENT_LABELS,
@@ -93,6 +94,7 @@ async def plan_in_place(
         if claim is not None and _is_bound(claim, volume):
             await _check_unused(tools, one.target, volume)
             snapshot = await _plan_snapshot(tools, one, claim) if snapshots else None
+        await _try(tools, one, one.resource, one.build_transfer())
         planned.append(InPlaceRestore(one, snapshot))
     return planned
 
@@ -152,7 +154,8 @@ def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
     """
     place = f"PersistentVolume {volume['metadata']['name']} of PVC {one.target}"
     mode, wanted = volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM, one.volume.claim.volume_mode
-    if mode != wanted:
+    # Without a size, the backup has the name of the PVC only.
+    if one.volume.claim.size and mode != wanted:
         raise RestoreError(f"{place} has volumeMode {mode}, and the backup is of one with {wanted}")
     capacity = volume["spec"].get("capacity", {}).get("storage", "")
     if capacity and one.volume.size_bytes > parse_quantity(capacity):
@@ -197,13 +200,21 @@ async def _plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persis
         "source": {"persistentVolumeClaimName": one.target.name},
     }
     snapshot = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
-    try:
-        await tools.client.try_create(kind, snapshot)
-    except AlreadyExistsError:
-        pass
-    except KubeError as e:
-        raise RestoreError(f"PVC {one.target}: no snapshot is possible, nothing was changed: {e}") from e
+    await _try(tools, one, kind, snapshot)
     return snapshot
+
+
+async def _try(tools: RestoreTools, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
+    """Check by a dry run that the object could be created.
+
+    Raises:
+        RestoreError: it could not be.
+    """
+    try:
+        with suppress(AlreadyExistsError):
+            await tools.client.try_create(resource, manifest)
+    except KubeError as e:
+        raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
 
 
 async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:

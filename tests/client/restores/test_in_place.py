@@ -13,6 +13,7 @@ from core.kube.errors import UnreachableError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
 from core.kube.transport import Request, Response
 from core.models.in_place import InPlace
+from core.models.saved_claim import SavedClaim
 from tests.client.support.in_place_scene import NODE, OWNER, SPEC, InPlaceScene
 from tests.client.support.restore_scene import DATA, RestoreScene, saved
 from tests.support.fakekube import FakeKube
@@ -56,6 +57,23 @@ async def test_a_volume_is_released_and_its_transfer_names_it() -> None:
     assert transfer["spec"]["restoreType"] == "incremental"
     assert transfer["spec"]["dataMoverConfig"] == {"DeleteExtraFiles": "true"}
     assert scene.snapshots == []
+
+
+async def test_a_backup_of_velero_has_the_name_of_the_pvc_alone() -> None:
+    scene = InPlaceScene()
+    volumes = [saved(SavedClaim(namespace="app", name="data"))]
+    await start_in_place(scene.tools, await plan_in_place(scene.tools, request(scene), volumes, snapshots=False))
+    assert_started(scene)
+
+
+async def test_nothing_is_changed_if_the_transfer_would_be_rejected() -> None:
+    scene = InPlaceScene()
+    scene.kube.fail_next("POST", "datadownloads", 403, message="no")
+
+    with pytest.raises(RestoreError, match="PVC app/data cannot be restored, nothing was changed"):
+        await restore(scene)
+
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
 
 
 async def test_a_snapshot_is_ready_before_anything_is_released() -> None:
