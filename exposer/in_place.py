@@ -130,9 +130,13 @@ async def find_users(client: KubeClient, volume: PersistentVolume) -> str:
 
 
 def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
-    """Return driver and handle of a CSI volume; None for any other one."""
-    csi = volume["spec"].get("csi")
-    return (csi.get("driver", ""), csi["volumeHandle"]) if csi and csi.get("volumeHandle") else None
+    """Return driver and handle of a CSI volume, or server and path of one of NFS; None for any other one."""
+    if csi := volume["spec"].get("csi"):
+        found = (csi.get("driver", ""), csi.get("volumeHandle", ""))
+    else:
+        nfs = volume["spec"].get("nfs") or {}
+        found = (nfs.get("server", ""), nfs.get("path", ""))
+    return found if all(found) else None
 
 
 async def _list_users(client: KubeClient, claim: ObjectReference) -> list[str]:

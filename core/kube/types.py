@@ -353,11 +353,17 @@ class CSIVolume(TypedDict, total=False):
     volumeHandle: str
 
 
+class NFSVolume(TypedDict, total=False):
+    server: str
+    path: str
+
+
 class PersistentVolumeSpec(TypedDict, total=False):
     accessModes: list[str]
     capacity: _Strings
     claimRef: ObjectReference
     csi: CSIVolume
+    nfs: NFSVolume
     flexVolume: FlexVolume
     nodeAffinity: VolumeAffinity
     persistentVolumeReclaimPolicy: str

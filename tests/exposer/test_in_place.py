@@ -265,6 +265,19 @@ async def test_a_volume_whose_storage_is_in_use_is_not_taken(
     assert volume(scene, OLD) == before
 
 
+async def test_a_share_of_nfs_is_used_through_every_volume_of_it() -> None:
+    share = {"server": "nfs.example", "path": "/export/data"}
+    scene = in_place(csi=None, nfs=share)
+    spec = {"nfs": share, "claimRef": {"namespace": "app9", "name": "twin"}, "persistentVolumeReclaimPolicy": "Retain"}
+    scene.world.put(PERSISTENT_VOLUMES, "pv-twin", spec=spec)
+    put_user(scene)
+
+    found = await scene.exposer().check(scene.request, scene.world.client)
+
+    assert found is not None
+    assert found.message == f"PersistentVolume {OLD} is in use: pod app9/db-0 of StatefulSet db has {SAME}"
+
+
 async def test_a_volume_whose_storage_gets_into_use_is_not_written_to() -> None:
     scene = in_place()
     await expose(scene)
