@@ -94,12 +94,12 @@ async def _check_location(client: KubeClient, namespace: str, name: str) -> None
     place = f"BackupStorageLocation {namespace}/{name}"
     raw = await client.read(kube.BACKUP_STORAGE_LOCATIONS, namespace, name)
     if raw is None:
-        raise ConfigError(f"{place} does not exist: --location names another")
+        raise ConfigError(f"{place} does not exist: --storage-location names another")
     location = BackupStorageLocation.parse(raw)
     if not location.available:
         raise ConfigError(f"{place} is {location.status.phase}: {location.status.message or 'no reason'}")
     if location.read_only:
-        raise ConfigError(f"{place} is read-only: --location names another")
+        raise ConfigError(f"{place} is read-only: --storage-location names another")
 
 
 async def _find_class(client: KubeClient, name: str) -> StorageClass:

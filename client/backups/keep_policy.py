@@ -36,8 +36,8 @@ class KeepRule(StrEnum):
     def help(self) -> str:
         """What the option says."""
         if self is KeepRule.LAST:
-            return "the newest N backups stay"
-        return f"the newest backup of each of the last N {_UNITS[self]} with one stays"
+            return "how many of the newest backups stay"
+        return f"of how many {_UNITS[self]} with a backup the newest one stays"
 
 
 _UNITS: Final = {

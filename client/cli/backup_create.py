@@ -48,7 +48,7 @@ exit codes:
 @click.command("create", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="NAME")
 @backup_options
-@click.option("--ttl", type=DURATION, metavar="DURATION", help="when it expires, which get shows (default: never)")
+@click.option("--ttl", type=DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
 @click.option(
     "--read-all-files", is_flag=True, help="also read files whose size and time are unchanged since the last backup"
 )

@@ -22,7 +22,7 @@ from client.backups.deletion_record import DeletionRecord
 from client.backups.deletion_report import BackupDeletion, build_deletion, build_report
 from client.cli.collection_commands import complete_backups
 from client.cli.job_tools import build_job_tools
-from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, confirm, dry_run_option, output_option, workload_options, yes_option
 from client.cli.output import HEADING, WARN, OutputFormat, Printer, Styled
 from client.text import format_bytes
 from core.errors import ConfigError
@@ -65,10 +65,11 @@ _HEADERS: Final = ("PVC", "TRANSFER", "LOCATION", "SNAPSHOTS", "SIZE")
 @click.command("delete", cls=UserCommand, epilog=_EXAMPLES)
 @click.argument("name", metavar="[NAME]", required=False, shell_complete=complete_backups)
 @click.option("--expired", is_flag=True, help="all backups that are expired, by the rules of schedules")
-@click.option("--at-most", "most", type=click.IntRange(min=1), metavar="N", help="with --expired: so many, at once")
-@click.option("--yes", "-y", is_flag=True, help="do not ask")
-@click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's command has it")
-@click.option("--dry-run", is_flag=True, help="only show what would be deleted")
+@click.option(
+    "--at-most", "most", type=click.IntRange(min=1), metavar="NUMBER", help="with --expired: so many, at once"
+)
+@yes_option
+@dry_run_option
 @output_option
 @workload_options
 def delete(name: str | None, form: OutputFormat, access: ClusterAccess, **given: Any) -> None:  # noqa: ANN401 - click's
@@ -182,7 +183,4 @@ def _confirm(wish: _Wish, deletion: BackupDeletion) -> bool:
     if wish.name is None:
         count = len(deletion.backups)
         what = f"Delete {count} expired backup{'? It' if count == 1 else 's? They'}"
-    try:
-        return click.confirm(f"{what} cannot be restored afterward", err=True)
-    except click.Abort as e:
-        raise ConfigError("nothing was deleted: there is no answer to the question (use --yes)") from e
+    return confirm(f"{what} cannot be restored afterward", "nothing was deleted")

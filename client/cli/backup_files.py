@@ -92,7 +92,7 @@ def _timeout_option(function: Callable[..., int | None]) -> Callable[..., int | 
 @click.option(
     "--limit", type=click.IntRange(1, _MOST), metavar="NUMBER", default=_LIMIT, help=f"most entries (default: {_LIMIT})"
 )
-@click.option("--after", metavar="FILE", default="", help="begin behind this name of the directory")
+@click.option("--after", metavar="NAME", default="", help="begin behind this name of the directory")
 @_timeout_option
 @output_option
 @workload_options

@@ -9,6 +9,7 @@ import click
 from client.backups.manifests import parse_pairs
 from client.backups.methods import Method
 from client.backups.plan import Choice
+from client.cli.options import ignore_server_option
 
 __all__ = ["backup_options"]
 
@@ -30,7 +31,7 @@ _OPTIONS: Final = (
     ),
     click.option("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers"),
     click.option("--annotations", metavar="KEY=VALUE,...", default="", help="annotations of the transfers"),
-    click.option("--ignore-velero-server", is_flag=True, help="back up although a Velero server is in the namespace"),
+    ignore_server_option,
 )
 
 

@@ -156,7 +156,7 @@ _TYPES: Final[Mapping[str, click.ParamType[Any]]] = {
     "DURATION": DURATION,
     "FLAG=VALUE": FlagType(_parse_argument),
     "IMAGE": FlagType(matching(_IMAGE, "such as registry.example.com/node-agent:1.0")),
-    "K=V,...": FlagType(parse_annotations),
+    "KEY=VALUE,...": FlagType(parse_annotations),
     "NAME": NAME,
     "NAME,...": NAMES,
     "PATH": FILE,
@@ -181,7 +181,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
             default=True,
         ),
         _Flag("--wait", "", "wait until the agents are ready and the location is reachable"),
-        _Flag("--timeout", "DURATION", "of --wait (default: 5m)"),
+        _Flag("--timeout", "DURATION", "how long --wait may take (default: 5m)"),
     ),
     "object storage": (
         _Flag("--provider", "NAME", "aws (any S3), azure, gcp or fs, also with velero.io/ in front", type=click.STRING),
@@ -189,7 +189,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--prefix", "DIRECTORY", "a directory in the bucket", type=_PREFIX),
         _Flag(
             "--backup-location-config",
-            "K=V,...",
+            "KEY=VALUE,...",
             "config of the location, such as region=us-east-2",
             many=True,
             type=_LOCATION,
@@ -237,9 +237,9 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
         _Flag("--node-agent-pod-mem-request", "QUANTITY", "memory request of an agent (default: 128Mi); 0 is none"),
         _Flag("--node-agent-pod-cpu-limit", "QUANTITY", "CPU limit of an agent (default: 0, none)"),
         _Flag("--node-agent-pod-mem-limit", "QUANTITY", "memory limit of an agent (default: 512Mi); 0 is none"),
-        _Flag("--pod-labels", "K=V,...", "more labels of the agents' pods", many=True, type=_POD_LABELS),
-        _Flag("--pod-annotations", "K=V,...", "more annotations of the agents' pods", many=True),
-        _Flag("--node-selector", "K=V,...", "labels of the nodes that get agents", many=True, type=_LABELS),
+        _Flag("--pod-labels", "KEY=VALUE,...", "more labels of the agents' pods", many=True, type=_POD_LABELS),
+        _Flag("--pod-annotations", "KEY=VALUE,...", "more annotations of the agents' pods", many=True),
+        _Flag("--node-selector", "KEY=VALUE,...", "labels of the nodes that get agents", many=True, type=_LABELS),
         _Flag(
             "--toleration",
             "TAINT,...",
@@ -252,7 +252,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
     "accounts and permissions": (
         _Flag("--service-account-name", "NAME", "existing account of the agents; none is created"),
         _Flag("--mover-service-account-name", "NAME", "existing account of data movers; none is created"),
-        _Flag("--sa-annotations", "K=V,...", "annotations of the accounts, such as a cloud identity", many=True),
+        _Flag("--sa-annotations", "KEY=VALUE,...", "annotations of the accounts, such as a cloud identity", many=True),
         _Flag("--volume-secrets", "", "let agents copy Secrets and ConfigMaps that drivers of volumes need"),
         _Flag("--openshift", "", "create security context constraints of OpenShift"),
         _Flag("--monitoring-namespace", "NAME", "the only namespace that may read the agents' metrics", type=NAMESPACE),

@@ -5,12 +5,12 @@ import functools
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from client.cli.output import OutputFormat
-from core.errors import AgentError
+from core.errors import AgentError, ConfigError
 from core.kube.client import Selection
 from core.kube.resources import Resource
 from nodeagent.runtime.command_line import KUBECONFIG_HELP, KUBECONTEXT_HELP
@@ -24,10 +24,21 @@ __all__ = [
     "cluster_options",
     "command_for",
     "complete_names",
+    "confirm",
+    "dry_run_option",
+    "ignore_server_option",
     "list_names",
     "output_option",
     "workload_options",
+    "yes_option",
 ]
+
+_AGENTS: Final = "--agent-namespace"
+
+dry_run_option: Final = click.option("--dry-run", is_flag=True, help="only show what would be done")
+ignore_server_option: Final = click.option(
+    "--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace"
+)
 
 
 class _Help:
@@ -51,6 +62,28 @@ class UserGroup(_Help, click.Group):
     command_class = UserCommand
 
 
+def confirm(question: str, undone: str) -> bool:
+    """Ask, and return whether the answer is yes; `undone` says what did not happen.
+
+    Raises:
+        ConfigError: there is no answer.
+    """
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort as e:
+        raise ConfigError(f"{undone}: there is no answer to the question (use --yes)") from e
+
+
+def yes_option(function: Callable[..., int | None]) -> Callable[..., int | None]:
+    """Add `--yes`, which each command has that asks, and the word that Velero's commands have for it."""
+    for option in (
+        click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as Velero's commands have it"),
+        click.option("--yes", "-y", is_flag=True, help="do not ask"),
+    ):
+        function = option(function)
+    return function
+
+
 def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess.
 
@@ -62,7 +95,7 @@ def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | 
 
 def workload_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the same options for a command about PVCs, whose own `-n` is the namespace of the PVCs."""
-    return _add_access(function, "namespace of the agents and of the custom resources", ("--agent-namespace",))
+    return _add_access(function, "namespace of the agents and of the custom resources", (_AGENTS,))
 
 
 def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str, ...]) -> Callable[..., int | None]:
@@ -78,6 +111,8 @@ def _add_access(function: Callable[..., int | None], text: str, flags: tuple[str
         click.option("--kubecontext", metavar="NAME", default="", help=KUBECONTEXT_HELP),
         click.option("--kubeconfig", metavar="PATH", type=click.Path(), default="", help=KUBECONFIG_HELP),
         click.option(*flags, "of_agents", metavar="NAME", default="", envvar="VELERO_NAMESPACE", help=text),
+        # So that one word means the same in all commands.
+        *([] if _AGENTS in flags else [click.option(_AGENTS, "of_agents", metavar="NAME", hidden=True, help=text)]),
     ):
         run = option(run)
     return run

@@ -49,9 +49,12 @@ exit codes:
     "--volume-snapshot-class", metavar="NAME", default="", help="class of the snapshot (default: that of the driver)"
 )
 @click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
-@click.option("--location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
+@click.option("--storage-location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")
+@click.option("--location", "storage_location", metavar="NAME", hidden=True, help="the same, as it was called before")
 @click.option("--size", metavar="QUANTITY", default="64Mi", help="size of the claim (default: 64Mi)")
-@click.option("--timeout", type=DURATION, metavar="DURATION", default=_TIMEOUT, help="of all steps (default: 10m)")
+@click.option(
+    "--timeout", type=DURATION, metavar="DURATION", default=_TIMEOUT, help="how long all steps may take (default: 10m)"
+)
 @output_option
 @cluster_options
 def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **chosen: str) -> None:
@@ -60,7 +63,7 @@ def preflight(access: ClusterAccess, form: OutputFormat, timeout: timedelta, **c
         storage_class=chosen["storage_class"],
         snapshot_class=chosen["volume_snapshot_class"],
         space=chosen["namespace_for_test"],
-        location=chosen["location"],
+        location=chosen["storage_location"],
         size=_check_size(chosen["size"]),
     )
     asyncio.run(_run(access, form, choice, timeout))

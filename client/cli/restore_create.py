@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from client.backups.plan import ClaimName
 from client.cli.collection_commands import Creation
-from client.cli.options import UserCommand, output_option, workload_options
+from client.cli.options import UserCommand, ignore_server_option, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
 from client.cli.restore_in_place import InPlaceWish, confirm_in_place, in_place_options, parse_in_place
 from client.cli.stored import read_stored
@@ -118,7 +118,7 @@ class _Wish:
 @click.option("--storage-class", metavar="NAME", default="", help="class of such a PVC (default: the cluster's)")
 @in_place_options
 @click.option("--wait", "-w", is_flag=True, help="wait until every volume has ended, and show the progress")
-@click.option("--ignore-velero-server", is_flag=True, help="create it although a Velero server is in the namespace")
+@ignore_server_option
 @output_option
 @workload_options
 def create(name: str, access: ClusterAccess, form: OutputFormat, **given: Any) -> None:  # noqa: ANN401 - click's

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from client.cli.options import confirm, yes_option
 from client.cli.output import OutputFormat, Printer
 from client.restores.in_place import InPlaceRestore
 from client.text import format_bytes
@@ -37,7 +38,7 @@ def in_place_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--incremental", is_flag=True, help="with --in-place: do not write files that are equal"),
         click.option("--delete-extra-files", is_flag=True, help="with --in-place: files that the backup does not have"),
         click.option("--no-snapshot", is_flag=True, help="with --in-place: without a VolumeSnapshot for the way back"),
-        click.option("--yes", "-y", is_flag=True, help="with --in-place: do not ask"),
+        yes_option,
     )
     for option in reversed(options):
         command = option(command)
@@ -89,10 +90,7 @@ def confirm_in_place(
         printer.note(_describe(wish))
     if not wish.ask:
         return True
-    try:
-        return click.confirm(f"Restore into {len(plans)} existing volume{'s' if len(plans) > 1 else ''}?", err=True)
-    except click.Abort as e:
-        raise ConfigError("nothing was restored: there is no answer to the question (use --yes)") from e
+    return confirm(f"Restore into {len(plans)} existing volume{'s' if len(plans) > 1 else ''}?", "nothing was restored")
 
 
 def _describe(wish: InPlaceWish) -> str:

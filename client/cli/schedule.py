@@ -18,6 +18,7 @@ from client.cli.options import (
     UserGroup,
     command_for,
     complete_names,
+    dry_run_option,
     output_option,
     workload_options,
 )
@@ -165,7 +166,7 @@ async def _find(cluster: Connection, names: Sequence[str]) -> ScheduleList:
 
 def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
     for rule in reversed(KeepRule):
-        function = click.option(rule.flag, type=click.IntRange(min=1), metavar="N", help=rule.help)(function)
+        function = click.option(rule.flag, type=click.IntRange(min=1), metavar="NUMBER", help=rule.help)(function)
     return function
 
 
@@ -176,7 +177,7 @@ def _keep_options(function: Callable[..., int | None]) -> Callable[..., int | No
     "--time-zone", metavar="NAME", default="", help="IANA time zone of --schedule and --keep-... (default: UTC)"
 )
 @backup_options
-@click.option("--ttl", type=DURATION, metavar="DURATION", help="when backups expire (default: never)")
+@click.option("--ttl", type=DURATION, metavar="DURATION", help="time to live of a backup (default: none)")
 @click.option("--verify", is_flag=True, help="read each backup back from the bucket, before anything is deleted")
 @click.option("--suspend", is_flag=True, help="create it without runs, until it is created again without this flag")
 @_keep_options
@@ -281,7 +282,7 @@ def _row(one: Schedule, now: datetime, *, wide: bool) -> list[Cell]:
 
 @schedule.command("run", epilog=_RUN_EXAMPLES)
 @click.argument("name", metavar="NAME", shell_complete=_complete)
-@click.option("--dry-run", is_flag=True, help="only show what it would back up and delete")
+@dry_run_option
 @workload_options
 def _run(name: str, access: ClusterAccess, *, dry_run: bool) -> None:
     """Run a schedule now, with your own permissions."""

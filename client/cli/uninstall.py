@@ -5,11 +5,10 @@ from typing import Final
 
 import click
 
-from client.cli.options import UserCommand, cluster_options
+from client.cli.options import UserCommand, cluster_options, confirm, yes_option
 from client.cli.output import HEADING, Printer, Styled
 from client.install.uninstall import RemovalPlan, plan_removal, refuse_interruption, remove
 from core.clock import SystemClock
-from core.errors import ConfigError
 from core.kube.client import select_labels
 from core.models.names import PART_OF_LABELS
 from nodeagent.runtime.connection import ClusterAccess, connect
@@ -36,8 +35,7 @@ exit codes:
 
 
 @click.command("uninstall", cls=UserCommand, epilog=_EXAMPLES)
-@click.option("--yes", "-y", is_flag=True, help="do not ask")
-@click.option("--confirm", "yes", is_flag=True, hidden=True, help="the same, as `backup delete` had it")
+@yes_option
 @click.option("--force", is_flag=True, help="do not ask, and interrupt transfers that have not ended")
 @click.option("--wait", is_flag=True, hidden=True, help="of Velero: the command always waits")
 @cluster_options
@@ -56,7 +54,7 @@ async def _run(access: ClusterAccess, *, ask: bool, force: bool) -> None:
         if not force:
             refuse_interruption(plan.unfinished)
         _show(printer, plan)
-        if ask and not _confirm():
+        if ask and not confirm("Remove the node agents?", "nothing was removed"):
             printer.note("nothing was removed")
             return
         clock = SystemClock()
@@ -69,13 +67,6 @@ def _show(printer: Printer, plan: RemovalPlan) -> None:
         printer.line(Styled(title, HEADING))
         for name in names:
             printer.line(f"  {name}")
-
-
-def _confirm() -> bool:
-    try:
-        return click.confirm("Remove the node agents?", err=True)
-    except click.Abort as e:
-        raise ConfigError("nothing was removed: there is no answer to the question (use --yes)") from e
 
 
 def _show_rest(printer: Printer, plan: RemovalPlan) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import stat
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import FrameType
@@ -20,6 +20,7 @@ from click.shell_completion import ShellComplete
 from client.cli.output import NoteHandler
 from core.errors import AgentError, ConfigError
 from core.kube.errors import NotServedError, UnauthorizedError, UnreachableError
+from core.spelling import ask, close_name
 
 __all__ = ["complete_for_kubectl", "interrupted_by_signals", "run_user_command"]
 
@@ -83,6 +84,62 @@ def _is_unreachable(error: BaseException | None) -> bool:
     return False
 
 
+_INSTEAD: Final[Mapping[str, Sequence[str]]] = {
+    "--confirm": ("--yes",),
+    "--context": ("--kubecontext",),
+    "--follow": ("--watch",),
+    "--force": ("--yes",),
+    "--format": ("--output",),
+    "--include-namespaces": ("--namespace",),
+    "--keep-annual": ("--keep-yearly",),
+    "--keep-within": ("--ttl",),
+    "--namespace": ("--agent-namespace",),
+    "-n": ("--agent-namespace",),
+    "list": ("get",),
+    "log": ("describe",),
+    "logs": ("describe",),
+    "remove": ("delete",),
+    "rm": ("delete",),
+    "show": ("describe", "get"),
+    "stop": ("cancel",),
+    "update": ("create",),
+}
+"""What to type in place of words that velero, kubectl, kopia and restic have, if the command has it."""
+
+
+def _explain(error: click.UsageError) -> str:
+    """Return what is wrong with a command line, in the words of our own errors, and what to type instead."""
+    match error:
+        case click.NoSuchOption(option_name=name, ctx=click.Context() as context):
+            known = [word for one in context.command.get_params(context) if not _is_hidden(one) for word in one.opts]
+            return _suggest("option", name, known)
+        case click.exceptions.NoSuchCommand(
+            command_name=name, ctx=click.Context(command=click.Group() as group) as context
+        ):
+            return _suggest("command", name, group.list_commands(context))
+        case click.MissingParameter(param=click.Parameter() as missing):
+            return f"missing {missing.param_type_name} {_name(missing)}"
+        case click.BadParameter(param=click.Parameter() as bad):
+            return f"{_name(bad)}: {error.message.removesuffix('.')}"
+    message = error.format_message().removesuffix(".")
+    return f"{message[:1].lower()}{message[1:]}"
+
+
+def _suggest(what: str, name: str, known: Sequence[str]) -> str:
+    meant = next((word for word in _INSTEAD.get(name, ()) if word in known), "") or close_name(name, known)
+    hint = f" ({ask(meant)})" if meant else ""
+    return f'no such {what} "{name}"{hint}'
+
+
+def _is_hidden(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Option) and parameter.hidden
+
+
+def _name(parameter: click.Parameter) -> str:
+    """Return the first long word of an option, an argument as the help has it."""
+    return next((word for word in parameter.opts if word.startswith("--")), parameter.human_readable_name)
+
+
 def run_user_command(words: Sequence[str]) -> int:
     """Run a command for users and return its exit code.
 
@@ -96,10 +153,9 @@ def run_user_command(words: Sequence[str]) -> int:
     try:
         with interrupted_by_signals():
             code: int | None = _root.main(list(words), prog_name="nodeagent", standalone_mode=False)
-    except click.ClickException as e:
-        context = e.ctx if isinstance(e, click.UsageError) else None
-        path = context.command_path if context is not None else "nodeagent"
-        raise ConfigError(f"{e.format_message().removesuffix('.')} (see {path} --help)") from e
+    except click.UsageError as e:
+        path = e.ctx.command_path if e.ctx is not None else "nodeagent"
+        raise ConfigError(f"{_explain(e)} (see {path} --help)") from e
     except click.Abort as e:
         raise KeyboardInterrupt from e
     except AgentError as e:

@@ -210,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--storage-location", metavar="NAME", default="", help="BackupStorageLocation")
     parser.add_argument("--ttl", metavar="DURATION", default="", help="when its backups expire (default: never)")
     for rule in KeepRule:
-        parser.add_argument(rule.flag, metavar="N", type=int, default=None, help=rule.help)
+        parser.add_argument(rule.flag, metavar="NUMBER", type=int, default=None, help=rule.help)
     parser.add_argument("--time-zone", metavar="NAME", default="", help="IANA time zone of --keep-... (default: UTC)")
     parser.add_argument("--verify", action="store_true", help="read each backup back from the bucket")
     parser.add_argument("--labels", metavar="KEY=VALUE,...", default="", help="labels of the transfers")

@@ -305,7 +305,7 @@ async def test_what_is_missing_is_named_with_its_flag(choice: CheckChoice, gone:
     ("spec", "status", "message"),
     [
         ({}, {"phase": "Unavailable", "message": "no bucket"}, "default is Unavailable: no bucket"),
-        ({"accessMode": "ReadOnly"}, {}, "default is read-only: --location names another"),
+        ({"accessMode": "ReadOnly"}, {}, "default is read-only: --storage-location names another"),
     ],
     ids=["unavailable", "read-only"],
 )

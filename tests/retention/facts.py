@@ -67,8 +67,9 @@ _PERIODS: Final[Mapping[KeepRule, Callable[[datetime], object]]] = {
 
 
 def is_kept(fact: Fact, others: Iterable[Fact], policy: KeepPolicy) -> bool:
-    """Return whether a rule needs the sound copy, where these copies of its schedule and volume are sound, too."""
-    newer = [one.moment for one in others if (one.stamp, one.name) > (fact.stamp, fact.name)]
+    """Return whether a rule needs the sound copy, beside the sound ones of its schedule and volume among `others`."""
+    same = [one for one in others if one.sound and one.series[:2] == fact.series[:2] and one.schedule == fact.schedule]
+    newer = [one.moment for one in same if (one.stamp, one.name) > (fact.stamp, fact.name)]
     for rule, count in policy.counts.items():
         periods = {number if rule is KeepRule.LAST else _PERIODS[rule](at) for number, at in enumerate(newer)}
         if len(periods) < count and (rule is KeepRule.LAST or _PERIODS[rule](fact.moment) not in periods):

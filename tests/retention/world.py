@@ -69,7 +69,6 @@ _MOST_SLEEPS: Final = 60
 
 _GRACE_SECONDS: Final = 30.0
 _TOLERANCE: Final = timedelta(minutes=5)
-"""How far clocks may be apart."""
 
 
 @dataclass
@@ -322,9 +321,8 @@ class World:
     def restorable(self, claim: str, location: str, bucket: str) -> Iterator[Fact]:
         """Yield the copies from which the volume can be restored."""
         for one in self.facts.values():
-            sound = one.exists and one.phase == "Completed" and not one.damaged
             stored = one.snapshot in self.kube.bucket and one.snapshot not in self.kube.rootless
-            if one.series == (claim, location, bucket) and sound and stored:
+            if one.series == (claim, location, bucket) and one.sound and stored:
                 yield one
 
     def _observe(self, command: Command, request: Request) -> None:
@@ -356,18 +354,12 @@ class World:
     def _check_expired(self, command: Command, fact: Fact) -> None:
         assert fact.ttl is None or fact.moment + fact.ttl < command.seen, f"{fact.name} is not expired"
         policy = self.policies.get(fact.schedule)
-        if policy is None:
-            assert fact.ttl is not None, f"{fact.name} has no time to live"
-            return
+        assert fact.ttl is not None or policy is not None, f"{fact.name} has no time to live"
         latest = command.seen + _TOLERANCE
-        assert fact.moment <= latest, f"{fact.name} is from the future"
-        same = [
-            one
-            for one in self.facts.values()
-            if one.sound and (one.schedule, one.series[:2]) == (fact.schedule, fact.series[:2]) and one.moment <= latest
-        ]
-        if fact.phase == "Completed" and not fact.damaged and fact.claim not in command.blind:
-            assert not is_kept(fact, same, policy), f"schedule {fact.schedule} keeps {fact.name}"
+        assert policy is None or fact.moment <= latest, f"{fact.name} is from the future"
+        if policy is not None and fact.phase == "Completed" and not fact.damaged and fact.claim not in command.blind:
+            others = [one for one in self.facts.values() if one.moment <= latest]
+            assert not is_kept(fact, others, policy), f"schedule {fact.schedule} keeps {fact.name}"
 
     def _check_limit(self, fact: Fact) -> None:
         since = self.clock.seconds - _DAY_SECONDS

@@ -110,8 +110,8 @@ def test_acknowledge_names_the_volumes_that_are_shrunk_and_records_it_once(shell
         (["describe", "\x1b[2J"], 1, r"there is no backup \\x1b\[2J in namespace velero"),
         (["cancel", "zzz"], 1, "there is no backup zzz in namespace velero"),
         (["cancel", "weekly"], 1, "backup weekly is Velero's: use the command velero backup for it"),
-        (["get", "-o", "xml"], 2, r"Invalid value for '--output' .*\(see nodeagent backup get --help\)"),
-        (["describe"], 2, r"Missing argument 'NAME' \(see nodeagent backup describe --help\)"),
+        (["get", "-o", "xml"], 2, r"--output: .*\(see nodeagent backup get --help\)"),
+        (["describe"], 2, r"missing argument NAME \(see nodeagent backup describe --help\)"),
         (["get", "--agent-namespace", "a/../b"], 1, "a/../b"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -152,4 +152,4 @@ async def _unreachable(_: object) -> None:
 
 def test_a_command_of_the_group_is_required(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["backup"]) == 2
-    assert "Missing command (see nodeagent backup --help)" in capsys.readouterr().err
+    assert "missing command (see nodeagent backup --help)" in capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_transfer_that_ended_has_no_pods_and_advice(shell: Shell, word: str) -
         (["du/zzz\x1b[2J"], 1, r"DataUpload velero/zzz\\x1b\[2J does not exist"),
         (["dux/long"], 2, r'"dux" is no kind of transfer: did you mean'),
         (["long"], 2, "not KIND/NAME, such as du/backup-1"),
-        ([], 2, r"Missing argument 'KIND/NAME' \(see nodeagent describe --help\)"),
+        ([], 2, r"missing argument KIND/NAME \(see nodeagent describe --help\)"),
     ],
     ids=["name", "control", "kind", "no kind", "nothing"],
 )

@@ -198,7 +198,7 @@ def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
         (
             ["create", "night", "--pvc=app/data"],
             2,
-            r"Missing option '--schedule' \(see nodeagent schedule create --help\)",
+            r"missing option --schedule \(see nodeagent schedule create --help\)",
         ),
         (["create", "Night", *_WHEN, "--pvc=app/data"], 2, '"Night" is no name of a schedule'),
         (["create", "night", "--schedule=soon", "--pvc=app/data"], 2, '--schedule: "soon" is no cron expression'),
@@ -209,11 +209,11 @@ def test_each_copy_of_a_schedule_is_explained(shell: Shell) -> None:
             '--ttl: "soon" is not allowed: expected a duration such as 30s',
         ),
         (["create", "night", *_WHEN, "--pvc=a", "--agent-namespace=x"], 2, '--pvc: "a" is not allowed'),
-        (["create", "night", *_WHEN, "--pvc=app/data", "--keep-daily=0"], 2, "Invalid value for '--keep-daily': 0 is"),
+        (["create", "night", *_WHEN, "--pvc=app/data", "--keep-daily=0"], 2, "--keep-daily: 0 is"),
         (["get", "zzz"], 1, "there is no schedule zzz in namespace velero"),
         (["run", "zzz"], 1, "there is no schedule zzz in namespace velero"),
         (["delete", "\x1b[2J"], 1, r"there is no schedule \\x1b\[2J in namespace velero"),
-        ([], 2, r"Missing command \(see nodeagent schedule --help\)"),
+        ([], 2, r"missing command \(see nodeagent schedule --help\)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
