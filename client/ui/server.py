@@ -159,14 +159,14 @@ class Pages:
         return {}
 
     async def _overview(self, request: web.Request, state: State) -> _Values:
-        volumes = list_volumes(state.snapshot.transfers)
+        coverage = state.snapshot.coverage
+        volumes = list_volumes(state.snapshot.transfers, coverage.volumes if coverage is not None else ())
         pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
         shown = {
             name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
             for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
         }
-        unprotected = sum(row.last is None for row in volumes)
-        return {**shown, "chosen": pages, "count": len(volumes), "unprotected": unprotected}
+        return {**shown, "chosen": pages, "count": len(volumes), "urgent": sum(row.urgent for row in volumes)}
 
     async def _transfers(self, request: web.Request, state: State) -> _Values:
         chosen = TransferFilter.of(request.query)

@@ -11,6 +11,7 @@ from client.status.records import ClusterSnapshot, TransferRecord
 from client.status.view import ActiveRow, PendingRow, StatusView
 from core.models.phases import Phase
 from core.models.verification import Verification
+from nodeagent.coverage.states import VolumeCoverage
 
 __all__ = [
     "PAGE_ROWS",
@@ -102,10 +103,15 @@ def choose_transfers(snapshot: ClusterSnapshot, view: StatusView, chosen: Transf
         for one in snapshot.transfers
         if chosen.kind in {"", one.kind}
         and _is_in(one, chosen.state, (one.kind, one.name) in pending)
-        and text in f"{one.name} {one.queue}/{one.volume} {one.node} {one.location} {one.backup} {one.reason}".lower()
+        and text in _searched(one)
     ]
     found.sort(key=lambda one: (_sort_key(one, chosen.sort), one.name), reverse=chosen.sort == "created")
     return TransferPage(cut(found, chosen.page), active, pending)
+
+
+def _searched(one: TransferRecord) -> str:
+    volumes = f"{one.queue}/{one.volume} {one.queue}/{one.claim}"
+    return f"{one.name} {volumes} {one.node} {one.location} {one.backup} {one.reason}".lower()
 
 
 def _is_in(one: TransferRecord, state: str, waits: bool) -> bool:  # noqa: FBT001 - one of several conditions
@@ -138,10 +144,11 @@ def _sort_key(one: TransferRecord, sort: str) -> str:
 
 @dataclass(frozen=True)
 class VolumeRow:
-    """A volume that was backed up, or tried to be; `last` is its newest complete backup, None: it has none.
+    """A volume that is there, or was backed up; `last` is its newest complete backup, None: it has none.
 
-    `failed` is its newest backup if that failed after `last`. `verified` is the verification of `last`; `earlier` is
-    the newest one of another backup, unless that of `last` is newer.
+    `state` is how well it is protected; None: that is not known, or its PVC does not exist any more. `failed` is its
+    newest backup if that failed after `last`. `verified` is the verification of `last`; `earlier` is the newest one of
+    another backup, unless that of `last` is newer.
     """
 
     namespace: str
@@ -150,6 +157,14 @@ class VolumeRow:
     failed: TransferRecord | None
     verified: Verification | None
     earlier: Verification | None
+    state: VolumeCoverage | None = None
+
+    @property
+    def urgent(self) -> bool:
+        """Whether someone has to act."""
+        if any(not one.passed for one in (self.verified, self.earlier) if one is not None):
+            return True
+        return self.state.needs_attention if self.state is not None else self.last is None
 
     @property
     def completed(self) -> datetime | None:
@@ -157,28 +172,43 @@ class VolumeRow:
         return self.last.completed if self.last is not None else None
 
 
-def list_volumes(transfers: Iterable[TransferRecord]) -> list[VolumeRow]:
-    """Return the volumes of all backups: those without a complete one first, then verifications that failed.
+def list_volumes(transfers: Iterable[TransferRecord], coverage: Sequence[VolumeCoverage] = ()) -> list[VolumeRow]:
+    """Return all volumes, and those of backups that are not there any more.
 
-    The others follow by the age of the last copy, the oldest first.
+    Those that need attention come first, then by state; those whose state is not known by the age of the last copy, the
+    oldest first.
     """
     by_volume: dict[tuple[str, str], list[TransferRecord]] = {}
     for one in transfers:
         if one.is_backup and one.volume and not one.fault:
-            by_volume.setdefault((one.queue, one.volume), []).append(one)
-    rows = []
-    for (namespace, volume), found in by_volume.items():
-        found.sort(key=lambda one: one.created)
-        last = next((one for one in reversed(found) if one.phase is Phase.COMPLETED), None)
-        newest = found[-1]
-        failed = newest if newest.phase is Phase.FAILED and newest is not last else None
-        verified = last.verification if last is not None else None
-        others = [one.verification for one in found if one.verification and one is not last]
-        earlier = max(others, key=lambda one: one.at, default=None)
-        if earlier is not None and verified is not None and earlier.at <= verified.at:
-            earlier = None
-        rows.append(VolumeRow(namespace, volume, last, failed, verified, earlier))
-    return sorted(rows, key=lambda row: (*_urgency(row), row.namespace, row.volume))
+            by_volume.setdefault((one.queue, one.claim or one.volume), []).append(one)
+    states = {(one.namespace, one.volume): one for one in coverage}
+    rows = [_build_row(key, by_volume.get(key, []), states.get(key)) for key in {**states, **by_volume}]
+    order = {key: number for number, key in enumerate(states)}
+    last = len(order)
+    return sorted(
+        rows,
+        key=lambda row: (
+            not row.urgent,
+            order.get((row.namespace, row.volume), last),
+            *_urgency(row),
+            row.namespace,
+            row.volume,
+        ),
+    )
+
+
+def _build_row(key: tuple[str, str], found: list[TransferRecord], state: VolumeCoverage | None) -> VolumeRow:
+    found.sort(key=lambda one: one.created)
+    last = next((one for one in reversed(found) if one.phase is Phase.COMPLETED), None)
+    newest = found[-1] if found else None
+    failed = newest if newest is not None and newest.phase is Phase.FAILED else None
+    verified = last.verification if last is not None else None
+    others = [one.verification for one in found if one.verification and one is not last]
+    earlier = max(others, key=lambda one: one.at, default=None)
+    if earlier is not None and verified is not None and earlier.at <= verified.at:
+        earlier = None
+    return VolumeRow(*key, last, failed, verified, earlier, state)
 
 
 def _urgency(row: VolumeRow) -> tuple[bool, bool, float]:

@@ -4,6 +4,8 @@ import json
 
 from core.models.names import VELERO_BACKUP_LABEL, VERIFICATION_ANNOTATION
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.client.support.volumes_scene import a_cron_job
+from tests.nodeagent.support.volume_scene import a_claim
 from tests.support.objects import JsonDict
 
 _GIB = 2**30
@@ -28,7 +30,10 @@ def _backup(day: int) -> JsonDict:
 
 
 def busy_scene() -> StatusScene:
-    """Return the scene: besides the transfers of `put_transfers`, 20 nights of one volume, and one that failed."""
+    """Return the scene: besides the transfers of `put_transfers`, 20 nights of one volume, and one that failed.
+
+    Of three PVCs, a schedule backs two up.
+    """
     scene = StatusScene()
     scene.put_transfers()
     ended = {"node": "b", "completionTimestamp": "2026-11-21T02:31:00Z"}
@@ -38,4 +43,7 @@ def busy_scene() -> StatusScene:
     scene.kube.put(failed)
     for day in range(1, 21):
         scene.kube.put(_backup(day))
+    for claim in ("data", "new", "unlucky"):
+        scene.kube.put(a_claim(claim))
+    scene.kube.put(a_cron_job("nightly", "--pvc=app/data", "--pvc=app/unlucky"))
     return scene

@@ -273,7 +273,7 @@ async def test_ten_thousand_transfers_on_five_hundred_nodes_are_shown_by_pages()
         await tab.open("/transfers?page=100")
         assert await tab.page.get_by_role("link", name="Next page").count() == 0
         await tab.open("/")
-        assert "Page 1 of" in await tab.follow("show all volumes")
+        assert "Page 1 of" in await tab.follow("Show all volumes")
         await tab.open("/")
         assert "Page 1 of 6" in await tab.follow("Show all nodes")
         assert "Page 6 of 6" in await tab.open("/?nodes=6")
@@ -285,7 +285,7 @@ async def test_five_questions_are_answered_within_two_clicks(scene: StatusScene)
     async with open_site(scene, signed_in=False) as site, visit(site.url) as tab:
         overview = await tab.open("/")
         # Is anything unprotected? What failed last night, and why?
-        assert "2 without a complete one" in overview
+        assert "1 of 3 volumes protected; 1 never backed up, 1 failing." in overview
         assert "app/unlucky" in overview
         assert "no space left on the repository's disk" in overview
         assert "no space left" in await tab.follow("du/broken")

@@ -12,6 +12,7 @@ from core.models.names import BANDWIDTH_ANNOTATION
 from tests.client.support.busy_scene import busy_scene
 from tests.client.support.site import open_site, running_site
 from tests.client.support.status_scene import StatusScene, transfer
+from tests.client.support.volumes_scene import put_volumes
 
 _HOSTILE = "<script>alert(1)</script>"
 _PATHS = (
@@ -93,6 +94,28 @@ async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None
         assert [(path, await count(path)) for path in lists] == [(path, 0) for path in lists]
         assert 0 < await count("/transfers/du/moving") <= 3
         assert await count("/transfers/du/moving") == 0
+
+
+async def test_the_first_line_of_the_overview_says_whether_all_is_protected(scene: StatusScene) -> None:
+    put_volumes(scene.kube)
+    async with open_site(scene) as site:
+        text = await site.until("/", "volumes protected")
+        whole = (await site.get("/?volumes=1"))[1]
+    first = re.search(r'<p class="summary">(.*?)</p>', text)
+    assert first is not None
+    sentence = "35 of 38 volumes protected; 1 never backed up, 1 failing, 1 stale; 2 left out on purpose"
+    assert sentence in first[1]
+    rows = re.findall(r'scope="row"><a href="/transfers\?q=[^>]*>([^<]*)</a>', whole)
+    assert rows[:3] == ["shop/data-07", "db/data-05", "app/data-03"]
+    assert "fs-backup needs pod report-x to run and to mount it" in text
+    assert "the last backup is 3d old: expected every 24h by schedule app-night" in text
+
+
+async def test_without_the_permission_to_list_pvcs_the_overview_says_so(scene: StatusScene) -> None:
+    scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, message="forbidden", times=99)
+    async with open_site(scene) as site:
+        text = await site.until("/", "without a backup are not known|no volumes are known")
+    assert "PVCs cannot be read, so volumes that were never backed up are not known" in text
 
 
 async def test_events_that_carry_progress_are_not_shown_as_they_are(scene: StatusScene) -> None:

@@ -9,6 +9,7 @@ from client.status.view import build_view
 from client.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, cut, list_volumes
 from core.models.phases import Phase
 from core.models.verification import Verification, VerificationOutcome
+from nodeagent.coverage.states import VolumeCoverage, VolumeState
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -97,6 +98,29 @@ def test_volumes_that_need_attention_come_first() -> None:
         ("old", "old", None),
         ("broken", "good", "bad"),
         ("fresh", "fresh", None),
+    ]
+
+
+def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() -> None:
+    states = [
+        VolumeCoverage(namespace="app", volume=name, state=VolumeState(state), reason="why", overdue=True)
+        for name, state in (("new", "never-backed-up"), ("old", "stale"), ("fine", "protected"), ("skip", "left-out"))
+    ]
+    rows = list_volumes(
+        [
+            _record("gone", Phase.COMPLETED, 2, volume="gone"),
+            _record("pvb", Phase.COMPLETED, 3, kind="PodVolumeBackup", volume="web-0:v", claim="fine"),
+            _record("du", Phase.COMPLETED, 1, volume="old"),
+        ],
+        states,
+    )
+    found = [(row.volume, row.last and row.last.name, row.state and str(row.state.state), row.urgent) for row in rows]
+    assert found == [
+        ("new", None, "never-backed-up", True),
+        ("old", "du", "stale", True),
+        ("fine", "pvb", "protected", False),
+        ("skip", None, "left-out", False),
+        ("gone", "gone", None, False),
     ]
 
 
