@@ -1,0 +1,121 @@
+"""Restore into the volume that a PVC has, on a real kubelet and driver: as a person asks for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.scenes import Place, Volume
+from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
+from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
+from tests.testbed.layout import ROOT
+from tests.testbed.storage.objects import CLAIMS, VOLUMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+
+pytestmark = [pytest.mark.cluster, pytest.mark.lane(name="moving"), pytest.mark.timeout(WITH_LOCKS)]
+
+_FILL = """\
+import os
+os.mkdir("/data/folder", 0o700)
+for number in range(20):
+    open(f"/data/folder/{number}", "w").write(f"as it was {number}" * 1000)
+os.symlink("folder/3", "/data/link")
+"""
+_HOLD = "import time; time.sleep(600)"
+
+
+class _Scene:
+    def __init__(self, bed: Bed, space: str) -> None:
+        self.bed, self.space = bed, space
+        self.name = f"{space}-back"
+
+    def try_run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "nodeagent", *words, "-o", "json"]
+        return subprocess.run(argv, cwd=ROOT, env=dict(self.bed.env), capture_output=True, text=True, check=False)
+
+    def run(self, *words: str) -> Any:
+        done = self.try_run(*words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def restore(self) -> subprocess.CompletedProcess[str]:
+        words = (f"--from-backup={self.space}-first", "--in-place", "--incremental", "--delete-extra-files", "--yes")
+        return self.try_run("restore", "create", self.name, *words, "--wait")
+
+    def claim(self) -> Any:
+        return self.bed.api.get(CLAIMS, self.space, "data")
+
+    def volume(self) -> Any:
+        return self.bed.api.get(VOLUMES, "", self.claim()["spec"]["volumeName"])
+
+
+@pytest.fixture
+def scene(agent: Bed, space: str) -> Iterator[_Scene]:
+    agent.user.apply(*Place(agent, space).build())
+    Volume(agent, space).fill(_FILL)
+    with relies_on(agent, Shared.AGENTS):
+        yield _Scene(agent, space)
+    agent.user.kubectl("delete", "volumesnapshots", "--all", "-n", space, "--ignore-not-found")
+    own = [n for n in agent.user.names(["datauploads,datadownloads"], "-n", NAMESPACE) if space in n]
+    left = [*own, f"backuprepository/{space}-{space}-kopia", f"backupstoragelocation/{space}", f"secret/{space}-keys"]
+    agent.user.kubectl("delete", *left, "-n", NAMESPACE, "--ignore-not-found", "--wait=false")
+
+
+def _damage(folder: Path) -> dict[str, tuple[int, int]]:
+    """Change a volume; return inode and time of the files that stay equal."""
+    (folder / "folder/0").write_text("changed")
+    (folder / "folder/1").unlink()
+    (folder / "folder/2").chmod(0o604)
+    (folder / "extra").mkdir()
+    (folder / "extra/file").write_text("nobody backed it up")
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("elsewhere")
+    names = [f"folder/{number}" for number in range(3, 20)]
+    return {name: ((folder / name).stat().st_ino, (folder / name).stat().st_mtime_ns) for name in names}
+
+
+def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
+    bed, space = scene.bed, scene.space
+    bed.user.kubectl("label", "pvc", "data", "-n", space, "tier=db")
+    words = (f"--pvc={space}/data", f"--storage-location={space}", "--method=csi-snapshot", "--wait")
+    scene.run("backup", "create", f"{space}-first", *words)
+    folder = Volume(bed, space).path()
+    equal = _damage(folder)
+    before, policy = scene.claim(), scene.volume()["spec"]["persistentVolumeReclaimPolicy"]
+
+    pod = build_pod(space, "holder", claim="data", script=["-c", _HOLD], folders={})
+    bed.user.apply(pod)
+    bed.user.wait("pod/holder", "condition=Ready", namespace=space, seconds=120)
+    refused = scene.restore()
+    assert refused.returncode == 1
+    assert f"PVC {space}/data is used by pod {space}/holder" in refused.stderr
+    bed.user.kubectl("delete", "pod", "holder", "-n", space, "--grace-period=1")
+
+    done = scene.restore()
+
+    assert done.returncode == 0, done.stderr
+    after, volume = scene.claim(), scene.volume()
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["metadata"]["labels"]["tier"] == "db"
+    assert after["spec"]["volumeName"] == before["spec"]["volumeName"]
+    assert after["status"]["phase"] == "Bound"
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == policy
+    assert volume["spec"]["claimRef"]["uid"] == after["metadata"]["uid"]
+    assert not [key for key in volume["metadata"].get("annotations", {}) if key.startswith("nodeagent.io/")]
+    assert sorted(path.name for path in folder.iterdir()) == ["folder", "link", "lost+found"]
+    texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
+    assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
+    assert (folder / "folder/2").stat().st_mode & 0o777 == 0o644
+    assert str((folder / "link").readlink()) == "folder/3"
+    stats = {name: (folder / name).stat() for name in equal}
+    assert {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()} == equal
+    assert [name for name in bed.user.names(["volumesnapshots"], "-n", space) if name.endswith("-before")]
