@@ -7,9 +7,18 @@ from typing import Final
 
 from client.backups.keep_policy import KeepPolicy, KeepRule
 from core.kube.resources import PODS
-from core.models.base import JsonDict, parse_time
+from core.models.base import JsonDict, format_time, parse_time
 from tests.client.support.deletion_scene import JobKube
-from tests.nodeagent.support.hand_clock import HandClock
+from tests.nodeagent.support.hand_clock import NOON, HandClock
+
+_DAY_SECONDS: Final = 86400.0
+_LATE_SECONDS: Final = 3600.0
+"""A run decides by the copies of the 24 h before it; it deletes at most so much later."""
+
+_STAMP_SECONDS: Final = 1.0
+"""Stamps have whole seconds."""
+
+_EXTRA: Final = 2
 
 
 @dataclass
@@ -113,3 +122,22 @@ class WorldKube(JobKube):
         del self.running[name]
         (pod,) = [one for one in self.objects(PODS) if one["metadata"]["name"] == f"{name}-x"]
         self._store.delete(PODS, pod)
+
+
+def check_limit(fact: Fact, facts: Iterable[Fact], seconds: float, stamp: datetime, jumps: Iterable[float]) -> None:
+    """Check that not too many copies went within the day before `seconds`, or `stamp` by the clocks, which jumped."""
+    since = seconds - _DAY_SECONDS
+    same = [one for one in facts if (one.claim, one.location) == (fact.claim, fact.location)]
+    gone = [one for one in same if one.by_limit and one.gone is not None and one.gone > since + _STAMP_SECONDS]
+    # One that was completed while clocks were ahead seems to be so for long.
+    right = NOON + timedelta(seconds=seconds)
+    # Where all clocks are wrong together, it is by them that copies were completed within a day.
+    late = format_time(min(right, stamp) - timedelta(seconds=_DAY_SECONDS + _LATE_SECONDS))
+    # One that was completed while they were behind was completed within a day all the same.
+    completed = [
+        one
+        for one in same
+        if one.completed is not None and (one.completed_stamp > late or one.completed > since - _LATE_SECONDS)
+    ]
+    most = (len(completed) + _EXTRA) * (sum(at > since for at in jumps) + 1)
+    assert len(gone) <= most, f"{len(gone)} of {fact.series} went in a day"

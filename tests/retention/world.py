@@ -44,18 +44,10 @@ from nodeagent.runtime.connection import ServerTime
 from tests.client.support.deletion_scene import DeletionScene
 from tests.nodeagent.support.hand_clock import NOON
 from tests.retention.commands import Command, Fault, WorldClock, run_time
-from tests.retention.facts import Fact, WorldKube, is_kept
+from tests.retention.facts import Fact, WorldKube, check_limit, is_kept
 
 BUCKET: Final = "b"
 
-_DAY_SECONDS: Final = 86400.0
-_LATE_SECONDS: Final = 3600.0
-"""A run decides by the copies of the 24 h before it; it deletes at most so much later."""
-
-_STAMP_SECONDS: Final = 1.0
-"""Stamps have whole seconds."""
-
-_EXTRA: Final = 2
 _TRANSFERS: Final = (DATA_UPLOADS, POD_VOLUME_BACKUPS, DATA_DOWNLOADS)
 
 _LONG_SECONDS: Final = 600.0
@@ -349,7 +341,7 @@ class World:
         self._check_expired(command, fact)
         if command.most is None and fact.completed is not None:
             fact.by_limit = True
-            self._check_limit(fact)
+            check_limit(fact, self.facts.values(), self.clock.seconds, self.kube.time, self.jumps)
 
     def _check_expired(self, command: Command, fact: Fact) -> None:
         assert fact.ttl is None or fact.moment + fact.ttl < command.seen, f"{fact.name} is not expired"
@@ -360,23 +352,6 @@ class World:
         if policy is not None and fact.phase == "Completed" and not fact.damaged and fact.claim not in command.blind:
             others = [one for one in self.facts.values() if one.moment <= latest]
             assert not is_kept(fact, others, policy), f"schedule {fact.schedule} keeps {fact.name}"
-
-    def _check_limit(self, fact: Fact) -> None:
-        since = self.clock.seconds - _DAY_SECONDS
-        same = [one for one in self.facts.values() if (one.claim, one.location) == (fact.claim, fact.location)]
-        gone = [one for one in same if one.by_limit and one.gone is not None and one.gone > since + _STAMP_SECONDS]
-        # One that was completed while clocks were ahead seems to be so for long.
-        right = NOON + timedelta(seconds=self.clock.seconds)
-        # Where all clocks are wrong together, it is by them that copies were completed within a day.
-        late = format_time(min(right, self.kube.time) - timedelta(seconds=_DAY_SECONDS + _LATE_SECONDS))
-        # One that was completed while they were behind was completed within a day all the same.
-        completed = [
-            one
-            for one in same
-            if one.completed is not None and (one.completed_stamp > late or one.completed > since - _LATE_SECONDS)
-        ]
-        jumps = sum(at > since for at in self.jumps)
-        assert len(gone) <= (len(completed) + _EXTRA) * (jumps + 1), f"{len(gone)} of {fact.series} went in a day"
 
     def check_bucket(self) -> None:
         """Check that each snapshot which is not lost has its transfer, unless a deletion of that has begun."""
