@@ -53,7 +53,7 @@ screenshots: venv ## draw the pictures of the documentation
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test test-slow lint format types contracts unit integration cluster-test
-.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-images soak fuzz retention-machine test-mover-full
+.PHONY: attack-matrix crash-matrix crash-matrix-skew test-chart test-recovery test-cluster-full test-upgrade test-velero test-kubernetes test-images soak fuzz retention-machine test-mover-full
 # Tests on a kubelet and on an API server mostly wait. Unit tests would take the time from them within which pods must move data.
 test: lint types contracts $(if $(is_root),setup,integration-tools) ## run all checks below
 	@times="$$(mktemp)"; trap 'rm -f "$$times"' EXIT; export TEST_TIMES="$$times"; failed=0; \
@@ -150,11 +150,18 @@ test-upgrade: bed ## update agents from the PREVIOUS version and back while data
 	@export PREVIOUS="$${PREVIOUS:-$(before_the_move)}"; tools/previous.sh --image >/dev/null; \
 	$(venv)/python -m tests.testbed --nodes 2 run -- $(pytest) -m slow tests/upgrade
 
-test-velero: venv integration-tools ## beside the data movers and servers of Velero 1.17 and 1.18, which it builds; minutes (root)
+test-velero: bed integration-tools ## beside the data movers, agents and servers of Velero 1.17 and 1.18, which it builds; an hour (root)
 	$(step)
-	@for version in 1.17.2 1.18.2; do tools/build.sh "velero-$$version" >/dev/null; done
+	@for name in velero-1.17.2 velero-1.18.3 velero-plugin-for-aws; do tools/build.sh "$$name" >/dev/null; done
 	@# Velero's server listens on every address, so all of it has a network namespace of its own.
 	@unshare --net sh -euc 'ip link set lo up; exec "$$@"' sh $(pytest) -m slow tests/datamover/velero tests/velero
+	@$(venv)/python -m tests.testbed run -- $(pytest) -m slow tests/velero_cluster
+
+test-kubernetes: venv api-tools ## transfers of each kind on the API servers of Kubernetes 1.31 and 1.37, which it builds; minutes
+	$(step)
+	@for name in kubernetes-1.31 kubernetes-1.37; do \
+	  tools/build.sh "$$name" >/dev/null; KUBERNETES=$$name $(pytest) tests/crash/test_apiserver_matrix.py -k definitions || exit; \
+	done
 
 test-images: setup ## build the images of all architectures, start their programs under QEMU, push them to a registry; minutes (root)
 	$(step)

@@ -9,6 +9,7 @@ Source: https://kubernetes.io/docs/reference/command-line-tools-reference/kube-a
 from __future__ import annotations
 
 import json
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -122,7 +123,7 @@ class ControlPlane:
         """
         url = f"https://{self.endpoint.host}:{port}"
         others = {"secure-port": port, "authorization-mode": "RBAC", "audit-log-path": f"{self.audit_log}.second"}
-        binary = tool("kubernetes", "kube-apiserver")
+        binary = _kube_apiserver()
         self._run("kube-apiserver-second", binary, _flags(self._api_server_flags() | others))
         self._supervisor.wait("the second API server", lambda: self.is_ready(url), seconds=_START_SECONDS)
         return url
@@ -153,8 +154,7 @@ class ControlPlane:
         self._run("etcd", tool("etcd", "etcd"), [*_flags(flags), "--unsafe-no-fsync"])
 
     def _start_api_server(self) -> None:
-        binary = tool("kubernetes", "kube-apiserver")
-        self._run("kube-apiserver", binary, _flags(self._api_server_flags()))
+        self._run("kube-apiserver", _kube_apiserver(), _flags(self._api_server_flags()))
 
     def _api_server_flags(self) -> dict[str, object]:
         policy = self._folder / "audit-policy.json"
@@ -184,6 +184,11 @@ class ControlPlane:
 
     def _run(self, name: str, binary: Path, flags: list[str]) -> None:
         self._supervisor.start(name, [binary, *flags])
+
+
+def _kube_apiserver() -> Path:
+    """Return the API server; `KUBERNETES` names the tool of another release, as `make test-kubernetes` does."""
+    return tool(os.environ.get("KUBERNETES", "kubernetes"), "kube-apiserver")
 
 
 def _flags(flags: dict[str, object]) -> list[str]:

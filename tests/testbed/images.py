@@ -20,9 +20,11 @@ from tests.testbed.processes import BedError
 from tests.testbed.settings import AGENT_IMAGE, PAUSE_IMAGE, VELERO_IMAGE
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from tests.testbed.node import Node
 
-__all__ = ["import_images", "pause_archive"]
+__all__ = ["import_images", "pause_archive", "write_image"]
 
 _PAUSE_SOURCE = """\
 // Holds the namespaces of a pod until it gets a signal to end. As /velero it takes the place of Velero's program.
@@ -68,7 +70,8 @@ def pause_archive() -> Path:
         archive.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
             part = Path(folder) / archive.name
-            _write_archive(part, _build_pause(Path(folder)))
+            pause = _build_pause(Path(folder))
+            write_image(part, [PAUSE_IMAGE, VELERO_IMAGE], {"pause": pause, "velero": pause}, start=["/pause"])
             part.rename(archive)
     return archive
 
@@ -84,21 +87,27 @@ def _build_pause(folder: Path) -> bytes:
     return binary.read_bytes()
 
 
-def _write_archive(path: Path, binary: bytes) -> None:
-    """Write an image of one file in the format of `docker save`.
+def write_image(path: Path, names: Sequence[str], programs: Mapping[str, bytes], *, start: Sequence[str]) -> None:
+    """Write an image that has nothing but programs, in the format of `docker save`.
 
     Source: https://github.com/moby/docker-image-spec/blob/main/v1.2.md
+
+    Args:
+        path: The archive that is written.
+        names: The names of the image.
+        programs: The content of each program, by its path without the leading slash.
+        start: What runs if a pod names no command.
     """
-    layer = _tar({"pause": binary, "velero": binary}, mode=0o755)
+    layer = _tar(programs, mode=0o755)
     digest = hashlib.sha256(layer).hexdigest()
     config = {
         "architecture": "amd64" if os.uname().machine == "x86_64" else "arm64",
         "os": "linux",
-        "config": {"Entrypoint": ["/pause"]},
+        "config": {"Entrypoint": list(start)},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        "history": [{"created_by": "pause"}],
+        "history": [{"created_by": Path(start[0]).name}],
     }
-    manifest = [{"Config": "config.json", "RepoTags": [PAUSE_IMAGE, VELERO_IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": list(names), "Layers": ["layer.tar"]}]
     files = {
         "layer.tar": layer,
         "config.json": json.dumps(config).encode(),
@@ -107,7 +116,7 @@ def _write_archive(path: Path, binary: bytes) -> None:
     path.write_bytes(_tar(files, mode=0o644))
 
 
-def _tar(files: dict[str, bytes], *, mode: int) -> bytes:
+def _tar(files: Mapping[str, bytes], *, mode: int) -> bytes:
     output = io.BytesIO()
     with tarfile.open(fileobj=output, mode="w") as archive:
         for name, content in files.items():

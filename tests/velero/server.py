@@ -27,7 +27,7 @@ _OFF = {
         "restore-operations,schedule,server-status-request,restore-finalizer"
     ),
 }
-_OFF["1.18.2"] = f"backup-queue,{_OFF['1.17.2']}"
+_OFF["1.18.3"] = f"backup-queue,{_OFF['1.17.2']}"
 """Every controller that can be switched off, but that of backup repositories."""
 
 

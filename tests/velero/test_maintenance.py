@@ -35,7 +35,7 @@ _MINUTE = 60
 _LABEL = "velero.io/repo-name"
 
 
-@pytest.fixture(scope="module", params=["1.17.2", "1.18.2"])
+@pytest.fixture(scope="module", params=["1.17.2", "1.18.3"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
-_VERSION = "1.18.2"
+_VERSION = "1.18.3"
 _VELEROS = "node-of-velero"
 _MINUTES = 120
 

@@ -13,8 +13,8 @@ from tests.datamover.support.trees import describe_tree
 from tests.datamover.velero.movers import VeleroMover
 from tests.support.apiserver import run_apiserver
 from tests.support.fakekube import FakeKube
-from tests.support.versions import definitions_of
 from tests.testbed.api import Resource
+from tests.velero.server import apply_definitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,15 +37,16 @@ _CACHED = ("cache/CACHEDIR.TAG", "cache/kept")
 """What Velero leaves out of backups, and we do not (docs/velero-differences.md)."""
 
 
-@pytest.fixture(scope="module", params=["1.17.2", "1.18.2"])
+@pytest.fixture(scope="module", params=["1.17.2", "1.18.3"])
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def server(version: str) -> Iterator[ApiServer]:
+def server(version: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """An API server with the custom resources of that version."""
-    with run_apiserver(definitions_of(version)) as server:
+    with run_apiserver() as server:
+        apply_definitions(version, server, tmp_path_factory.mktemp("velero"))
         server.api.create(Resource("/api/v1", "namespaces", namespaced=False), {"metadata": {"name": "velero"}})
         yield server
 

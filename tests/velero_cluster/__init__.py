@@ -1,0 +1,1 @@
+"""Tests beside unmodified Velero servers of several releases, on a real kubelet."""

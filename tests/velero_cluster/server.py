@@ -1,0 +1,161 @@
+"""What `velero install` of a release installs, and what its user does with it: Backups, Restores, deletions."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import yaml
+
+from tests.support.tools import tool
+from tests.testbed.api import Resource
+from tests.testbed.demonstration.manifests import build_location
+from tests.testbed.processes import BedError
+from tests.testbed.settings import AGENT_IMAGE, BUCKET
+from tests.velero_cluster.images import PLUGIN_IMAGE, velero_image
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.cluster.conftest import Bed
+    from tests.testbed.api import Json
+
+BACKUPS: Final = Resource("/apis/velero.io/v1", "backups")
+RESTORES: Final = Resource("/apis/velero.io/v1", "restores")
+DELETIONS: Final = Resource("/apis/velero.io/v1", "deletebackuprequests")
+REPOSITORIES: Final = Resource("/apis/velero.io/v1", "backuprepositories")
+POD_BACKUPS: Final = Resource("/apis/velero.io/v1", "podvolumebackups")
+UPLOADS: Final = Resource("/apis/velero.io/v2alpha1", "datauploads")
+SCHEDULES: Final = Resource("/apis/velero.io/v1", "schedules")
+
+_ENDS: Final = {"Completed", "PartiallyFailed", "Failed", "FailedValidation"}
+_SECONDS: Final = 300
+_POLL_SECONDS: Final = 0.3
+
+
+@dataclass(frozen=True)
+class VeleroInstallation:
+    """A release of Velero in a namespace of its own."""
+
+    bed: Bed
+    version: str
+    space: str
+
+    def install(self, folder: Path, *, url: str) -> None:
+        """Install it as its user would, with a bucket that is reached under `url`; return when everything is ready."""
+        secret, _ = build_location(self.bed.env)
+        keys = folder / "keys"
+        keys.write_text(secret["stringData"]["cloud"])
+        self.bed.user.kubectl("label", "volumesnapshotclass", "bed", "velero.io/csi-volumesnapshot-class=true")
+        argv = [str(tool(f"velero-{self.version}", "velero")), "install", f"--namespace={self.space}"]
+        argv += [f"--image={velero_image(self.version)}", f"--plugins={PLUGIN_IMAGE}", f"--secret-file={keys}"]
+        argv += ["--provider=aws", f"--bucket={BUCKET}", f"--prefix={self.space}", "--use-volume-snapshots=false"]
+        argv += [f"--backup-location-config=region=us-east-1,s3ForcePathStyle=true,s3Url={url}"]
+        argv += ["--use-node-agent", "--features=EnableCSI", "--dry-run", "-o", "yaml"]
+        argv += ["--velero-pod-cpu-request=50m", "--node-agent-pod-cpu-request=50m"]
+        printed = subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+        items: list[Json] = yaml.safe_load(printed)["items"]
+        definitions = [item for item in items if item["kind"] == "CustomResourceDefinition"]
+        text = yaml.safe_dump_all(definitions)
+        self.bed.user.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+        self.bed.user.kubectl("wait", "crd", "--all", "--for=condition=Established", "--timeout=60s")
+        self.bed.user.apply(*(item for item in items if item not in definitions))
+        self.wait_rollout("deployment/velero")
+        self.wait_rollout("daemonset/node-agent")
+
+    def remove(self) -> None:
+        """Delete what runs."""
+        self.kubectl("delete", "deployment/velero", "daemonset/node-agent", "--wait=true")
+        self.bed.user.kubectl("label", "volumesnapshotclass", "bed", "velero.io/csi-volumesnapshot-class-")
+
+    def use_image(self, image: str) -> None:
+        """Change the image of the node agent, and nothing else; return when it runs."""
+        self.kubectl("set", "image", "daemonset/node-agent", f"node-agent={image}")
+        self.wait_rollout("daemonset/node-agent")
+
+    def use_ours(self) -> None:
+        """Let this project's agent take the place of Velero's."""
+        self.use_image(AGENT_IMAGE)
+
+    def use_velero(self) -> None:
+        """Let Velero's agent take the place of this project's."""
+        self.use_image(velero_image(self.version))
+
+    def scale_server(self, replicas: int) -> None:
+        """Start or end the server; return when it is ready, or gone."""
+        self.kubectl("scale", "deployment/velero", f"--replicas={replicas}")
+        self.wait_rollout("deployment/velero")
+        if not replicas:
+            self.kubectl("wait", "pod", "-l", "deploy=velero", "--for=delete", "--timeout=120s")
+
+    def wait_rollout(self, what: str) -> None:
+        """Return when `what` runs as it is configured."""
+        self.kubectl("rollout", "status", what, f"--timeout={_SECONDS}s")
+
+    def create(self, resource: Resource, kind: str, name: str, spec: Json) -> Json:
+        """Create a custom resource of the server."""
+        metadata = {"namespace": self.space, "name": name}
+        body = {"apiVersion": resource.prefix.removeprefix("/apis/"), "kind": kind, "metadata": metadata, "spec": spec}
+        return self.bed.api.create(resource, body)
+
+    def back_up(self, name: str, space: str, *, moves: bool, **spec: object) -> None:
+        """Begin a Backup of a namespace: of snapshots if it `moves`, or else of volumes of annotated pods."""
+        found = {"includedNamespaces": [space], "snapshotMoveData": moves, "storageLocation": "default", **spec}
+        self.create(BACKUPS, "Backup", name, found)
+
+    def restore(self, name: str, backup: str) -> None:
+        """Restore everything of a Backup, and wait for it."""
+        self.create(RESTORES, "Restore", name, {"backupName": backup})
+        self.expect(RESTORES, name, "Completed")
+
+    def expect(self, resource: Resource, name: str, phase: str) -> Json:
+        """Return a Backup or Restore once it has ended, in this phase.
+
+        Raises:
+            BedError: It ended in another one, or not in time; the message has its status and that of its transfers.
+        """
+        found = self.until(resource, name, lambda item: item.get("status", {}).get("phase") in _ENDS)
+        if found["status"]["phase"] != phase:
+            raise BedError(f"{name}: {found['status']}; {self._explain()}")
+        return found
+
+    def until(self, resource: Resource, name: str, reached: Callable[[Json], bool]) -> Json:
+        """Return an object once it exists and `reached` holds."""
+        return self.until_any(resource, lambda item: item["metadata"]["name"] == name and reached(item))
+
+    def until_any(self, resource: Resource, reached: Callable[[Json], bool]) -> Json:
+        """Return the first object of a kind for which `reached` holds.
+
+        Raises:
+            BedError: There is none in time.
+        """
+        deadline = time.monotonic() + _SECONDS
+        while time.monotonic() < deadline:
+            for item in self.bed.api.objects(resource, self.space):
+                if reached(item):
+                    return item
+            time.sleep(_POLL_SECONDS)
+        raise BedError(f"waited {_SECONDS} s for one of {resource.plural}; {self._explain()}")
+
+    def until_gone(self, resource: Resource, name: str) -> None:
+        """Return when an object no longer exists.
+
+        Raises:
+            BedError: It still exists after minutes.
+        """
+        self.kubectl("wait", f"{resource.plural}.velero.io/{name}", "--for=delete", f"--timeout={_SECONDS}s")
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl in the namespace, and return what it printed."""
+        return self.bed.user.kubectl(*arguments, "-n", self.space)
+
+    def _explain(self) -> str:
+        kinds = "backups,restores,datauploads,datadownloads,podvolumebackups,podvolumerestores,backuprepositories"
+        columns = "custom-columns=N:.metadata.name,P:.status.phase,M:.status.message"
+        lines = self.kubectl("get", kinds, "-o", columns)
+        log = self.kubectl("logs", "deployment/velero", "--tail=200")
+        errors = [line[:400] for line in log.splitlines() if "level=error" in line or "level=warning" in line]
+        return "\n".join([lines, *errors[-15:]])
