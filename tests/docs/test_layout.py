@@ -110,7 +110,6 @@ _TESTED_ELSEWHERE: Final = {
     "nodeagent/transfers/events.py": "tests/nodeagent/node/test_reconciler.py",
     "core/models/queue_order.py": "tests/nodeagent/leader/admission/test_queue_reports.py",
     "nodeagent/config/template.py": "tests/nodeagent/test_startup.py",
-    "nodeagent/transfers/kinds/data_download.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
     "nodeagent/transfers/kinds/location.py": "tests/nodeagent/transfers/kinds/test_data_upload.py",
 }
 """Modules that serve one neighbor, and the file that tests them through it."""

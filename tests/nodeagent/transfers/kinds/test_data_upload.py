@@ -1,116 +1,41 @@
 """What is particular to DataUploads and DataDownloads."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from core.errors import ExposeError, ResultError
-from core.kube.client import KubeClient
-from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
-from core.kube.transport import Request, Response
-from core.models.attempts import Interruption
+from core.kube.resources import SECRETS
 from core.models.base import JsonDict
-from core.models.in_place import InPlace
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
 from core.models.reasons import FailureReason
-from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
-from exposer.settings import BackupPVCSettings, ExposeSettings
-from exposer.template import AgentTemplate
+from exposer.model import KeptVolume, Pending
+from exposer.settings import BackupPVCSettings
 from nodeagent.runtime.settings import Settings
 from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
 from tests.exposer.support.world import no_guard
-from tests.nodeagent.support.transfers import data_download, data_upload
-from tests.support.fakeobjects import merge_patch
-from tests.support.scripted import answer, rejection, scripted_client, stored
-
-SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
-LOCATION = stored(
-    BACKUP_STORAGE_LOCATIONS,
-    metadata={"name": "default"},
-    spec={"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
+from tests.nodeagent.support.data_kinds import (
+    CLAIM_PATH,
+    LOCATION,
+    LOCATION_PATH,
+    READY_WORLD,
+    SECRET_PATH,
+    SETTINGS,
+    TRUSTING,
+    FakeExposer,
+    admission,
+    downloads,
+    uploads,
 )
-TRUSTING = {"provider": "aws", "objectStorage": {"bucket": "b", "caCertRef": {"name": "ca", "key": "k"}}}
-LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
-SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
-CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
-READY_WORLD: dict[str, JsonDict] = {
-    LOCATION_PATH: LOCATION,
-    SECRET_PATH: stored(SECRETS, data={"k": "eA=="}),
-    CLAIM_PATH: stored(PERSISTENT_VOLUME_CLAIMS, spec={}),
-}
-
-
-def client(world: Mapping[str, JsonDict]) -> KubeClient:
-    def script(request: Request) -> Response:
-        found = world.get(request.path)
-        return answer(found) if found is not None else rejection(404, "not found")
-
-    return scripted_client(script)
-
-
-@dataclass
-class FakeExposer:
-    """Answers as scripted, and records what it was asked for."""
-
-    found: Pending | Exception | None = None
-    dropped: list[KeptVolume] = field(default_factory=list)
-    given_back: list[str] = field(default_factory=list)
-    checked: list[Any] = field(default_factory=list)
-    cleaned: int = 0
-
-    async def check(self, request: SnapshotRequest | RestoreRequest, reader: Reader) -> Pending | None:
-        self.checked.append(request)
-        if isinstance(self.found, Exception):
-            raise self.found
-        return self.found
-
-    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
-        raise NotImplementedError
-
-    async def confirm(self, request: SnapshotRequest | RestoreRequest) -> None:
-        if isinstance(self.found, Exception):
-            raise self.found
-
-    async def withdraw(self, request: SnapshotRequest | RestoreRequest, interruption: Interruption) -> Pending | None:
-        raise NotImplementedError
-
-    async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
-        self.cleaned += 1
-        return None
-
-    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
-        return KeptVolume("pv-1", "Delete", provisioned=True)
-
-    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        return Pending("Binding", kept.pv_name)
-
-    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
-        self.dropped.append(kept)
-        return None
-
-    async def give_back(self, request: RestoreRequest) -> Pending | None:
-        self.given_back.append(request.volume)
-        return None
-
-
-def uploads(exposer: FakeExposer | None = None) -> DataUploadKind:
-    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
-
-
-def downloads(exposer: FakeExposer | None = None) -> DataDownloadKind:
-    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
-
-
-async def admission(kind: Kind[Any], transfer: JsonDict, world: Mapping[str, JsonDict] = READY_WORLD) -> Admission:
-    return await kind.check_admission(kind.parse(transfer), client(world))
+from tests.nodeagent.support.transfers import data_download, data_upload
+from tests.support.scripted import stored
 
 
 async def test_a_transfer_may_start_when_all_it_needs_is_ready() -> None:
@@ -282,62 +207,6 @@ async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(tran
     assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
     with pytest.raises(ExposeError, match=message):
         await kind.ensure_exposed(kind.parse(transfer), no_guard)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "maybe"}},
-            'setting DeleteExtraFiles: must be true or false: "maybe"',
-        ),
-        ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
-    ],
-    ids=["setting", "restore type"],
-)
-@pytest.mark.cause("restore-type-unsupported")
-async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted_it(
-    change: JsonDict, message: str
-) -> None:
-    transfer = merge_patch(data_download(), {"spec": change})
-    found = await admission(downloads(), transfer)
-    assert (found.decision, found.reason) == (AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED)
-    assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
-    with pytest.raises(ExposeError, match=message):
-        await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
-
-
-@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
-async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
-    spec = {"restoreType": wanted, "targetVolume": {"pv": "pv-7"}, "dataMoverConfig": {"DeleteExtraFiles": "true"}}
-    exposer = FakeExposer()
-    kind = downloads(exposer)
-    cr = kind.parse(merge_patch(data_download(), {"spec": spec}))
-
-    assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
-
-    assert exposer.checked[-1].volume == "pv-7"
-    assert exposer.checked[-1].in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
-
-
-@pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
-async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
-    exposer = FakeExposer()
-    transfer = merge_patch(data_download(status={"phase": end}), {"spec": {"targetVolume": {"pv": "pv-7"}}})
-    kind = downloads(exposer)
-
-    await kind.clean_up(kind.parse(transfer))
-
-    assert exposer.given_back == ([] if end == "Completed" else ["pv-7"])
-    assert exposer.dropped == []
-    assert exposer.cleaned == 1
-
-
-@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
-async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> None:
-    settings = {"DeleteExtraFiles": "true"}
-    transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
-    assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:

@@ -1,0 +1,100 @@
+"""The adapters of DataUploads and DataDownloads, with an exposer that answers as scripted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from core.kube.client import KubeClient
+from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PERSISTENT_VOLUME_CLAIMS, SECRETS
+from core.kube.transport import Request, Response
+from core.models.attempts import Interruption
+from core.models.base import JsonDict
+from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.settings import ExposeSettings
+from exposer.template import AgentTemplate
+from nodeagent.runtime.settings import Settings
+from nodeagent.transfers.kinds.base import Admission, Kind
+from nodeagent.transfers.kinds.data_download import DataDownloadKind
+from nodeagent.transfers.kinds.data_upload import DataUploadKind
+from tests.support.scripted import answer, rejection, scripted_client, stored
+
+SETTINGS = ExposeSettings(AgentTemplate(image="mover:1"))
+LOCATION = stored(
+    BACKUP_STORAGE_LOCATIONS,
+    metadata={"name": "default"},
+    spec={"provider": "aws", "objectStorage": {"bucket": "b"}, "credential": {"name": "cloud", "key": "k"}},
+)
+TRUSTING = {"provider": "aws", "objectStorage": {"bucket": "b", "caCertRef": {"name": "ca", "key": "k"}}}
+LOCATION_PATH = "/apis/velero.io/v1/namespaces/velero/backupstoragelocations/default"
+SECRET_PATH = "/api/v1/namespaces/velero/secrets/cloud"
+CLAIM_PATH = "/api/v1/namespaces/app3/persistentvolumeclaims/data"
+READY_WORLD: dict[str, JsonDict] = {
+    LOCATION_PATH: LOCATION,
+    SECRET_PATH: stored(SECRETS, data={"k": "eA=="}),
+    CLAIM_PATH: stored(PERSISTENT_VOLUME_CLAIMS, spec={}),
+}
+
+
+def client(world: Mapping[str, JsonDict]) -> KubeClient:
+    def script(request: Request) -> Response:
+        found = world.get(request.path)
+        return answer(found) if found is not None else rejection(404, "not found")
+
+    return scripted_client(script)
+
+
+@dataclass
+class FakeExposer:
+    """Answers as scripted, and records what it was asked for."""
+
+    found: Pending | Exception | None = None
+    dropped: list[KeptVolume] = field(default_factory=list)
+    given_back: list[str] = field(default_factory=list)
+    checked: list[Any] = field(default_factory=list)
+    cleaned: int = 0
+
+    async def check(self, request: SnapshotRequest | RestoreRequest, reader: Reader) -> Pending | None:
+        self.checked.append(request)
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+    async def ensure(self, request: SnapshotRequest | RestoreRequest, guard: Guard) -> Exposed | Pending:
+        raise NotImplementedError
+
+    async def confirm(self, request: SnapshotRequest | RestoreRequest) -> None:
+        if isinstance(self.found, Exception):
+            raise self.found
+
+    async def withdraw(self, request: SnapshotRequest | RestoreRequest, interruption: Interruption) -> Pending | None:
+        raise NotImplementedError
+
+    async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
+        self.cleaned += 1
+        return None
+
+    async def read_volume(self, request: RestoreRequest) -> KeptVolume:
+        return KeptVolume("pv-1", "Delete", provisioned=True)
+
+    async def rebind(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
+        return Pending("Binding", kept.pv_name)
+
+    async def drop_volume(self, request: RestoreRequest, kept: KeptVolume) -> Pending | None:
+        self.dropped.append(kept)
+        return None
+
+    async def give_back(self, request: RestoreRequest) -> Pending | None:
+        self.given_back.append(request.volume)
+        return None
+
+
+def uploads(exposer: FakeExposer | None = None) -> DataUploadKind:
+    return DataUploadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
+
+
+def downloads(exposer: FakeExposer | None = None) -> DataDownloadKind:
+    return DataDownloadKind(exposer or FakeExposer(), lambda: SETTINGS, Settings("").datamover_names)
+
+
+async def admission(kind: Kind[Any], transfer: JsonDict, world: Mapping[str, JsonDict] = READY_WORLD) -> Admission:
+    return await kind.check_admission(kind.parse(transfer), client(world))

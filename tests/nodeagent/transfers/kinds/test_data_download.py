@@ -1,0 +1,77 @@
+"""Restores into new and existing volumes, by the type that a Velero server asks for."""
+
+import re
+
+import pytest
+
+from core.errors import ExposeError
+from core.models.base import JsonDict
+from core.models.in_place import InPlace
+from core.models.reasons import FailureReason
+from nodeagent.transfers.kinds.base import AdmissionState
+from tests.exposer.support.world import no_guard
+from tests.nodeagent.support.data_kinds import (
+    READY_WORLD,
+    FakeExposer,
+    admission,
+    client,
+    downloads,
+)
+from tests.nodeagent.support.transfers import data_download
+from tests.support.fakeobjects import merge_patch
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"targetVolume": {"pv": "pv-7"}, "restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "maybe"}},
+            'setting DeleteExtraFiles: must be true or false: "maybe"',
+        ),
+        ({"restoreType": "partly"}, 'unknown restore type "partly": use none, full or incremental'),
+    ],
+    ids=["setting", "restore type"],
+)
+@pytest.mark.cause("restore-type-unsupported")
+async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted_it(
+    change: JsonDict, message: str
+) -> None:
+    transfer = merge_patch(data_download(), {"spec": change})
+    found = await admission(downloads(), transfer)
+    assert (found.decision, found.reason) == (AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED)
+    assert re.fullmatch(message.replace(".*", "is not supported by this node agent"), found.message)
+    with pytest.raises(ExposeError, match=message):
+        await downloads().ensure_exposed(downloads().parse(transfer), no_guard)
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    spec = {"restoreType": wanted, "targetVolume": {"pv": "pv-7"}, "dataMoverConfig": {"DeleteExtraFiles": "true"}}
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    cr = kind.parse(merge_patch(data_download(), {"spec": spec}))
+
+    assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
+
+    assert exposer.checked[-1].volume == "pv-7"
+    assert exposer.checked[-1].in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
+
+
+@pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
+async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
+    exposer = FakeExposer()
+    transfer = merge_patch(data_download(status={"phase": end}), {"spec": {"targetVolume": {"pv": "pv-7"}}})
+    kind = downloads(exposer)
+
+    await kind.clean_up(kind.parse(transfer))
+
+    assert exposer.given_back == ([] if end == "Completed" else ["pv-7"])
+    assert exposer.dropped == []
+    assert exposer.cleaned == 1
+
+
+@pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
+async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> None:
+    settings = {"DeleteExtraFiles": "true"}
+    transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
+    assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
