@@ -30,6 +30,7 @@ __all__ = [
     "MAINTENANCE_ERROR",
     "MOVER_GRACE",
     "TERMINATION_MESSAGE_LIMIT_BYTES",
+    "BackupMover",
     "BackupResult",
     "DataPathReason",
     "InitResult",
@@ -106,6 +107,15 @@ class VolumeMode(StrEnum):
     BLOCK = "Block"
 
 
+class BackupMover(StrEnum):
+    """How a data mover runs kopia to back files up."""
+
+    PLAIN = "plain"
+    """By kopia's own commands, each of which opens the repository."""
+    ONE_OPEN = "one-open"
+    """By one process, which opens it once, and also reads files that were changed without a new time."""
+
+
 class MoverVerb(StrEnum):
     """Commands of the mover that run in a pod."""
 
@@ -156,8 +166,9 @@ class MoverArgs:
     the transfer's attempt. `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
     `compression` is the algorithm of a backup whose custom resource names none; empty: none. With `ignore_files`, files
     named `.kopiaignore` have an effect on a backup. `read_all_files`: it also reads files whose size and time are
-    unchanged since the last one. With `require_attributes`, a restore fails if the target does not take owners, modes
-    and times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one.
+    unchanged since the last one. `mover` is how a backup runs kopia; empty: plain. With `require_attributes`, a restore
+    fails if the target does not take owners, modes and times. `in_place` is how a restore goes into a volume that may
+    have data; None: as into a new one.
     """
 
     verb: MoverVerb
@@ -170,6 +181,7 @@ class MoverArgs:
     attempt: int = 1
     cluster: str = ""
     compression: str = ""
+    mover: str = ""
     ignore_files: bool = False
     read_all_files: bool = False
     require_attributes: bool = False
@@ -190,6 +202,7 @@ class MoverArgs:
             "attempt": str(self.attempt) if self.attempt > 1 else "",
             "cluster": self.cluster,
             "compression": self.compression,
+            "mover": self.mover,
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,

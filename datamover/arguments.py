@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
-from core.contract import MoverVerb, VolumeMode
+from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
 from core.models.in_place import INCREMENTAL, InPlace
@@ -45,6 +45,7 @@ class PodOptions:
     """Backup or restore in a pod: the transfer's custom resource and its volume; paths are inside the pod.
 
     `cluster` identifies a backup's cluster; empty: it is not known. `compression` is for one that names none itself.
+    `mover` is how a backup runs kopia.
     `require_attributes`: owners, modes and times that the target does not take fail a restore. `in_place`: how it goes
     into a volume that may have data; None: as into a new one.
     """
@@ -59,6 +60,7 @@ class PodOptions:
     compression: Compression = Compression.NONE
     ignore_files: bool = False
     read_all_files: bool = False
+    mover: BackupMover = BackupMover.PLAIN
     require_attributes: bool = False
     in_place: InPlace | None = None
     cache_volume: str = ""
@@ -98,6 +100,7 @@ class LocalBackup:
     compression: Compression = Compression.NONE
     ignore_files: bool = False
     read_all_files: bool = False
+    mover: BackupMover = BackupMover.PLAIN
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         compression=getattr(parsed, "compression", Compression.NONE),
         ignore_files=getattr(parsed, "ignore_files", False),
         read_all_files=getattr(parsed, "read_all_files", False),
+        mover=getattr(parsed, "mover", BackupMover.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
         in_place=_parse_in_place(parsed),
         termination_file=parsed.termination_message_path,
@@ -199,7 +203,14 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
     if parsed.command == MoverVerb.BACKUP:
         if parsed.source is None:
             raise ConfigError("required argument: --source")
-        return LocalBackup(parsed.source, parsed.name, parsed.compression, parsed.ignore_files, parsed.read_all_files)
+        return LocalBackup(
+            parsed.source,
+            parsed.name,
+            parsed.compression,
+            parsed.ignore_files,
+            parsed.read_all_files,
+            parsed.mover,
+        )
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")
     return LocalRestore(parsed.snapshot, parsed.target, parsed.overwrite)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
-from core.contract import MoverVerb, VolumeMode
+from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.compression import Compression, parse_compression
@@ -113,6 +113,15 @@ def build_parser() -> argparse.ArgumentParser:
         "--read-all-files",
         action="store_true",
         help="also read files whose size and time are unchanged since the last backup",
+    )
+    backup.add_argument(
+        "--mover",
+        metavar="NAME",
+        type=BackupMover,
+        choices=tuple(BackupMover),
+        default=BackupMover.PLAIN,
+        help="how files are backed up: plain, by kopia's own commands, or one-open, which opens the repository once "
+        "and also reads files that were changed without a new time (default: plain)",
     )
     for flag in _BLOCK_FLAGS:
         backup.add_argument(f"--{flag}", default="", help=argparse.SUPPRESS)

@@ -7,7 +7,7 @@ share. `storage` is what the pod needs to reach the bucket of its location. Does
 from dataclasses import replace
 from typing import Final
 
-from core.contract import MoverArgs, MoverVerb, VolumeMode
+from core.contract import BackupMover, MoverArgs, MoverVerb, VolumeMode
 from core.kube.types import ClaimSource, Manifest, PersistentVolumeClaim
 from core.models.compression import Compression
 from core.models.names import (
@@ -60,6 +60,7 @@ def build_backup_pod(
             compression=_compression(request.settings, request.storage_class),
             ignore_files=request.source_namespace in request.settings.ignore_files_namespaces,
             read_all_files=request.source_namespace in request.settings.read_all_files_namespaces,
+            mover=_backup_mover(request.settings),
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
@@ -124,6 +125,7 @@ def build_pod_volume_pod(
             compression=_compression(request.settings, located.storage_class) if backup else "",
             ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
             read_all_files=backup and request.workload.namespace in request.settings.read_all_files_namespaces,
+            mover=_backup_mover(request.settings) if backup else "",
             in_place=request.in_place,
         ),
         storage=storage,
@@ -170,6 +172,12 @@ def _compression(settings: ExposeSettings, storage_class: str) -> str:
     """Return the algorithm for a backup of a volume of this class; empty: none."""
     algorithm = settings.compression.of_class(storage_class)
     return "" if algorithm is Compression.NONE else str(algorithm)
+
+
+def _backup_mover(settings: ExposeSettings) -> str:
+    """Return how a backup runs kopia; empty, which each data mover knows: plain."""
+    mover = settings.backup_mover
+    return "" if mover is BackupMover.PLAIN else str(mover)
 
 
 def _build_args(

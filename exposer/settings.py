@@ -10,6 +10,7 @@ from datetime import timedelta
 from decimal import Decimal
 from pathlib import PurePosixPath
 
+from core.contract import BackupMover
 from core.kube.types import PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.attempts import InterruptionCause, RetryRules
 from core.models.compression import Compression
@@ -174,6 +175,7 @@ class ExposeSettings:
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
     In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in those of
     `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
+    `backup_mover` is how backups run kopia.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
     which those for memory apply.
@@ -191,6 +193,7 @@ class ExposeSettings:
     compression: CompressionRules = field(default_factory=CompressionRules)
     ignore_files_namespaces: frozenset[str] = frozenset()
     read_all_files_namespaces: frozenset[str] = frozenset()
+    backup_mover: BackupMover = BackupMover.PLAIN
     repository_volumes: tuple[RepositoryMount, ...] = ()
     retries: Mapping[str, RetryRules] = field(default_factory=dict)
 

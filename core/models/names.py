@@ -32,6 +32,7 @@ __all__ = [
     "BLOCK_DATA_MOVER",
     "BUILT_IN_DATA_MOVERS",
     "CANCEL_REQUESTED_ANNOTATION",
+    "CHANGES_TAG",
     "CLAIM_ANNOTATION",
     "CLAIM_TAG",
     "CLUSTER_NAMESPACE",
@@ -181,6 +182,8 @@ TRANSFER_UID_TAG: Final = "nodeagent.io/transfer-uid"
 """Ours: the UID of the custom resource that a snapshot was made for."""
 ATTEMPT_TAG: Final = "nodeagent.io/attempt"
 """Ours: the number of the attempt that made it. Of an overtaken attempt nothing refers to it."""
+CHANGES_TAG: Final = "nodeagent.io/changes-until"
+"""Ours: the time up to which a snapshot has all changes of its volume, by the times of changes (ctime) in it."""
 CLUSTER_TAG: Final = "nodeagent.io/cluster"
 """Ours: the UID of the namespace `kube-system` in the cluster that made a snapshot; it distinguishes clusters."""
 CLUSTER_NAMESPACE: Final = "kube-system"

@@ -25,7 +25,16 @@ from datamover.kopia.snapshots import (
 )
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = ["BackupAttempt", "Inheritance", "choose_checkpoints", "inherit", "remove_overtaken"]
+__all__ = [
+    "BackupAttempt",
+    "Inheritance",
+    "SortedCheckpoints",
+    "build_inheritance",
+    "choose_checkpoints",
+    "inherit",
+    "remove_overtaken",
+    "sort_checkpoints",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -79,6 +88,14 @@ class Inheritance:
     sizes: tuple[SavedSize, ...] = ()
 
 
+@dataclass(frozen=True)
+class SortedCheckpoints:
+    """The IDs of a source's incomplete snapshots: of `own` attempts, to continue from, and the others."""
+
+    own: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
+
+
 def choose_checkpoints(checkpoints: Iterable[Checkpoint], starts: Collection[datetime]) -> set[str]:
     """Return the IDs of the checkpoints to continue from: the last one of each backup that began at one of `starts`.
 
@@ -104,20 +121,31 @@ async def inherit(kopia: KopiaCaller, target: str, attempt: BackupAttempt | None
         KopiaError: they could not be listed.
     """
     found = await list_source(kopia, target, attempt.earlier_uid if attempt else "")
+    sorted_out = await sort_checkpoints(found, target, attempt)
     try:
-        own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
-        if attempt and own and not await attempt.is_alone():
-            _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
-            own = set()
-        others = [one.snapshot_id for one in found.checkpoints if one.snapshot_id not in own]
-        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", others)
+        await delete_snapshots(kopia, f"delete incomplete snapshots of {target}", sorted_out.others)
     except KopiaError as e:
         # It only makes `incrementalBytes` of the next backups less precise.
         return Inheritance(warning=f"could not remove incomplete snapshots of earlier backups: {e}")
+    return build_inheritance(found, sorted_out)
+
+
+async def sort_checkpoints(found: SourceSnapshots, target: str, attempt: BackupAttempt | None) -> SortedCheckpoints:
+    """Return which incomplete snapshots of a source `attempt` continues from, and which others are to be deleted."""
+    own = choose_checkpoints(found.checkpoints, attempt.starts) if attempt else set()
+    if attempt and own and not await attempt.is_alone():
+        _logger.info("another transfer backs up %s: not continuing from a checkpoint", target)
+        own = set()
     if own:
         _logger.info("continuing from %d checkpoints of earlier attempts", len(own))
-        others = []
-    warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others else ""
+    others = tuple(one.snapshot_id for one in found.checkpoints if one.snapshot_id not in own)
+    return SortedCheckpoints(frozenset(own), others)
+
+
+def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) -> Inheritance:
+    """Return what a backup finds of its source once the other incomplete snapshots are deleted."""
+    own, others = checkpoints.own, checkpoints.others
+    warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else ""
     first = found == SourceSnapshots(latest=None)
     return Inheritance(found.latest, bool(own) or found.repeated, warning, first=first, sizes=found.sizes)
 

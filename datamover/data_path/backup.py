@@ -1,16 +1,16 @@
 """Backup of a volume into a kopia snapshot.
 
-Knows the arguments of `snapshot create`, when a snapshot is complete, and what is deleted when it is not.
-Source: kopia 0.23.1, cli/command_snapshot_create.go.
+Knows when a snapshot is complete, and what is deleted when it is not. Does not know how kopia is run
+(`datamover.data_path.snapshot_runs`).
 """
 
 import asyncio
 import logging
 import math
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -21,31 +21,24 @@ from msgspec import UNSET
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from core.models.compression import Compression
-from core.models.units import format_duration
-from datamover.data_path.attempts import BackupAttempt, Inheritance, inherit, remove_overtaken
+from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.increment import count_incremental, find_shrinkage
 from datamover.data_path.run import DataPath
-from datamover.kinds import AUTO_PARENT, NO_PARENT
-from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
-from datamover.kopia.policy import SourcePolicy, describe_exclusions, ensure_policy, read_policy
-from datamover.kopia.private_run import VolumeAccess
-from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles
+from datamover.data_path.snapshot_runs import BackupParameters, open_run
+from datamover.kinds import NO_PARENT
+from datamover.kopia.policy import describe_exclusions, read_policy
+from datamover.kopia.process import Kopia, KopiaAnswer
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import (
-    PIN,
     Snapshot,
     delete_snapshot,
     fit_checkpoint_interval,
-    list_source,
     parse_snapshot,
-    read_snapshot,
     remove_own_incomplete,
 )
-from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
-from datamover.runtime.resources import ResourceLimits
 
 __all__ = ["BackupParameters", "back_up"]
 
@@ -68,40 +61,6 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/upload/upload.go 
 _WaitForNames = Callable[[], Awaitable[NameReport]]
 
 
-@dataclass(frozen=True)
-class BackupParameters:
-    """What to back up: the volume's path, its source path in the repository, tags, number of files read in parallel.
-
-    `compression` is the algorithm for what the repository does not have yet.
-    `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
-    `limits` are those of the mover and its kopia; None: there are none.
-    `in_use`: a workload pod may change the volume meanwhile.
-    `ignore_files`: what files named `.kopiaignore` in the volume list is left out.
-    `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
-    `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
-    `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
-    """
-
-    volume: Path
-    mode: VolumeMode
-    source: str
-    parallel: int
-    compression: Compression = Compression.NONE
-    tags: Mapping[str, str] = field(default_factory=dict)
-    checkpoint_interval: timedelta | None = None
-    limits: ResourceLimits | None = None
-    in_use: bool = False
-    ignore_files: bool = False
-    parent: str = AUTO_PARENT
-    stop: GracefulStop | None = None
-    attempt: BackupAttempt | None = None
-
-    @property
-    def target(self) -> str:
-        """The source in kopia's format, with the identity that Velero uses."""
-        return f"default@default:{self.source}"
-
-
 async def back_up(repository: Repository, parameters: BackupParameters, data_path: DataPath) -> BackupResult:
     """Take a snapshot of the volume and return its result.
 
@@ -115,24 +74,22 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
     kopia, meter = repository.kopia, data_path.meter
-    async with _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most):
+    async with (
+        _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most),
+        open_run(repository, parameters, data_path, fd) as run,
+    ):
         meter.total_bytes = device_bytes or 0
         interval = _choose_interval(parameters, files_at_most)
-        inheritance = await repository.open(partial(_prepare, repository, parameters))
+        inheritance = await run.prepare()
         if inheritance.warning:
             await data_path.warn(inheritance.warning)
-        if parent_fault := await _check_parent(repository, parameters):
+        if parent_fault := await run.check_parent():
             await data_path.warn(parent_fault)
         report = NameReport()
         inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
         cleanup = _cleanup_on_error(kopia, parameters, data_path, interval)
         async with run_in_background(inspect, name="names") as names, cleanup:
-            volume = VolumeAccess(parameters.volume if fd is None else None, in_use=parameters.in_use)
-            arguments = _create_arguments(parameters, interval, parent_fault)
-            files = KopiaFiles(stdin_fd=fd, volume=volume)
-            answer = await repository.run(
-                partial(_run_kopia, kopia, parameters, data_path, arguments=arguments, files=files)
-            )
+            answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
             # The last parts are uploaded after the last reading.
             meter.take_counters(answer.counters)
             wait_for_names = partial(data_path.wait_for_progress, names, _CHECKING, lambda: report.entries)
@@ -142,18 +99,22 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 raise await _name_placeholders(e, wait_for_names) from e
             async with _delete_on_error(kopia, snapshot):
                 await _check_names(wait_for_names, data_path)
-                taken = _Taken(snapshot, inheritance, report, parent_fault)
+                taken = _Taken(snapshot, inheritance, report, parent_fault, run.note)
                 return await _build_result(repository, parameters, taken, data_path)
 
 
 @dataclass(frozen=True)
 class _Taken:
-    """A complete snapshot, what it was taken after, the names in the volume, and why its parent was not used."""
+    """A complete snapshot, what it was taken after, the names in the volume, and why its parent was not used.
+
+    `note` is about how it was taken.
+    """
 
     snapshot: Snapshot
     inheritance: Inheritance
     report: NameReport
     parent_fault: str
+    note: str
 
 
 async def _build_result(
@@ -168,7 +129,14 @@ async def _build_result(
     shrunk = None if block else await find_shrinkage(snapshot, taken.inheritance, parameters.attempt)
     if parameters.attempt and parameters.attempt.number > 1:
         await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
-    notes = (shrunk.text if shrunk else "", taken.parent_fault, left_out, report.times_note, report.kinds_note)
+    notes = (
+        shrunk.text if shrunk else "",
+        taken.parent_fault,
+        taken.note,
+        left_out,
+        report.times_note,
+        report.kinds_note,
+    )
     return BackupResult(
         snapshot_id=snapshot.snapshot_id,
         empty_snapshot=snapshot.entries == 0,
@@ -182,59 +150,6 @@ async def _build_result(
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
     )
-
-
-async def _run_kopia(
-    kopia: Kopia, parameters: BackupParameters, data_path: DataPath, *, arguments: list[str], files: KopiaFiles
-) -> KopiaAnswer:
-    """Run kopia and return its answer; a signal lets it save a checkpoint."""
-    attempted, stop = f"back up {parameters.volume}", parameters.stop
-    if stop is None:
-        return await data_path.run(kopia, attempted, *arguments, files=files)
-    with stop.saving() as terminate:
-        answer = await data_path.run(kopia, attempted, *arguments, files=replace(files, terminate=terminate))
-    if stop.signaled:
-        await keep_checkpoint(kopia, answer, stop)
-    return answer
-
-
-async def _check_parent(kopia: KopiaCaller, parameters: BackupParameters) -> str:
-    """Return why everything is read although a snapshot was named as parent; empty if it is the one that kopia uses.
-
-    kopia always takes the last complete snapshot of the source, and has no flag for another one. If that is of an
-    earlier attempt of the transfer, the one before was its parent.
-    Source: kopia 0.23.1, snapshot/manager.go (FindPreviousManifests).
-    """
-    wanted = parameters.parent
-    if wanted in {AUTO_PARENT, NO_PARENT}:
-        return ""
-    try:
-        found = await read_snapshot(kopia, wanted)
-        uid = parameters.attempt.earlier_uid if parameters.attempt else ""
-        latest = (await list_source(kopia, parameters.target, uid)).latest
-    except KopiaError as e:
-        cause = str(e)
-    else:
-        if latest is not None and latest.snapshot_id == wanted:
-            return ""
-        cause = found.fault or (
-            f"it is of the source {found.source}"
-            if found.source != parameters.source
-            else "it is not the last complete one of its source"
-        )
-        cause = f"snapshot {wanted}: {cause}"
-    return f"read everything, since spec.parentSnapshot is not usable: {cause}"
-
-
-async def _prepare(kopia: KopiaCaller, parameters: BackupParameters) -> Inheritance:
-    """Sort out incomplete snapshots of earlier backups, and ensure the policy.
-
-    Each kopia takes 64 MiB for the key that it derives from the password: two at a time would be what a pod peaks at.
-    """
-    target, found = parameters.target, await inherit(kopia, parameters.target, parameters.attempt)
-    policy = SourcePolicy(parameters.parallel, parameters.compression, parameters.ignore_files)
-    await ensure_policy(kopia, target, policy, first=found.first)
-    return found
 
 
 async def _remove_overtaken(repository: Repository, target: str, attempt: BackupAttempt, data_path: DataPath) -> None:
@@ -370,29 +285,6 @@ def _count_inodes(volume: Path) -> float | None:
 def _choose_interval(parameters: BackupParameters, files: float) -> timedelta:
     index_seconds = math.inf if parameters.limits is None else parameters.limits.index_seconds(files)
     return parameters.checkpoint_interval or fit_checkpoint_interval(index_seconds)
-
-
-def _create_arguments(parameters: BackupParameters, interval: timedelta, parent_fault: str) -> list[str]:
-    read_everything = parent_fault or parameters.parent == NO_PARENT
-    device = parameters.mode is VolumeMode.BLOCK
-    tags = {**parameters.tags, **(parameters.attempt.tags if parameters.attempt else {})}
-    return [
-        "snapshot",
-        "create",
-        "/" if device else str(parameters.volume),
-        *([f"--stdin-file={parameters.volume.name}"] if device else []),
-        f"--override-source={parameters.target}",
-        f"--pin={PIN}",
-        *(f"--tags={key}:{value}" for key, value in tags.items()),
-        f"--parallel={parameters.parallel}",
-        *(["--force-hash=100"] if read_everything else []),
-        f"--checkpoint-interval={format_duration(interval)}",
-        "--fail-fast",
-        "--no-send-snapshot-report",
-        "--json",
-        # With the statistics, which have the number of excluded entries.
-        "--json-verbose",
-    ]
 
 
 async def _check_complete(kopia: Kopia, answer: KopiaAnswer, device_bytes: int | None) -> Snapshot:

@@ -4,9 +4,9 @@ Does not know what is moved, or when a run is stalled (`datamover.kopia.stalls`)
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from core.clock import Clock
 from core.errors import DataPathError
@@ -59,14 +59,19 @@ class DataPath:
             DataPathError: the data path stalled, although the repository answers.
         """
         self._on_line = on_line or (lambda _: None)
-        return await self.watchdog.guard(
+        return await self.guard(
             attempted,
-            self.meter,
             lambda: kopia.move_data(
                 attempted, *self.meter.arguments, *arguments, files=files or KopiaFiles(), listener=self
             ),
-            self._last_lines,
         )
+
+    async def guard(self, attempted: str, work: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Return what `work` returns, which waits for a kopia that moves data, unless that stalls.
+
+        It raises what `run` does.
+        """
+        return await self.watchdog.guard(attempted, self.meter, work, self._last_lines)
 
     async def wait_for(self, work: Awaitable[_T], doing: str) -> _T:
         """Return what `work` returns; warn that the mover is still `doing` it if that takes long."""

@@ -83,9 +83,14 @@ class GracefulStop:
 
         stop.listen(on_signal)
 
+    @property
+    def terminate(self) -> asyncio.Event:
+        """What is set when kopia is to save a checkpoint, within a block of `saving`."""
+        return self._signaled
+
     @contextmanager
     def saving(self) -> Iterator[asyncio.Event]:
-        """Let a kopia that runs within the block save a checkpoint; yield what is set when it is to do so."""
+        """Let a kopia that runs within the block save a checkpoint; yield `terminate`."""
         self._running = True
         try:
             yield self._signaled
@@ -118,6 +123,7 @@ async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop)
     The incomplete one refers to the files that were read completely, so that maintenance keeps their data. kopia
     prints it before it writes the last indexes: exit code 0 says that it was saved, or that it is found afterwards.
     For kopia does not wait for a checkpoint that it is writing when it closes the repository, and crashes then.
+    `kopia mover-backup` pins none that is incomplete, and prints it after that.
     Source: kopia 0.23.1, cli/app.go (repositoryWriterAction), snapshot/upload/upload.go (periodicallyCheckpoint).
 
     Raises:
@@ -131,7 +137,8 @@ async def keep_checkpoint(kopia: Kopia, answer: KopiaAnswer, stop: GracefulStop)
     if not document.get("incomplete"):
         return
     try:
-        await unpin_snapshot(kopia, str(document["id"]))
+        if document.get("pins"):
+            await unpin_snapshot(kopia, str(document["id"]))
     except KopiaError as e:
         _logger.warning("%s", e)
         if not answer.succeeded:

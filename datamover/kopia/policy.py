@@ -12,10 +12,12 @@ from core.models.base import JsonDict
 from core.models.compression import Compression
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = ["SourcePolicy", "describe_exclusions", "ensure_policy", "read_policy"]
+__all__ = ["SourcePolicy", "decide_policy", "describe_exclusions", "ensure_policy", "read_policy"]
 
 _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
+
+_PARALLEL_ABOVE_MIB: Final = 2048
 
 _NO_IGNORE_FILE: Final = "."
 """Where kopia looks for a file with rules, instead of `.kopiaignore`: each directory has it, and it is never a file.
@@ -72,9 +74,33 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy, *
             else [f"--add-dot-ignore={_NO_IGNORE_FILE}", *(f"--remove-dot-ignore={name}" for name in names)]
         ),
         f"--max-parallel-file-reads={wanted.parallel}",
-        "--parallel-upload-above-size-mib=2048",
+        f"--parallel-upload-above-size-mib={_PARALLEL_ABOVE_MIB}",
     )
     change.check()
+
+
+def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourcePolicy) -> JsonDict | None:
+    """Return what `ensure_policy` makes of the policy that a source has of its own; None: nothing needs to change.
+
+    Args:
+        defined: the source's own policy, None without one.
+        effective: the same with all that it inherits.
+        wanted: the policy.
+    """
+    if _policy_matches(effective, wanted) and _allowed_reads(effective) >= wanted.parallel:
+        return None
+    own = defined or {}
+    files = own.get("files") or {}
+    names = sorted({*(files.get("ignoreDotFiles") or ()), _NO_IGNORE_FILE} - {*_ignore_files(effective)})
+    changes: JsonDict = {
+        "retention": {f"keep{period}": _UNLIMITED for period in _PERIODS},
+        "scheduling": {"manual": True},
+        "compression": {"compressorName": str(wanted.compression)},
+        "errorHandling": {"ignoreUnknownTypes": True},
+        "files": {"ignoreCacheDirs": False, "ignoreDotFiles": [] if wanted.ignore_files else names},
+        "upload": {"maxParallelFileReads": wanted.parallel, "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20},
+    }
+    return {**own, **{part: {**(own.get(part) or {}), **values} for part, values in changes.items()}}
 
 
 async def read_policy(kopia: KopiaCaller, target: str) -> JsonDict:

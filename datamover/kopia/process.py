@@ -94,13 +94,15 @@ def kopia_environment(base: Mapping[str, str], work_dir: WorkDir, secrets: Mappi
 class KopiaFiles:
     """Open files to use as kopia's standard input and output, and the volume that it reads or writes.
 
-    When `terminate` is set, kopia gets SIGTERM: a backup then ends with an incomplete snapshot.
+    When `terminate` is set, kopia gets SIGTERM: a backup then ends with an incomplete snapshot. `on_output` gets each
+    line of the output, which the answer then lacks.
     """
 
     stdin_fd: int | None = None
     stdout_fd: int | None = None
     volume: VolumeAccess = field(default_factory=VolumeAccess)
     terminate: asyncio.Event | None = None
+    on_output: Callable[[str], None] | None = None
 
 
 class Listener(Protocol):
@@ -321,7 +323,13 @@ class Kopia:
         ) as run:
             argv = [self._program, *_OWN_FLAGS, *counter_flags(run.home / _COUNTERS), *arguments]
             command = ChildCommand(
-                argv, run.environment, files.stdin_fd, files.stdout_fd, run.confinement, files.terminate
+                argv,
+                run.environment,
+                files.stdin_fd,
+                files.stdout_fd,
+                run.confinement,
+                files.terminate,
+                on_output=files.on_output,
             )
             child = await run_child(command, on_line)
             counters = read_counters(run.home / _COUNTERS)

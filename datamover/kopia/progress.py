@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 import socket
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +18,7 @@ from typing import Final
 
 from core.clock import Clock
 from core.contract import ProgressMessage
+from core.models.base import JsonDict
 
 __all__ = ["Direction", "Meter", "parse_size", "sum_counters"]
 
@@ -118,7 +119,8 @@ class Meter:
         self._snapshot_known = asyncio.Event()
         self._last = _Readings()
         self._moved: tuple[float, ...] = ()
-        self._counted: tuple[str | None, ...] = ()
+        self._counted: Hashable = ()
+        self._reported = False
         self._rated_at = clock.monotonic()
         self._rated_bytes = 0
         self._address = ("127.0.0.1", _free_port())
@@ -196,13 +198,25 @@ class Meter:
         return self._message()
 
     async def refresh(self) -> None:
-        """Fetch kopia's current counters."""
+        """Fetch kopia's current counters, unless it reports them."""
+        if self._reported:
+            return
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 self.take_counters(await _fetch(*self._address))
         except (OSError, TimeoutError):
             # kopia serves none before it has started and while it exits: the last ones remain valid.
             pass
+
+    def take_report(self, report: JsonDict) -> None:
+        """Take the progress of a backup as `kopia mover-backup` reports it, in bytes."""
+        self._reported = True
+        self.hashed_bytes, self.cached_bytes = int(report["hashed_bytes"]), int(report["cached_bytes"])
+        self._counted = (report["hashed_files"], self.hashed_bytes, report["cached_files"], self.cached_bytes)
+        if estimated_bytes := int(report["estimated_bytes"]):
+            self.total_bytes = max(self.total_bytes, estimated_bytes)
+            self._estimated_bytes = estimated_bytes
+        self._take_sums(report["counters"])
 
     def finish_part(self, part_bytes: int) -> None:
         """Count a part as done: another kopia, whose counters begin at 0, restores the next one."""
@@ -248,9 +262,10 @@ class Meter:
 
     def take_counters(self, text: str) -> None:
         """Parse kopia's counters in Prometheus text format; an empty text changes nothing."""
-        sums = sum_counters(text)
-        if not sums:
-            return
+        if sums := sum_counters(text):
+            self._take_sums(sums)
+
+    def _take_sums(self, sums: Mapping[str, float]) -> None:
         self._moved = tuple(sums.get(name, 0.0) for name in _ACTIVITY_METRICS)
         if self._direction is Direction.RESTORE:
             self._last = _Readings(processed=int(sums.get("kopia_content_read_bytes_total", 0)))

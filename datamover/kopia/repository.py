@@ -36,6 +36,7 @@ from datamover.kopia.creation import (
 )
 from datamover.kopia.location_files import LocationFiles
 from datamover.kopia.process import Kopia, KopiaAnswer, KopiaTimeoutError
+from datamover.kopia.progress import Meter
 from datamover.kopia.request_time import RequestTime
 from datamover.kopia.stalls import Reachability
 from datamover.kopia.storage_calls import NoAnswerError, StorageCalls, Waits
@@ -163,12 +164,22 @@ class Repository:
         self._check_id()
         return answer
 
+    async def start(self, meter: Meter, work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
+        """Return the answer of `work`, a kopia that has opened the repository and runs on; otherwise as `call`."""
+        return (await self._calls.repeat(partial(self._calls.open_once, meter, work))).check()
+
     def _check_id(self) -> None:
+        if self._address.unique_id is not None and (found := read_cached_id(self._work_dir.cache)):
+            self.check_id(found)
+
+    def check_id(self, found: str) -> None:
+        """Check the unique ID of the repository that was opened.
+
+        Raises:
+            RepositoryError: it must have another one.
+        """
         wanted = self._address.unique_id
-        if wanted is None:
-            return
-        found = read_cached_id(self._work_dir.cache)
-        if found not in {wanted, None}:
+        if wanted is not None and found != wanted:
             raise RepositoryError(
                 f"{self.description}: the storage has the repository {found}, and {wanted} is recorded, so nothing is "
                 f"written to it; if it is the right one, remove the annotation {REPOSITORY_ID_ANNOTATION}"

@@ -8,7 +8,7 @@ snapshot/policy/retention_policy.go.
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -42,6 +42,7 @@ __all__ = [
     "read_checkpoint_interval",
     "read_snapshot",
     "remove_own_incomplete",
+    "sort_source",
     "unpin_snapshot",
 ]
 
@@ -202,8 +203,13 @@ async def list_source(kopia: KopiaCaller, target: str, transfer_uid: str = "") -
         KopiaError: they could not be listed.
     """
     listed = await kopia.call(f"snapshots of {target}", "snapshot", "list", target, "--json", _NEWEST)
+    return sort_source((one for one in listed.check().json() or [] if _is_of(one, target)), transfer_uid)
+
+
+def sort_source(listed: Iterable[JsonDict], transfer_uid: str = "") -> SourceSnapshots:
+    """Return the snapshots of a source, which kopia has listed, as the transfer with this UID sees them."""
     # kopia lists the oldest first.
-    found = [one for one in listed.check().json() or [] if _is_of(one, target)]
+    found = list(listed)
     complete = [one for one in found if not one.get("incomplete")]
     others = [one for one in complete if not transfer_uid or _transfer_uid(one) != transfer_uid]
     checkpoints = tuple(

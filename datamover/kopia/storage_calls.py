@@ -193,15 +193,20 @@ class StorageCalls:
             RepositoryError: the storage does not answer: `repeat` repeats its step.
         """
         meter = Meter(self._waits.clock, Direction.RESTORE)
+        return await self.open_once(
+            meter,
+            lambda: self._kopia.call(attempted, meter.counter_argument, *arguments, seconds=None, output_fd=output_fd),
+        )
+
+    async def open_once(self, meter: Meter, work: Callable[[], Coroutine[Any, Any, KopiaAnswer]]) -> KopiaAnswer:
+        """Return the answer of `work`, which opens the repository by a kopia that `meter` measures.
+
+        Raises:
+            RepositoryError: the storage does not answer: `repeat` repeats its step.
+        """
         answer = await run_beside(
             lambda: self._report_duration(meter),
-            self._watchdog.guard(
-                f"open {self._description}",
-                meter,
-                lambda: self._kopia.call(
-                    attempted, meter.counter_argument, *arguments, seconds=None, output_fd=output_fd
-                ),
-            ),
+            self._watchdog.guard(f"open {self._description}", meter, work),
             name="open-reports",
         )
         self.check_outage(answer)

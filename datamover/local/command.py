@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from msgspec import UNSET
 
 from core.clock import Clock, SystemClock
-from core.contract import BackupResult, RestoreResult, VolumeMode
+from core.contract import BackupMover, BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError, UnsetAttributesError
 from core.models.compression import Compression
 from core.redact import Redactor
@@ -105,6 +105,7 @@ class LocalMover:
         compression: Compression = Compression.NONE,
         ignore_files: bool = False,
         read_all_files: bool = False,
+        mover: BackupMover = BackupMover.PLAIN,
     ) -> BackupResult:
         """Back up a directory or device under the source path `name`; create the repository if there is none."""
         volume = _absolute(source)
@@ -117,6 +118,7 @@ class LocalMover:
             limits=self._limits,
             ignore_files=ignore_files,
             parent=NO_PARENT if read_all_files else AUTO_PARENT,
+            mover=mover,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 
@@ -236,9 +238,15 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
-        case LocalBackup(source, name, compression, ignore_files, read_all):
+        case LocalBackup(source, name, compression, ignore_files, read_all, way):
             result = await mover.back_up(
-                source, name, bar, compression=compression, ignore_files=ignore_files, read_all_files=read_all
+                source,
+                name,
+                bar,
+                compression=compression,
+                ignore_files=ignore_files,
+                read_all_files=read_all,
+                mover=way,
             )
             _print_backup(result, as_json=options.json)
         case LocalRestore(snapshot_id, target, overwrite):

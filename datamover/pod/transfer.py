@@ -296,6 +296,7 @@ class PodTransfer:
             parent=NO_PARENT if settings.read_all_files or self._options.read_all_files else plan.parent,
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
+            mover=self._options.mover,
             stop=self._stop,
             attempt=attempt,
         )

@@ -76,7 +76,8 @@ if getattr(ctypes.CDLL(None, use_errno=True), sys.argv[1])(int(sys.argv[2])):
 class ChildCommand:
     """The program to run: `argv` with its name first, the whole environment, files for input and output.
 
-    Without `stdin_fd` the child has no input; without `stdout_fd` its output is collected.
+    Without `stdin_fd` the child has no input. Without `stdout_fd` its output is collected, or `on_output` gets the
+    lines.
     Without `confinement` it may open any file. It gets TERM once, when `terminate` is set. `inherited_fd` stays open.
     """
 
@@ -87,6 +88,7 @@ class ChildCommand:
     confinement: Confinement | None = None
     terminate: asyncio.Event | None = None
     inherited_fd: int | None = None
+    on_output: Callable[[str], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,9 @@ async def run_child(command: ChildCommand, on_line: Callable[[str], None]) -> Ch
     _running.add(process.pid)
     try:
         return await run_beside(
-            lambda: _terminate(process, command.terminate), _collect(process, on_line), name="child-termination"
+            lambda: _terminate(process, command.terminate),
+            _collect(process, on_line, command.on_output),
+            name="child-termination",
         )
     finally:
         await _end(process)
@@ -182,10 +186,13 @@ async def _terminate(process: asyncio.subprocess.Process, requested: asyncio.Eve
         process.terminate()
 
 
-async def _collect(process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> ChildExit:
+async def _collect(
+    process: asyncio.subprocess.Process, on_line: Callable[[str], None], on_output: Callable[[str], None] | None
+) -> ChildExit:
     """Read the output until the child exits."""
+    reading = _read_all(process.stdout) if on_output is None else _read_lines(process.stdout, on_output)
     async with asyncio.TaskGroup() as readers:
-        output = readers.create_task(_read_all(process.stdout), name="child-output")
+        output = readers.create_task(reading, name="child-output")
         readers.create_task(_read_lines(process.stderr, on_line), name="child-errors")
     return ChildExit(await process.wait(), output.result())
 
@@ -194,7 +201,8 @@ async def _read_all(stream: asyncio.StreamReader | None) -> bytes:
     return b"" if stream is None else await stream.read()
 
 
-async def _read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None]) -> None:
+async def _read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[str], None]) -> bytes:
+    """Pass each line on, and return nothing of it."""
     rest = b""
     while stream is not None and (piece := await stream.read(_PIECE_BYTES)):
         *lines, last = _LINE_END.split(piece)
@@ -204,6 +212,7 @@ async def _read_lines(stream: asyncio.StreamReader | None, on_line: Callable[[st
         rest += last
     if rest:
         on_line(rest.decode(errors="replace"))
+    return b""
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -56,6 +56,7 @@ def build_expose_settings(
         compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
         ignore_files_namespaces=frozenset(config.own.ignore_files_namespaces),
         read_all_files_namespaces=frozenset(config.own.read_all_files_namespaces),
+        backup_mover=config.own.mover,
         retries=_retries(config),
     )
 

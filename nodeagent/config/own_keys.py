@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from core.contract import BackupMover
 from core.kube.types import VolumeSource
 from core.models.compression import Compression
 from core.models.storage import BlockHash
@@ -138,6 +139,12 @@ class OwnKeys(Section):
         description="namespaces whose users may leave a PVC out of backups on purpose, by the annotation "
         "nodeagent.io/exclude-from-backup with the reason; elsewhere it does not count (our own key)",
         examples=[["build"]],
+    )
+    mover: BackupMover = Field(
+        default=BackupMover.PLAIN,
+        description="how data movers back files up: plain by kopia's own commands; one-open by one process, which "
+        "opens the repository once and also reads files that were changed without a new time (our own key)",
+        examples=["one-open"],
     )
     require_file_attributes: bool = Field(
         default=False,

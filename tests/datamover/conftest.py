@@ -16,6 +16,7 @@ from datamover.local.command import LocalMover
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
 from datamover.storage.providers import FileStorage
+from tests.datamover.support.backup_movers import use_backup_mover
 from tests.datamover.support.plainkopia import IDENTITY, PASSWORD, PlainKopia
 from tests.datamover.support.processes import children_of
 from tests.datamover.support.repositories import opened
@@ -49,6 +50,11 @@ def _kopia_on_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VELERO_SCRATCH_DIR", str(tmp_path))
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "KOPIA_PASSWORD"))]:
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_backup_mover(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.datamover.support.backup_movers import BACKUP_VERB, ONE_OPEN
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.unconfined import leave_unconfined
@@ -124,7 +125,8 @@ async def test_cancel_while_waiting_for_the_repository(
 @pytest.mark.sample("policy set-spec.cancel", "snapshot delete-spec.cancel", "snapshot create-*")
 @_ENDS
 @pytest.mark.parametrize(
-    "arguments", ["policy show", "policy set", "snapshot list", "snapshot delete", "snapshot create"]
+    "arguments",
+    [BACKUP_VERB] if ONE_OPEN else ["policy show", "policy set", "snapshot list", "snapshot delete", BACKUP_VERB],
 )
 async def test_cancel_in_each_step_of_a_backup(
     upload: _Transfer,

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,11 @@ async def _interrupt(pod: MoverPod, flag: str, volume: Path, number: signal.Sign
     """Run the data mover; send the signal to its kopia, once that is about to move data, and return the exit code."""
 
     def moving() -> list[int]:
-        return [one.pid for one in children_of(os.getpid()) if " --progress " in one.arguments]
+        return [
+            one.pid
+            for one in children_of(os.getpid())
+            if " --progress " in one.arguments or (" mover-backup " in one.arguments and _reads(one.pid, "file"))
+        ]
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run(flag, volume))
@@ -41,6 +46,13 @@ async def _interrupt(pod: MoverPod, flag: str, volume: Path, number: signal.Sign
         await pod.wait_for(lambda: bool(_caught(moving()[0]) & 1 << number - 1) or number is signal.SIGKILL)
         os.kill(moving()[0], number)
     return running.result()
+
+
+def _reads(pid: int, name: str) -> bool:
+    """Return whether a process has a file of that name open; kopia may be in a jail."""
+    with suppress(OSError):
+        return any(fd.readlink().name == name for fd in Path(f"/proc/{pid}/fd").iterdir())
+    return False
 
 
 def _caught(pid: int) -> int:

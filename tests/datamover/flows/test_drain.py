@@ -13,6 +13,7 @@ import pytest
 from core.contract import DataPathReason, ProgressMessage, parse_progress
 from core.models.attempts import Attempts
 from datamover.runtime.signals import StopSignal
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import IDENTITY, PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -176,14 +177,14 @@ async def test_kopia_is_killed_after_the_grace_if_the_storage_does_not_answer(be
     bed.signal()
     assert await running == 14
     assert bed.pod.message == f"{_STOPPED}; kopia did not save a checkpoint within 3s: {_CANCELED}"
-    assert not running_kopia("snapshot create")
+    assert not running_kopia(BACKUP_VERB)
 
 
 async def test_a_cancel_during_the_grace_kills_kopia_at_once(bed: _Bed) -> None:
     """Until then the message is for a pod that is killed before the end."""
     running = await bed.run_until(10)
     await bed.drain()
-    assert running_kopia("snapshot create")
+    assert running_kopia(BACKUP_VERB)
     bed.pod.put_transfer("DataUpload", cancel=True)
     async with asyncio.timeout(2):
         assert await asyncio.shield(running) == 14

@@ -13,6 +13,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import delete_snapshot
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import build_local_mover
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.trees import describe_tree, make_large_file
@@ -28,7 +29,7 @@ def _packs(repository: Path) -> list[Path]:
     return [path for path in repository.glob("p*/**/*") if path.is_file()]
 
 
-async def _until_half_way(repository: Path, verb: str = "snapshot create") -> int:
+async def _until_half_way(repository: Path, verb: str = BACKUP_VERB) -> int:
     """Return kopia's process ID once part of the data has been sent."""
     async with asyncio.timeout(30):
         while not (_packs(repository) and (found := running_kopia(verb))):

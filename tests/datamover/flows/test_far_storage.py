@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from datamover.runtime.resources import ResourceLimits
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.s3proxy import S3Proxy, run_s3_proxy
 from tests.datamover.support.s3server import S3Server
 from tests.support.fakekube import FakeKube
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240), plain_only]
 
 _SECONDS = 0.05
 """Far more than what changes the number; a busy machine only adds to it."""

@@ -22,7 +22,7 @@ from core.models.names import ATTEMPTS_ANNOTATION
 from tests.datamover.support.kubehttp import KubeServer, serve_kube
 from tests.datamover.support.moverprocess import MoverRun, run_mover_process
 from tests.datamover.support.pods import MoverPod
-from tests.datamover.support.processes import children_of
+from tests.datamover.support.processes import children_of, moves_data
 from tests.datamover.support.trees import make_large_file
 from tests.support.fakekube import FakeKube
 
@@ -83,7 +83,7 @@ class _Cluster:
 
             def started() -> list[int]:
                 found = children_of(mover.pid)
-                return [one.pid for one in found if " --progress " in one.arguments]
+                return [one.pid for one in found if moves_data(one.arguments)]
 
             await self.pod.wait_for(lambda: bool(started()) or mover.returncode is not None)
             assert mover.returncode is None, self.pod.message

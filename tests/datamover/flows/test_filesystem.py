@@ -13,6 +13,7 @@ import pytest
 
 from datamover.kopia.endless import EndlessFiles
 from datamover.local.command import LocalMover
+from tests.datamover.support.backup_movers import BACKUP_VERB, plain_only
 from tests.datamover.support.mounts import need_root
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.processes
 async def _kopia_reading() -> AsyncIterator[None]:
     """Enter once kopia reads the volume."""
     async with asyncio.timeout(30):
-        while not running_kopia("snapshot create"):
+        while not running_kopia(BACKUP_VERB):
             await asyncio.sleep(0.001)
     yield
 
@@ -41,6 +42,7 @@ async def test_it_is_known_what_a_confined_kopia_reads(local_mover: LocalMover, 
     assert str(file) in seen
 
 
+@plain_only
 async def test_content_that_changes_under_the_same_size_and_time_is_backed_up_where_all_files_are_read(
     local_mover: LocalMover, tmp_path: Path, kopia: PlainKopia
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from core.errors import KopiaError
 from tests.datamover.conftest import build_local_mover
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PASSWORD, PlainKopia
 from tests.datamover.support.processes import running_kopia
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
@@ -73,7 +74,7 @@ async def _running_kopia(volume: Path, repository: Path) -> AsyncIterator[Callab
 
     async with asyncio.TaskGroup() as group:
         group.create_task(back_up())
-        yield lambda: next((one.pid for one in running_kopia("snapshot create")), 0)
+        yield lambda: next((one.pid for one in running_kopia(BACKUP_VERB)), 0)
 
 
 @asynccontextmanager
@@ -89,7 +90,7 @@ async def _running_mover(volume: Path, repository: Path) -> AsyncIterator[Callab
     kopias = []
 
     def find() -> int:
-        kopias.extend(running_kopia("snapshot create", mover.pid))
+        kopias.extend(running_kopia(BACKUP_VERB, mover.pid))
         return mover.pid if kopias else 0
 
     try:

@@ -18,6 +18,7 @@ from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
 from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from tests.datamover.conftest import build_local_mover
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.loopdevice import fill, make_ext4, mounted_image
 from tests.datamover.support.plainkopia import PlainKopia
@@ -99,6 +100,7 @@ async def test_a_snapshot_has_veleros_format_and_policy_and_plain_kopia_restores
     assert describe_tree(tmp_path / "out") == describe_tree(tree)
 
 
+@plain_only
 async def test_the_mover_restores_and_continues_a_backup_of_plain_kopia(
     local_mover: LocalMover, tree: Path, tmp_path: Path, kopia: PlainKopia
 ) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.plainkopia import PASSWORD
 from tests.datamover.support.pods import MoverPod
@@ -47,7 +48,7 @@ async def test_no_secret_is_in_arguments_logs_messages_or_remaining_files(
     reported = await _run_everything(pod, tree)
     lines = record.read_text()
     left = [path.read_bytes() for path in tmp_path.glob("datamover-*/**/*") if path.is_file()]
-    assert "snapshot create" in lines
+    assert BACKUP_VERB in lines
     assert left
     for secret in (PASSWORD, "quite another one", s3.secret_key):
         assert secret not in f"{lines}{reported}{caplog.text}"

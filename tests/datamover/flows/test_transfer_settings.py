@@ -11,6 +11,7 @@ from core.models.bandwidth import BandwidthLimits
 from core.models.names import BANDWIDTH_ANNOTATION
 from datamover.kopia.repository import Repository
 from datamover.runtime.resources import ResourceLimits
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -71,6 +72,7 @@ _POD_VOLUMES = _Way("PodVolumeBackup", "PodVolumeRestore", "uploaderSettings")
 _NAMES = ["snapshot data", "pod volumes"]
 
 
+@plain_only
 @pytest.mark.sample("snapshot data")
 @pytest.mark.parametrize("way", [_SNAPSHOT_DATA, _POD_VOLUMES], ids=_NAMES)
 async def test_settings_are_passed_to_kopia(
@@ -87,6 +89,7 @@ async def test_settings_are_passed_to_kopia(
     assert {"--parallel=3", "--write-sparse-files"} <= _flags(record, "restore")
 
 
+@plain_only
 async def test_a_backup_behind_a_proxy_has_few_connections(pod: MoverPod, tree: Path, record: Path) -> None:
     """Each holds some 500 KiB that kopia believes sent, and waits only a minute for the answer."""
     pod.limits = ResourceLimits(16)

@@ -3,6 +3,7 @@ import json
 import logging
 import signal
 from datetime import timedelta
+from typing import Final
 from unittest.mock import AsyncMock
 
 import pytest
@@ -111,6 +112,9 @@ def _answer(document: object, exit_code: int = 0) -> KopiaAnswer:
     return KopiaAnswer("back up /volume", exit_code, json.dumps(document).encode() if document else b"")
 
 
+_INCOMPLETE: Final = {"id": "k1", "incomplete": "canceled", "pins": ["velero-pin"]}
+
+
 async def _stopped() -> GracefulStop:
     mover = _Mover()
     with mover.stop.saving():
@@ -122,8 +126,15 @@ async def test_an_incomplete_snapshot_is_unpinned_and_no_result() -> None:
     kopia = AsyncMock()
     kopia.call.return_value = _answer(None)
     with pytest.raises(CanceledError, match=f"^{_STOPPED}; kopia saved a checkpoint, .*: data path is canceled$"):
-        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}), await _stopped())
+        await keep_checkpoint(kopia, _answer(_INCOMPLETE), await _stopped())
     assert kopia.call.await_args.args[1:] == ("snapshot", "pin", "k1", "--remove=velero-pin")
+
+
+async def test_an_incomplete_snapshot_without_a_pin_stays_as_it_is() -> None:
+    kopia = AsyncMock()
+    with pytest.raises(CanceledError, match="kopia saved a checkpoint"):
+        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}), await _stopped())
+    kopia.call.assert_not_awaited()
 
 
 async def test_a_pin_that_cannot_be_removed_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +142,7 @@ async def test_a_pin_that_cannot_be_removed_is_logged(caplog: pytest.LogCaptureF
     kopia = AsyncMock()
     kopia.call.return_value = KopiaAnswer("unpin incomplete snapshot k1", 1, b"")
     with caplog.at_level(logging.WARNING), pytest.raises(CanceledError, match="kopia saved a checkpoint"):
-        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}), await _stopped())
+        await keep_checkpoint(kopia, _answer(_INCOMPLETE), await _stopped())
     assert caplog.messages == ["unpin incomplete snapshot k1: kopia exited with code 1"]
 
 
@@ -153,7 +164,7 @@ async def test_the_snapshot_of_a_kopia_that_failed_counts_as_saved_only_if_it_is
     kopia = AsyncMock()
     kopia.call.return_value = _answer(None, 0 if found else 1)
     with pytest.raises(CanceledError, match=f"^{_STOPPED}; {ending}: data path is canceled$"):
-        await keep_checkpoint(kopia, _answer({"id": "k1", "incomplete": "canceled"}, 2), await _stopped())
+        await keep_checkpoint(kopia, _answer(_INCOMPLETE, 2), await _stopped())
     assert kopia.call.await_args.args[1:] == ("snapshot", "pin", "k1", "--remove=velero-pin")
 
 

@@ -15,6 +15,7 @@ from core.kube.resources import DATA_UPLOADS, EVENTS
 from core.models.names import BACKUP_ANNOTATION, BACKUP_VOLUMES_ANNOTATION, CLAIM_ANNOTATION, NODE_LABEL
 from core.models.saved_claim import SavedClaim
 from datamover.kopia.references import ListedSnapshot
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.datamover.support.processes import running_kopia
@@ -243,7 +244,7 @@ async def test_a_cancel_kills_kopia_and_leaves_no_snapshot(
     pod.put_transfer("DataUpload")
     async with asyncio.TaskGroup() as group:
         running = group.create_task(pod.run("data-upload", tmp_path / "volume"))
-        await pod.wait_for(lambda: "Data-Path-Started" in pod.reasons() and bool(running_kopia("snapshot create")))
+        await pod.wait_for(lambda: "Data-Path-Started" in pod.reasons() and bool(running_kopia(BACKUP_VERB)))
         pod.put_transfer("DataUpload", cancel=True)
         async with asyncio.timeout(2):
             await asyncio.shield(running)

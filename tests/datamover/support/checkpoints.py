@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.datamover.support.backup_movers import BACKUP_VERB
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.processes import running_kopia
 
@@ -34,7 +35,7 @@ async def kopia_frozen_after_a_checkpoint(
     """
     done = until or (lambda: _has_checkpoint(kopia, least_bytes))
     async with asyncio.timeout(200):
-        while not (found := running_kopia("snapshot create")):
+        while not (found := running_kopia(BACKUP_VERB)):
             await asyncio.sleep(0.002)
         before = _manifests(repository)
         while not done():

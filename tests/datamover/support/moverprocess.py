@@ -24,6 +24,7 @@ from datamover.pod.http import HostPort
 from datamover.pod.transfer import PodTransfer
 from datamover.runtime.resources import ResourceLimits
 from datamover.runtime.signals import StopSignal
+from tests.datamover.support.backup_movers import use_backup_mover
 from tests.datamover.support.confining import use_means
 from tests.datamover.support.pods import TRANSFER
 from tests.datamover.support.unconfined import leave_unconfined
@@ -102,6 +103,7 @@ def _main() -> int:
     run, stop, patch = MoverRun(**json.loads(sys.argv[1])), StopSignal(), pytest.MonkeyPatch()
     stop.install()
     set_up_logging("debug", "text")
+    use_backup_mover(patch)
     if run.means:
         use_means(run.means, patch)
     else:

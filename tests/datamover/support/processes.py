@@ -33,6 +33,11 @@ def _running(pid: int) -> Running | None:
     return Running(pid, arguments) if state != "Z" else None
 
 
+def moves_data(arguments: str) -> bool:
+    """Return whether a kopia with these arguments moves the data of a volume."""
+    return " --progress " in arguments or " mover-backup " in arguments
+
+
 def running_kopia(verb: str, parent: int | None = None) -> list[Running]:
     """Return the children that are kopia with the command `verb`, such as `snapshot create`."""
     return [

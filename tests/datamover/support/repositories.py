@@ -19,12 +19,14 @@ from tests.support.objects import JsonDict
 
 
 @contextmanager
-def opened(storage: Storage, password: str = PASSWORD, *, waits: Waits | None = None) -> Iterator[Repository]:
+def opened(
+    storage: Storage, password: str = PASSWORD, *, waits: Waits | None = None, unique_id: str | None = None
+) -> Iterator[Repository]:
     with open_work_dir(os.environ) as folder:
         access = storage.access(folder)
         environment = kopia_environment(os.environ, folder, {**access.environment, "KOPIA_PASSWORD": password})
         kopia = Kopia(environment, Redactor([password, *access.secrets({})]))
-        address = RepositoryAddress("repository under test", storage, access)
+        address = RepositoryAddress("repository under test", storage, access, unique_id=unique_id)
         yield Repository(kopia, address, folder, waits=waits)
 
 

@@ -28,6 +28,7 @@ func newApplication() *kingpin.Application {
 	parser.UsageWriter(os.Stdout)
 	parser.UsageTemplate(kingpin.CompactUsageTemplate)
 	app.Attach(parser)
+	attachBackup(parser)
 
 	return parser
 }

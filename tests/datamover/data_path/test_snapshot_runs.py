@@ -1,0 +1,52 @@
+"""The snapshots that a backup takes unchanged files from, and up to when each has all changes."""
+
+from typing import Any
+
+import pytest
+
+from core.models.names import CHANGES_TAG
+from datamover.data_path.snapshot_runs import decide_parents
+
+_NINE, _TEN, _ELEVEN, _NOON = (f"2026-11-28T{hour}:00:00.123456789Z" for hour in ("09", "10", "11", "12"))
+
+
+def _listed(name: str, started: str, *, newest: str = "", tag: str = "", incomplete: bool = False) -> dict[str, Any]:
+    return {
+        "id": name,
+        "startTime": started,
+        "rootEntry": {"summ": {"maxTime": newest}},
+        **({"tags": {f"tag:{CHANGES_TAG}": tag}} if tag else {}),
+        **({"incomplete": "checkpoint"} if incomplete else {}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("listed", "in_use", "until"),
+    [
+        pytest.param(_listed("a", _ELEVEN, newest=_NINE, tag=_TEN), False, _TEN, id="a snapshot of ours"),
+        pytest.param(_listed("a", _ELEVEN, newest=_NINE, tag=_TEN), True, _TEN, id="a snapshot of ours, in use"),
+        pytest.param(_listed("a", _ELEVEN, newest=_NINE), False, _NINE, id="of a volume's snapshot"),
+        pytest.param(_listed("a", _ELEVEN, newest=_NOON), False, _ELEVEN, id="a file from the future"),
+        pytest.param(_listed("a", _ELEVEN, newest=_NINE), True, _ELEVEN, id="of a volume in use"),
+        pytest.param(_listed("a", _ELEVEN), False, _ELEVEN, id="without a time"),
+        pytest.param(_listed("a", _ELEVEN, tag="soon"), True, _ELEVEN, id="with another tag"),
+    ],
+)
+def test_a_parent_has_all_changes_until_then(listed: dict[str, Any], in_use: bool, until: str) -> None:
+    assert decide_parents([listed], frozenset(), in_use=in_use) == [{"id": "a", "until": until}]
+
+
+def test_parents_are_the_last_complete_snapshot_and_own_checkpoints_after_it() -> None:
+    listed = [
+        _listed("early", _NINE, newest=_NINE, incomplete=True),
+        _listed("old", _NINE),
+        _listed("last", _TEN, newest=_NINE),
+        _listed("own", _ELEVEN, newest=_NINE, incomplete=True),
+        _listed("other", _NOON, incomplete=True),
+    ]
+    found = decide_parents(listed, frozenset({"early", "own"}), in_use=False)
+    assert found == [{"id": "last", "until": _NINE}, {"id": "own", "until": _ELEVEN}]
+
+
+def test_the_first_backup_has_no_parent() -> None:
+    assert decide_parents([], frozenset(), in_use=False) == []

@@ -1,0 +1,204 @@
+"""A backup that opens its repository once: the same as one by kopia's own commands, and no change is missed."""
+
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import AsyncMock
+
+import pytest
+from msgspec import UNSET
+
+from core.contract import BackupMover, BackupResult, VolumeMode
+from core.errors import RepositoryError
+from core.models.names import CHANGES_TAG, TRANSFER_UID_TAG
+from datamover.data_path.attempts import BackupAttempt
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kopia.policy import SourcePolicy, ensure_policy
+from datamover.kopia.repository import Repository
+from datamover.storage.providers import FileStorage
+from tests.datamover.support.commandlines import record_kopia
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.repositories import opened
+from tests.datamover.support.trees import describe_tree
+
+pytestmark = pytest.mark.processes
+
+_SOURCE: Final = "some/volume"
+_TARGET: Final = f"default@default:{_SOURCE}"
+_MOVERS: Final = pytest.mark.parametrize("mover", list(BackupMover), ids=str)
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Path:
+    folder = tmp_path / "volume"
+    for name in ("one", "deep/two", "deep/three"):
+        _write(folder / name, name)
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whose modification time is the same each time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+
+
+async def _back_up(
+    repository: Repository, volume: Path, mover: BackupMover = BackupMover.ONE_OPEN, **more: Any
+) -> BackupResult:
+    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, mover=mover, **more)
+    return await back_up(repository, parameters, backup_data_path())
+
+
+async def _restored(repository: Repository, result: BackupResult, target: Path) -> Any:
+    target.mkdir()
+    await restore(
+        repository, RestoreParameters(result.snapshot_id, target, VolumeMode.FILESYSTEM, workers=2), restore_data_path()
+    )
+    return describe_tree(target)
+
+
+def _policy(kopia: PlainKopia) -> dict[str, Any]:
+    return {key: value for key, value in kopia.policy(_SOURCE).items() if key != "id"}
+
+
+def _comparable(snapshot: dict[str, Any]) -> dict[str, Any]:
+    tags = {key: value for key, value in snapshot["tags"].items() if key != f"tag:{CHANGES_TAG}"}
+    root = {key: value for key, value in snapshot["rootEntry"].items() if key not in {"mtime", "obj", "summ"}}
+    return {"source": snapshot["source"], "pins": snapshot["pins"], "tags": tags, "root": root}
+
+
+async def test_snapshot_policy_and_result_are_those_of_plain(
+    repository: Path, volume: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    other = Path(shutil.copytree(repository, tmp_path / "other"))
+    with opened(FileStorage(repository)) as one, opened(FileStorage(other)) as two:
+        plain = await _back_up(one, volume, BackupMover.PLAIN, tags={"a": "1"})
+        once = await _back_up(two, volume, tags={"a": "1"})
+        assert await _restored(two, once, tmp_path / "out") == describe_tree(volume)
+    plain_snapshots, plain_policy = kopia.snapshots(), _policy(kopia)
+    kopia.connect(other)
+
+    (found,) = kopia.snapshots()
+    assert _comparable(found) == _comparable(plain_snapshots[0])
+    assert _policy(kopia) == plain_policy
+    assert once.to_json() == plain.to_json().replace(plain.snapshot_id, once.snapshot_id)
+
+
+async def test_only_one_kopia_runs(
+    repository: Path, volume: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = record_kopia(tmp_path, monkeypatch)
+    for _ in range(2):
+        record.write_text("")
+        with opened(FileStorage(repository)) as found:
+            await _back_up(found, volume)
+        (line,) = record.read_text().splitlines()
+        assert f" mover-backup --source={_TARGET}" in line
+
+
+@_MOVERS
+async def test_changes_that_size_and_time_do_not_show(
+    mover_repository: Repository, volume: Path, tmp_path: Path, mover: BackupMover
+) -> None:
+    await _back_up(mover_repository, volume, mover)
+    _write(volume / "deep" / "two", "DEEP/TWO")
+
+    second = await _back_up(mover_repository, volume, mover)
+
+    found = (await _restored(mover_repository, second, tmp_path / "out")) == describe_tree(volume)
+    assert found is (mover is BackupMover.ONE_OPEN)
+    assert second.incremental_bytes == (len("deep/two") if mover is BackupMover.ONE_OPEN else 0)
+
+
+async def test_a_copied_volume_is_not_read_again(mover_repository: Repository, volume: Path, tmp_path: Path) -> None:
+    await _back_up(mover_repository, volume)
+    copy = Path(shutil.copytree(volume, tmp_path / "copy"))
+
+    second = await _back_up(mover_repository, copy)
+    assert second.incremental_bytes == 0
+    assert second.note == (
+        "the volume is a copy, by its driver or a restore: files whose size and time are unchanged were not read again"
+    )
+
+    _write(copy / "one", "ONE")
+    third = await _back_up(mover_repository, copy)
+    assert (third.incremental_bytes, third.note) == (len("one"), UNSET)
+
+
+async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia
+) -> None:
+    first = await _back_up(mover_repository, volume)
+    _write(volume / "one", "ONE")
+    kopia.run(
+        "snapshot", "create", "/proc/sys/net/ipv4/route", f"--override-source={_TARGET}", "--fail-fast", fails=True
+    )
+    (checkpoint,) = [one for one in kopia.snapshots() if one.get("incomplete")]
+    started = datetime.fromisoformat(checkpoint["startTime"][:26]).replace(tzinfo=UTC)
+    attempt = BackupAttempt("u", 2, AsyncMock(return_value=True), AsyncMock(), (started,))
+
+    second = await _back_up(mover_repository, volume, attempt=attempt)
+
+    found = {one["id"]: one for one in kopia.snapshots()}
+    assert found.keys() == {first.snapshot_id, second.snapshot_id}
+    assert found[second.snapshot_id]["tags"][f"tag:{TRANSFER_UID_TAG}"] == "u"
+    assert second.incremental_bytes == len("one")
+
+
+async def test_a_policy_of_an_operator_stays_and_is_described(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia
+) -> None:
+    await _back_up(mover_repository, volume)
+    kopia.run("policy", "set", _TARGET, "--add-ignore=one", "--keep-latest=3")
+
+    second = await _back_up(mover_repository, volume)
+
+    assert (
+        second.note
+        == 'left out 1 entries of the volume, by policies of the repository: what its ignore rules name ("one")'
+    )
+    policy = _policy(kopia)
+    assert (policy["files"]["ignore"], policy["retention"]["keepLatest"]) == (["one"], 2**31 - 1)
+
+
+@pytest.mark.parametrize("ignore_files", [True, False], ids=["read", "not read"])
+async def test_policies_are_those_that_the_command_line_sets(
+    mover_repository: Repository, volume: Path, kopia: PlainKopia, ignore_files: bool
+) -> None:
+    kopia.run("policy", "set", _TARGET, "--add-dot-ignore=.a", "--add-dot-ignore=.b", "--max-file-size=5000")
+    await _back_up(mover_repository, volume, ignore_files=ignore_files)
+    found = _policy(kopia)
+    kopia.run("policy", "delete", _TARGET)
+    kopia.run("policy", "set", _TARGET, "--add-dot-ignore=.a", "--add-dot-ignore=.b", "--max-file-size=5000")
+
+    await ensure_policy(mover_repository, _TARGET, SourcePolicy(2, ignore_files=ignore_files))
+
+    assert found == _policy(kopia)
+
+
+async def test_a_repository_with_another_id_is_not_written_to(
+    repository: Path, volume: Path, kopia: PlainKopia
+) -> None:
+    with opened(FileStorage(repository), unique_id="0" * 64) as found, pytest.raises(RepositoryError, match="recorded"):
+        await _back_up(found, volume)
+    assert kopia.snapshots() == []
+
+
+async def test_a_named_parent_that_is_not_usable_has_everything_read(
+    mover_repository: Repository, volume: Path
+) -> None:
+    first = await _back_up(mover_repository, volume)
+    await _back_up(mover_repository, volume)
+
+    third = await _back_up(mover_repository, volume, parent=first.snapshot_id)
+
+    assert third.incremental_bytes == third.total_bytes
+    assert third.note == (
+        f"read everything, since spec.parentSnapshot is not usable: snapshot {first.snapshot_id}: "
+        "it is not the last complete one of its source"
+    )

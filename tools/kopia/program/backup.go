@@ -1,0 +1,345 @@
+package main
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kingpin/v2"
+	"github.com/pkg/errors"
+	"go.uber.org/zap"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/fs/localfs"
+	"github.com/kopia/kopia/internal/passwordpersist"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/logging"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/upload"
+)
+
+// A user's tag has this prefix in a manifest. Source: kopia 0.23.1, cli/command_snapshot_create.go (getTags).
+const tagPrefix = "tag:"
+
+// offer is what the repository has of a source: all that its decision depends on.
+type offer struct {
+	UniqueID  string               `json:"unique_id"`
+	Snapshots []*snapshot.Manifest `json:"snapshots"`
+	// Policy is the effective one, Defined the source's own, or nil.
+	Policy  *policy.Policy `json:"policy"`
+	Defined *policy.Policy `json:"defined"`
+}
+
+// decision says how the source is backed up.
+type decision struct {
+	Path    string   `json:"path"`
+	Parents []parent `json:"parents"`
+	// Delete has incomplete snapshots that go before the backup.
+	Delete []manifest.ID `json:"delete"`
+	// Policy is the source's own from now on; nil: it stays as it is.
+	Policy            *policy.Policy    `json:"policy"`
+	Tags              map[string]string `json:"tags"`
+	Pins              []string          `json:"pins"`
+	Parallel          int               `json:"parallel"`
+	ReadAll           bool              `json:"read_all"`
+	CheckpointSeconds float64           `json:"checkpoint_seconds"`
+	// ChangesTag is the tag of a complete snapshot for the time up to which it has all changes.
+	ChangesTag string `json:"changes_tag"`
+}
+
+// parent is a snapshot that unchanged files are taken from: those that were not changed after Until.
+type parent struct {
+	ID    manifest.ID `json:"id"`
+	Until time.Time   `json:"until"`
+}
+
+// result is the snapshot, complete or not. Copied: its volume is a copy of the parent's, see changes.go.
+type result struct {
+	Snapshot *snapshot.Manifest `json:"snapshot"`
+	Copied   bool               `json:"copied"`
+}
+
+// backupCommand is the subcommand mover-backup, which opens the repository once.
+//
+// Standard output has JSON lines: {"offer": …} once it is open, {"progress": …}, and {"result": …}. The decision is read
+// from standard input in between. SIGTERM ends the backup with an incomplete snapshot.
+type backupCommand struct {
+	parser *kingpin.Application
+	source string
+}
+
+func attachBackup(parser *kingpin.Application) {
+	c := &backupCommand{parser: parser}
+	command := parser.Command("mover-backup", "Back up a source as standard input decides (for the data mover)").Hidden()
+	command.Flag("source", "Source, as user@host:path").Required().StringVar(&c.source)
+	command.Action(c.run)
+}
+
+func (c *backupCommand) run(*kingpin.ParseContext) error {
+	console := logging.ToWriter(os.Stderr)
+	ctx := logging.WithLogger(context.Background(), func(module string) logging.Logger {
+		return console(module).WithOptions(zap.IncreaseLevel(zap.InfoLevel))
+	})
+
+	if err := c.backUp(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "ERROR", err)
+		os.Exit(1)
+	}
+
+	return nil
+}
+
+func (c *backupCommand) backUp(ctx context.Context) error {
+	report := newReport(os.Stdout, os.Stderr)
+	defer report.stop()
+
+	rep, err := c.open(ctx)
+	if err != nil {
+		return errors.Wrap(err, "open repository: unable to open repository")
+	}
+	defer rep.Close(ctx) //nolint:errcheck // what was to be written is written
+
+	client := rep.ClientOptions()
+
+	source, err := snapshot.ParseSourceInfo(c.source, client.Hostname, client.Username)
+	if err != nil {
+		return errors.Wrapf(err, "not a valid source %v", c.source)
+	}
+
+	return backUp(ctx, rep, source, os.Stdin, report)
+}
+
+// open opens the repository as kopia does: first the password is read, then the configuration.
+// Source: kopia 0.23.1, cli/config.go (openRepository), cli/password.go.
+func (c *backupCommand) open(ctx context.Context) (repo.Repository, error) {
+	config, password := c.value("config-file"), strings.TrimSpace(c.value("password"))
+	if password == "" {
+		found, err := passwordpersist.File().GetPassword(ctx, config)
+		if err != nil {
+			return nil, errors.Wrap(err, "get password")
+		}
+
+		password = found
+	}
+
+	return repo.Open(ctx, config, password, nil)
+}
+
+// value returns the value of one of kopia's own flags.
+func (c *backupCommand) value(flag string) string {
+	return c.parser.GetFlag(flag).Model().Value.String()
+}
+
+// backUp offers what the repository has of the source, and backs it up as is decided.
+func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report) error {
+	found, err := readOffer(ctx, rep, source)
+	if err != nil {
+		return err
+	}
+
+	if err := report.write("offer", found); err != nil {
+		return err
+	}
+
+	decided := &decision{}
+	if err := json.NewDecoder(decisions).Decode(decided); err != nil {
+		return errors.Wrap(err, "read the decision")
+	}
+
+	session := repo.WriteSessionOptions{Purpose: "mover-backup", OnUpload: report.UploadedBytes}
+
+	return repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
+		return carryOut(ctx, w, source, decided, report)
+	})
+}
+
+func readOffer(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo) (*offer, error) {
+	snapshots, err := snapshot.ListSnapshots(ctx, rep, source)
+	if err != nil {
+		return nil, errors.Wrap(err, "list snapshots")
+	}
+
+	effective, _, _, err := policy.GetEffectivePolicy(ctx, rep, source)
+	if err != nil {
+		return nil, errors.Wrap(err, "unable to get policy")
+	}
+
+	defined, err := policy.GetDefinedPolicy(ctx, rep, source)
+	if err != nil && !errors.Is(err, policy.ErrPolicyNotFound) {
+		return nil, errors.Wrap(err, "unable to get policy")
+	}
+
+	id := ""
+	if direct, ok := rep.(repo.DirectRepository); ok {
+		id = hex.EncodeToString(direct.UniqueID())
+	}
+
+	return &offer{id, snapshot.SortByTime(snapshots, false), effective, defined}, nil
+}
+
+// carryOut makes the snapshot, and reports it once all of it is in the repository.
+func carryOut(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision, report *report) error {
+	if err := prepare(ctx, w, source, decided); err != nil {
+		return err
+	}
+
+	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)
+
+	tree, err := policy.TreeForSource(ctx, w, source)
+	if err != nil {
+		return errors.Wrap(err, "unable to get policy tree")
+	}
+
+	made, copied, err := uploadVolume(ctx, w, source, decided, tree, report)
+	if err != nil {
+		// As kopia does: what was sent serves the next backup.
+		_ = w.Flush(ctx)
+
+		return errors.Wrap(err, "upload error")
+	}
+
+	if _, err := snapshot.SaveSnapshot(ctx, w, made); err != nil {
+		return errors.Wrap(err, "cannot save manifest")
+	}
+
+	// It removes incomplete snapshots that are older than a complete one.
+	if _, err := policy.ApplyRetentionPolicy(ctx, w, source, true); err != nil {
+		return errors.Wrap(err, "unable to apply retention policy")
+	}
+
+	if err := w.Flush(ctx); err != nil {
+		return errors.Wrap(err, "flush error")
+	}
+
+	report.stop()
+
+	if err := report.write("result", &result{made, copied}); err != nil {
+		return err
+	}
+
+	if summary := made.RootEntry.DirSummary; summary != nil && summary.FatalErrorCount > 0 {
+		return errors.Errorf("Found %v fatal error(s) while snapshotting %v.", summary.FatalErrorCount, source)
+	}
+
+	return nil
+}
+
+// prepare brings the repository into the state that is decided before the backup.
+func prepare(ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision) error {
+	if decided.Policy != nil {
+		if err := policy.SetPolicy(ctx, w, source, decided.Policy); err != nil {
+			return errors.Wrapf(err, "can't save policy for %v", source)
+		}
+	}
+
+	for _, id := range decided.Delete {
+		if err := w.DeleteManifest(ctx, id); err != nil && !errors.Is(err, manifest.ErrNotFound) {
+			return errors.Wrapf(err, "delete incomplete snapshot %v", id)
+		}
+	}
+
+	if len(decided.Delete) > 0 {
+		return errors.Wrap(w.Flush(ctx), "flush error")
+	}
+
+	return nil
+}
+
+// uploadVolume runs kopia's uploader, and returns the manifest, which is not saved yet.
+// Source: kopia 0.23.1, cli/command_snapshot_create.go (setupUploader, snapshotSingleSource).
+func uploadVolume(
+	ctx context.Context, w repo.RepositoryWriter, source snapshot.SourceInfo, decided *decision, tree *policy.Tree, report *report,
+) (*snapshot.Manifest, bool, error) {
+	root, err := openVolume(decided.Path)
+	if err != nil {
+		return nil, false, err
+	}
+
+	uploader := upload.NewUploader(w)
+	uploader.FailFast = true
+	uploader.ParallelUploads = decided.Parallel
+	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
+	uploader.Progress = report
+
+	if decided.ReadAll {
+		uploader.ForceHashPercentage = 100
+	}
+
+	defer cancelOnSignal(uploader.Cancel)()
+
+	parents, err := loadParents(ctx, w, decided.Parents)
+	if err != nil {
+		return nil, false, err
+	}
+
+	watched, copied := watchChanges(w, root, decided.Parents, parents, report)
+
+	made, err := uploader.Upload(ctx, watched, tree, source, parents...)
+	if err != nil {
+		return nil, false, err
+	}
+
+	made.Tags = map[string]string{}
+	for key, value := range decided.Tags {
+		made.Tags[tagPrefix+key] = value
+	}
+
+	if made.IncompleteReason == "" {
+		made.UpdatePins(decided.Pins, nil)
+		made.Tags[tagPrefix+decided.ChangesTag] = watched.changes.until(made.StartTime.ToTime()).Format(time.RFC3339Nano)
+	}
+
+	return made, copied, nil
+}
+
+// openVolume returns the directory at the path, which may be a link to it.
+func openVolume(path string) (fs.Directory, error) {
+	resolved, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return nil, errors.Wrap(err, "unable to get local filesystem entry")
+	}
+
+	return localfs.Directory(resolved)
+}
+
+func loadParents(ctx context.Context, rep repo.Repository, wanted []parent) ([]*snapshot.Manifest, error) {
+	found := make([]*snapshot.Manifest, 0, len(wanted))
+
+	for _, one := range wanted {
+		loaded, err := snapshot.LoadSnapshot(ctx, rep, one.ID)
+		if err != nil {
+			return nil, errors.Wrapf(err, "parent %v", one.ID)
+		}
+
+		found = append(found, loaded)
+	}
+
+	return found, nil
+}
+
+// cancelOnSignal has the upload end with what it has read; the returned function ends that.
+func cancelOnSignal(cancel func()) func() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM)
+
+	go func() {
+		if _, received := <-signals; received {
+			cancel()
+		}
+	}()
+
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+	}
+}

@@ -1,0 +1,336 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/blob/filesystem"
+	"github.com/kopia/kopia/repo/manifest"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/policy"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+)
+
+const changesTag = "example/changes"
+
+var testSource = snapshot.SourceInfo{Host: "default", UserName: "default", Path: "snapshot-data-upload-download/kopia/app/data"}
+
+// bench is a repository and a volume.
+type bench struct {
+	*testing.T
+
+	rep    repo.Repository
+	volume string
+}
+
+// said is what one backup has written.
+type said struct {
+	offer  *offer
+	last   *progress
+	result *result
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+
+	ctx, folder := context.Background(), t.TempDir()
+	store, config, volume := filepath.Join(folder, "store"), filepath.Join(folder, "config"), filepath.Join(folder, "volume")
+
+	for _, path := range []string{store, filepath.Join(volume, "below")} {
+		must(t, os.MkdirAll(path, 0o700))
+	}
+
+	st, err := filesystem.New(ctx, &filesystem.Options{Path: store}, true)
+	must(t, err)
+	must(t, repo.Initialize(ctx, st, nil, "password"))
+
+	options := repo.ConnectOptions{ClientOptions: repo.ClientOptions{Hostname: "default", Username: "default"}}
+	must(t, repo.Connect(ctx, config, st, "password", &options))
+
+	rep, err := repo.Open(ctx, config, "password", nil)
+	must(t, err)
+	t.Cleanup(func() { must(t, rep.Close(ctx)) })
+
+	b := &bench{t, rep, volume}
+	b.write("one", "first")
+	b.write("below/two", "second")
+
+	return b
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// write writes a file whose time is an hour ago, whatever it was.
+func (b *bench) write(name, content string) {
+	b.Helper()
+
+	path, past := filepath.Join(b.volume, name), time.Now().Add(-time.Hour).Truncate(time.Hour)
+	must(b.T, os.WriteFile(path, []byte(content), 0o640))
+	must(b.T, os.Chtimes(path, past, past))
+}
+
+// backUp backs the volume up as is decided, at least two ticks of the clock after the last change in it.
+func (b *bench) backUp(decided decision) *said {
+	b.Helper()
+
+	for changed := time.Now(); time.Since(changed) < 2*clockTick; {
+		time.Sleep(clockTick)
+	}
+
+	if decided.Path == "" {
+		decided.Path = b.volume
+	}
+
+	decided.ChangesTag, decided.Parallel, decided.CheckpointSeconds = changesTag, 2, 600
+
+	document, err := json.Marshal(decided)
+	must(b.T, err)
+
+	var out, messages bytes.Buffer
+
+	report := newReport(&out, &messages)
+	must(b.T, backUp(context.Background(), b.rep, testSource, bytes.NewReader(document), report))
+	must(b.T, b.rep.Refresh(context.Background()))
+
+	return parse(b.T, &out)
+}
+
+func parse(t *testing.T, out *bytes.Buffer) *said {
+	t.Helper()
+
+	found := &said{}
+
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		var line struct {
+			Offer    *offer    `json:"offer"`
+			Progress *progress `json:"progress"`
+			Result   *result   `json:"result"`
+		}
+
+		must(t, json.Unmarshal(lines.Bytes(), &line))
+
+		switch {
+		case line.Offer != nil:
+			found.offer = line.Offer
+		case line.Progress != nil:
+			found.last = line.Progress
+		default:
+			found.result = line.Result
+		}
+	}
+
+	return found
+}
+
+// after returns the decision to take unchanged files from these snapshots.
+func after(t *testing.T, snapshots ...*snapshot.Manifest) decision {
+	t.Helper()
+
+	decided := decision{}
+
+	for _, one := range snapshots {
+		until := one.StartTime.ToTime()
+
+		if text := one.Tags[tagPrefix+changesTag]; text != "" {
+			parsed, err := time.Parse(time.RFC3339Nano, text)
+			must(t, err)
+
+			until = parsed
+		}
+
+		decided.Parents = append(decided.Parents, parent{one.ID, until})
+	}
+
+	return decided
+}
+
+// entry returns the entry of a file in a snapshot.
+func (b *bench) entry(of *snapshot.Manifest, path string) *snapshot.DirEntry {
+	b.Helper()
+
+	root, err := snapshotfs.SnapshotRoot(b.rep, of)
+	must(b.T, err)
+
+	found, err := snapshotfs.GetNestedEntry(context.Background(), root, strings.Split(path, "/"))
+	must(b.T, err)
+
+	return found.(snapshot.HasDirEntry).DirEntry() //nolint:forcetypeassert
+}
+
+// saveCheckpoint saves a copy of a snapshot as an incomplete one.
+func (b *bench) saveCheckpoint(of *snapshot.Manifest) *snapshot.Manifest {
+	b.Helper()
+
+	copied := *of
+	copied.IncompleteReason, copied.Tags = "checkpoint", nil
+	ctx := context.Background()
+	must(b.T, repo.WriteSession(ctx, b.rep, repo.WriteSessionOptions{}, func(ctx context.Context, w repo.RepositoryWriter) error {
+		_, err := snapshot.SaveSnapshot(ctx, w, &copied)
+		return err
+	}))
+	must(b.T, b.rep.Refresh(ctx))
+
+	return &copied
+}
+
+func TestBackupIsAsDecided(t *testing.T) {
+	b := newBench(t)
+
+	made := b.backUp(decision{
+		Tags: map[string]string{"a": "1"}, Pins: []string{"pin"}, Policy: &policy.Policy{NoParent: true},
+	})
+
+	stored := b.backUp(decision{}).offer
+	if len(stored.Snapshots) != 1 || stored.Snapshots[0].ID != made.result.Snapshot.ID || !stored.Defined.NoParent {
+		t.Fatalf("the repository has %+v", stored)
+	}
+
+	one := stored.Snapshots[0]
+	if one.Tags["tag:a"] != "1" || len(one.Pins) != 1 || one.RootEntry.DirSummary.TotalFileCount != 2 || one.IncompleteReason != "" {
+		t.Errorf("the snapshot is %+v", one)
+	}
+}
+
+func TestUnchangedFilesAreNotRead(t *testing.T) {
+	b := newBench(t)
+	first := b.backUp(decision{}).result.Snapshot
+
+	second := b.backUp(after(t, first))
+
+	if second.last.HashedFiles != 0 || second.last.CachedFiles != 2 || second.last.CachedBytes != int64(len("firstsecond")) {
+		t.Errorf("the progress is %+v", second.last)
+	}
+
+	if second.result.Snapshot.RootObjectID() != first.RootObjectID() || second.result.Copied {
+		t.Errorf("the result is %+v", second.result)
+	}
+}
+
+func TestChangesThatSizeAndTimeDoNotShowAreRead(t *testing.T) {
+	b := newBench(t)
+	link := filepath.Join(b.volume, "link")
+	must(t, os.Symlink("one", link))
+
+	first := b.backUp(decision{}).result.Snapshot
+	b.write("below/two", "SECOND")
+
+	second := b.backUp(after(t, first))
+
+	if second.last.HashedFiles != 1 || second.last.CachedFiles != 2 {
+		t.Errorf("the progress is %+v", second.last)
+	}
+
+	old, changed := b.entry(first, "below/two"), b.entry(second.result.Snapshot, "below/two")
+	if old.ObjectID == changed.ObjectID || changed.Permissions != 0o640 || changed.ModTime != old.ModTime {
+		t.Errorf("the entry is %+v, was %+v", changed, old)
+	}
+}
+
+func TestAllIsReadOnRequest(t *testing.T) {
+	b := newBench(t)
+	decided := after(t, b.backUp(decision{}).result.Snapshot)
+	decided.ReadAll = true
+
+	if second := b.backUp(decided); second.last.HashedFiles != 2 {
+		t.Errorf("the progress is %+v", second.last)
+	}
+}
+
+func TestCopiedVolumeIsNotReadAgain(t *testing.T) {
+	b := newBench(t)
+	decided := after(t, b.backUp(decision{}).result.Snapshot)
+	b.volume = filepath.Join(filepath.Dir(b.volume), "copy")
+	must(t, os.MkdirAll(filepath.Join(b.volume, "below"), 0o700))
+	b.write("one", "first")
+	b.write("below/two", "second")
+
+	second := b.backUp(decided)
+
+	if second.last.HashedFiles != 0 || !second.result.Copied {
+		t.Errorf("the result is %+v, the progress %+v", second.result, second.last)
+	}
+
+	// From then on its own changes count.
+	b.write("one", "FIRST")
+
+	if third := b.backUp(after(t, second.result.Snapshot)); third.last.HashedFiles != 1 || third.result.Copied {
+		t.Errorf("the result is %+v, the progress %+v", third.result, third.last)
+	}
+}
+
+func TestCheckpointServesWhatWasChangedSinceTheParent(t *testing.T) {
+	b := newBench(t)
+	first := b.backUp(decision{}).result.Snapshot
+	b.write("below/two", "SECOND")
+	checkpoint := b.saveCheckpoint(b.backUp(after(t, first)).result.Snapshot)
+
+	third := b.backUp(after(t, first, checkpoint))
+
+	if third.last.HashedBytes != 0 || third.last.CachedBytes != int64(len("firstsecond")) {
+		t.Errorf("the progress is %+v", third.last)
+	}
+
+	if third.result.Snapshot.RootObjectID() != checkpoint.RootObjectID() {
+		t.Errorf("the snapshot is %+v", third.result.Snapshot)
+	}
+}
+
+func TestIncompleteSnapshotsAreDeleted(t *testing.T) {
+	b := newBench(t)
+	checkpoint := b.saveCheckpoint(b.backUp(decision{}).result.Snapshot)
+
+	b.backUp(decision{Delete: []manifest.ID{checkpoint.ID, "0123456789abcdef0123456789abcdef"}})
+
+	for _, one := range b.backUp(decision{}).offer.Snapshots {
+		if one.IncompleteReason != "" {
+			t.Errorf("the repository has %+v", one)
+		}
+	}
+}
+
+func TestSampleFindsWhatWasNotChanged(t *testing.T) {
+	b := newBench(t)
+	time.Sleep(2 * clockTick)
+
+	past, now := time.Now().Add(-time.Minute), time.Now()
+	if !allChanged(b.volume, past) || allChanged(b.volume, now) {
+		t.Errorf("all of it was changed now")
+	}
+
+	b.write("one", "again")
+
+	if allChanged(b.volume, now) {
+		t.Errorf("only one file has changed")
+	}
+}
+
+func TestInvalidDecisionFails(t *testing.T) {
+	b := newBench(t)
+
+	for text, want := range map[string]string{
+		"": "EOF", "{": "unexpected EOF", `{"path": "/nonexistent"}`: "no such file", `{"parents": [{"id": "x"}]}`: "parent x",
+	} {
+		report := newReport(&bytes.Buffer{}, &bytes.Buffer{})
+		err := backUp(context.Background(), b.rep, testSource, strings.NewReader(text), report)
+
+		report.stop()
+
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}

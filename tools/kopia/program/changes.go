@@ -1,0 +1,320 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kopia/kopia/fs"
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+	"github.com/kopia/kopia/snapshot/upload"
+)
+
+// Changes that size and time of a file do not show.
+//
+// kopia takes a file from a parent if size, time, mode and owner are the parent's. A program can set the time, but not the
+// time of the last change (ctime). So a file that was changed later than what the parent has is shown to kopia with a mode
+// that no parent's entry has, and kopia reads it. What kopia stores has only the bits of fs.ModBits.
+// Source: kopia 0.23.1, snapshot/upload/upload.go (metadataEquals, newDirEntry).
+//
+// A driver that copies files into a new volume, and a restore, give all of them a new ctime. Such a volume is recognized:
+// its root was created after the parent's changes, or has changed since without a new time, as has everything else in it.
+
+const (
+	// kopia never stores this bit.
+	changedMode = os.ModeTemporary
+
+	// So many entries of a volume tell whether all of it is a copy.
+	sampleSize = 1000
+
+	// The clock of the kernel's times of files may be so far behind.
+	clockTick = 10 * time.Millisecond
+)
+
+// changes is what one walk through a volume finds out about the times of changes.
+type changes struct {
+	parents  []parent
+	copied   []bool
+	roots    []fs.Directory
+	progress upload.Progress
+	newest   atomic.Int64
+}
+
+// watched is a directory of the volume whose changed files kopia reads.
+type watched struct {
+	fs.Directory
+
+	changes *changes
+	up      *watched
+
+	once   sync.Once
+	before []fs.Directory
+}
+
+// watchChanges returns the volume for kopia's uploader, and whether it is a copy of what one of the parents has.
+func watchChanges(
+	rep repo.Repository, root fs.Directory, choices []parent, manifests []*snapshot.Manifest, progress upload.Progress,
+) (*watched, bool) {
+	c := &changes{parents: choices, progress: progress}
+	anyCopied := false
+
+	for i, one := range choices {
+		copied := isCopy(root.LocalFilesystemPath(), one.Until)
+		directory, _ := snapshotfs.EntryFromDirEntry(rep, manifests[i].RootEntry).(fs.Directory)
+		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
+		anyCopied = anyCopied || copied
+	}
+
+	if changed, found := changeTime(root.LocalFilesystemPath()); found {
+		c.observe(changed)
+	}
+
+	return &watched{Directory: root, changes: c}, anyCopied
+}
+
+// until returns the time up to which a snapshot that was begun at start has all changes.
+func (c *changes) until(start time.Time) time.Time {
+	newest, started := time.Unix(0, c.newest.Load()), start.Add(-clockTick)
+	if newest.Before(started) {
+		return newest.UTC()
+	}
+
+	return started.UTC()
+}
+
+func (c *changes) observe(changed time.Time) {
+	nanos := changed.UnixNano()
+	for seen := c.newest.Load(); nanos > seen && !c.newest.CompareAndSwap(seen, nanos); seen = c.newest.Load() {
+	}
+}
+
+// Iterate implements fs.Directory.
+func (w *watched) Iterate(ctx context.Context) (fs.DirectoryIterator, error) {
+	inner, err := w.Directory.Iterate(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	return &watchedIterator{inner, w}, nil
+}
+
+type watchedIterator struct {
+	fs.DirectoryIterator
+
+	directory *watched
+}
+
+// Next implements fs.DirectoryIterator.
+func (i *watchedIterator) Next(ctx context.Context) (fs.Entry, error) {
+	entry, err := i.DirectoryIterator.Next(ctx)
+	if err != nil || entry == nil {
+		return entry, err
+	}
+
+	return i.directory.watch(ctx, entry), nil
+}
+
+// watch returns the entry for kopia's uploader. One that is gone by now is reported by that.
+func (w *watched) watch(ctx context.Context, entry fs.Entry) fs.Entry {
+	if _, placeholder := entry.(snapshot.HasDirEntryOrNil); placeholder {
+		return entry
+	}
+
+	changed, found := changeTime(entry.LocalFilesystemPath())
+	if !found {
+		return entry
+	}
+
+	w.changes.observe(changed)
+
+	switch entry := entry.(type) {
+	case fs.Directory:
+		return &watched{Directory: entry, changes: w.changes, up: w}
+	case fs.File:
+		return w.watchFile(ctx, entry, changed)
+	case fs.Symlink:
+		if older, _ := w.changes.compare(changed); older {
+			return &changedLink{entry}
+		}
+	}
+
+	return entry
+}
+
+// compare returns whether a parent is older than the change, and the parents that are not.
+func (c *changes) compare(changed time.Time) (older bool, others []int) {
+	for i, one := range c.parents {
+		if !c.copied[i] && changed.After(one.Until) {
+			older = true
+		} else {
+			others = append(others, i)
+		}
+	}
+
+	return older, others
+}
+
+// watchFile hides a file from parents that are older than its last change; one that has it since, such as a checkpoint of
+// an earlier attempt, still serves.
+func (w *watched) watchFile(ctx context.Context, file fs.File, changed time.Time) fs.Entry {
+	older, others := w.changes.compare(changed)
+	if !older {
+		return file
+	}
+
+	hidden := changedFile{file}
+
+	for _, i := range others {
+		if known := w.find(ctx, i, file); known != nil {
+			w.changes.progress.CachedFile(file.Name(), file.Size())
+
+			return &knownFile{hidden, known}
+		}
+	}
+
+	return &hidden
+}
+
+// find returns the entry of the file in a parent if it is the same by size, time, mode and owner.
+func (w *watched) find(ctx context.Context, index int, file fs.File) *snapshot.DirEntry {
+	directory := w.directories(ctx)[index]
+	if directory == nil {
+		return nil
+	}
+
+	found, err := directory.Child(ctx, file.Name())
+	if err != nil || found.Size() != file.Size() || !found.ModTime().Equal(file.ModTime()) || found.Mode() != file.Mode() ||
+		found.Owner() != file.Owner() {
+		return nil
+	}
+
+	if entry, stored := found.(snapshot.HasDirEntry); stored {
+		return entry.DirEntry()
+	}
+
+	return nil
+}
+
+// directories returns this directory in each parent, nil where that has none.
+func (w *watched) directories(ctx context.Context) []fs.Directory {
+	if w.up == nil {
+		return w.changes.roots
+	}
+
+	w.once.Do(func() {
+		for _, above := range w.up.directories(ctx) {
+			var found fs.Directory
+
+			if above != nil {
+				if child, err := above.Child(ctx, w.Name()); err == nil {
+					found, _ = child.(fs.Directory)
+				}
+			}
+
+			w.before = append(w.before, found)
+		}
+	})
+
+	return w.before
+}
+
+type changedFile struct{ fs.File }
+
+// Mode implements fs.Entry.
+func (f changedFile) Mode() os.FileMode { return f.File.Mode() | changedMode }
+
+type changedLink struct{ fs.Symlink }
+
+// Mode implements fs.Entry.
+func (l changedLink) Mode() os.FileMode { return l.Symlink.Mode() | changedMode }
+
+// knownFile is a changed file that the repository has.
+type knownFile struct {
+	changedFile
+
+	entry *snapshot.DirEntry
+}
+
+// DirEntryOrNil implements snapshot.HasDirEntryOrNil, by which kopia takes a file without reading it.
+func (f knownFile) DirEntryOrNil(context.Context) (*snapshot.DirEntry, error) { return f.entry, nil }
+
+// isCopy returns whether all of a volume was written after that time, although it may have older files.
+func isCopy(root string, until time.Time) bool {
+	var status unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, root, 0, unix.STATX_BTIME|unix.STATX_CTIME|unix.STATX_MTIME, &status); err != nil {
+		return false
+	}
+
+	if status.Mask&unix.STATX_BTIME != 0 {
+		return toTime(status.Btime).After(until)
+	}
+
+	if !toTime(status.Ctime).After(until) || toTime(status.Mtime).After(until) {
+		return false
+	}
+
+	return allChanged(root, until)
+}
+
+func toTime(at unix.StatxTimestamp) time.Time {
+	return time.Unix(at.Sec, int64(at.Nsec))
+}
+
+// allChanged returns whether a sample of the volume, level by level, has nothing that was last changed before that time.
+func allChanged(root string, until time.Time) bool {
+	looked := 0
+
+	for level := []string{root}; len(level) > 0 && looked < sampleSize; {
+		directory := level[0]
+		level = level[1:]
+
+		names, _ := readNames(directory, sampleSize-looked)
+		for _, name := range names {
+			path := filepath.Join(directory, name)
+
+			var status unix.Stat_t
+			if unix.Lstat(path, &status) != nil {
+				continue
+			}
+
+			if !time.Unix(status.Ctim.Unix()).After(until) {
+				return false
+			}
+
+			looked++
+
+			if status.Mode&unix.S_IFMT == unix.S_IFDIR {
+				level = append(level, path)
+			}
+		}
+	}
+
+	return true
+}
+
+func readNames(directory string, most int) ([]string, error) {
+	opened, err := os.Open(directory)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close() //nolint:errcheck
+
+	return opened.Readdirnames(most)
+}
+
+// changeTime returns the ctime of what is at the path.
+func changeTime(path string) (time.Time, bool) {
+	var status unix.Stat_t
+	if unix.Lstat(path, &status) != nil {
+		return time.Time{}, false
+	}
+
+	return time.Unix(status.Ctim.Unix()), true
+}

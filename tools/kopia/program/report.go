@@ -1,0 +1,155 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/kopia/kopia/snapshot/upload"
+)
+
+const progressInterval = 200 * time.Millisecond
+
+// Counters with these prefixes are reported, each summed over its labels.
+var counterPrefixes = []string{"kopia_content_", "kopia_blob_"}
+
+// progress is a reading of what is done; the estimate of the size is 0 until it is known.
+type progress struct {
+	HashedFiles    int64              `json:"hashed_files"`
+	HashedBytes    int64              `json:"hashed_bytes"`
+	CachedFiles    int64              `json:"cached_files"`
+	CachedBytes    int64              `json:"cached_bytes"`
+	EstimatedBytes int64              `json:"estimated_bytes"`
+	Counters       map[string]float64 `json:"counters"`
+}
+
+// report writes what happens as JSON lines, and errors of single files as kopia's command line does.
+type report struct {
+	upload.NullUploadProgress
+
+	mu       sync.Mutex
+	out      *json.Encoder
+	messages io.Writer
+
+	hashedFiles, hashedBytes, cachedFiles, cachedBytes, estimatedBytes atomic.Int64
+
+	once  sync.Once
+	ended chan struct{}
+	done  chan struct{}
+}
+
+// newReport reports progress from now on, until it is stopped: also while the repository is opened.
+func newReport(out, messages io.Writer) *report {
+	r := &report{out: json.NewEncoder(out), messages: messages, ended: make(chan struct{}), done: make(chan struct{})}
+	go r.repeat()
+
+	return r
+}
+
+func (r *report) repeat() {
+	defer close(r.done)
+
+	ticker := time.NewTicker(progressInterval)
+	defer ticker.Stop()
+
+	for {
+		select {
+		case <-r.ended:
+			return
+		case <-ticker.C:
+			_ = r.write("progress", r.read())
+		}
+	}
+}
+
+// stop reports the last progress.
+func (r *report) stop() {
+	r.once.Do(func() {
+		close(r.ended)
+		<-r.done
+
+		_ = r.write("progress", r.read())
+	})
+}
+
+// write writes a line with one key.
+func (r *report) write(key string, value any) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+
+	return r.out.Encode(map[string]any{key: value})
+}
+
+func (r *report) read() *progress {
+	return &progress{
+		HashedFiles:    r.hashedFiles.Load(),
+		HashedBytes:    r.hashedBytes.Load(),
+		CachedFiles:    r.cachedFiles.Load(),
+		CachedBytes:    r.cachedBytes.Load(),
+		EstimatedBytes: r.estimatedBytes.Load(),
+		Counters:       readCounters(),
+	}
+}
+
+func readCounters() map[string]float64 {
+	found := map[string]float64{}
+
+	families, err := prometheus.DefaultGatherer.Gather()
+	if err != nil {
+		return found
+	}
+
+	for _, family := range families {
+		name := family.GetName()
+		if !strings.HasPrefix(name, counterPrefixes[0]) && !strings.HasPrefix(name, counterPrefixes[1]) {
+			continue
+		}
+
+		for _, one := range family.GetMetric() {
+			if one.GetCounter() != nil {
+				found[name] += one.GetCounter().GetValue()
+			}
+		}
+	}
+
+	return found
+}
+
+// Enabled implements upload.Progress: kopia estimates the size only if it is.
+func (r *report) Enabled() bool { return true }
+
+// HashedBytes implements upload.Progress.
+func (r *report) HashedBytes(count int64) { r.hashedBytes.Add(count) }
+
+// FinishedHashingFile implements upload.Progress.
+func (r *report) FinishedHashingFile(string, int64) { r.hashedFiles.Add(1) }
+
+// CachedFile implements upload.Progress.
+func (r *report) CachedFile(_ string, size int64) {
+	r.cachedFiles.Add(1)
+	r.cachedBytes.Add(size)
+}
+
+// EstimatedDataSize implements upload.Progress.
+func (r *report) EstimatedDataSize(_, bytes int64) { r.estimatedBytes.Store(bytes) }
+
+// EstimationParameters implements upload.Progress, with the default of kopia's command line.
+func (r *report) EstimationParameters() upload.EstimationParameters {
+	return upload.EstimationParameters{Type: upload.EstimationTypeClassic}
+}
+
+// Error implements upload.Progress.
+func (r *report) Error(path string, err error, ignored bool) {
+	kind := "Error"
+	if ignored {
+		kind = "Ignored error"
+	}
+
+	fmt.Fprintf(r.messages, "%s when processing \"%v\": %v\n", kind, path, err) //nolint:errcheck
+}
