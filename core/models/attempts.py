@@ -131,12 +131,16 @@ class Attempts(WireModel, omit_defaults=True):
         return f"attempt {self.number - 1} was interrupted: {why or kept}"
 
     def describe(self) -> list[str]:
-        """Return what interrupted each of the last attempts, the oldest first, for `status.activities`."""
+        """Return what interrupted the last attempts, the oldest first, and how this one was resumed."""
         first = self.number - len(self.interruptions)
-        return [
+        lines = [
             f"attempt {number} was interrupted{f' on node {one.node}' if one.node else ''}: {one.message or one.cause}"
             for number, one in enumerate(self.interruptions, first)
         ]
+        if self.last is not None and self.stage is AttemptStage.RUNNING:
+            how = "the same volume" if self.last.in_place else "its volume exposed again"
+            lines.append(f"attempt {self.number} resumed with {how}")
+        return lines
 
     def interrupt(self, interruption: Interruption) -> Self:
         """Return the attempts with this one interrupted and the next one waiting."""

@@ -36,7 +36,7 @@ from nodeagent.transfers.mover_pod import MoverLogs
 from nodeagent.transfers.pending import PendingRecords
 from nodeagent.transfers.status import Change, StatusWriter
 
-__all__ = ["StepBase", "Tools", "classify_rejection"]
+__all__ = ["StepBase", "Tools", "classify_rejection", "describe_activities"]
 
 
 _log = logging.getLogger(__name__)
@@ -72,6 +72,25 @@ def classify_rejection(error: ForbiddenError | InvalidError | MalformedObjectErr
     if isinstance(error, InvalidError) or _ADMISSION.search(text):
         raise ExposeError(text) from error
     return Pending(PendingReason.QUOTA_EXCEEDED if _QUOTA in text else PendingReason.FORBIDDEN, text, blocked=True)
+
+
+_SHOWN_WAIT: Final = timedelta(minutes=5)
+"""A shorter wait is not worth a line, and may be a difference between the clocks of API server and agents."""
+
+
+def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool) -> list[str]:
+    """Return what was done for a transfer, for people: its waits, its interruptions, what it fell back to."""
+    created, accepted, started = cr.metadata.creation_timestamp, cr.status.accepted_timestamp, cr.status.start_timestamp
+    waits = (("to be admitted", created, accepted), ("for a data mover with a slot", accepted, started))
+    lines = [
+        f"waited {(end - begin) // timedelta(minutes=1)} min {what}"
+        for what, begin, end in waits
+        if begin is not None and end is not None and end - begin >= _SHOWN_WAIT
+    ]
+    lines += cr.attempts.describe()
+    if fell_back:
+        lines.append(f"fell back to a full {'restore' if restores else 'backup'}")
+    return lines
 
 
 _VOLUME_CHECK_SECONDS: Final = 8.0
@@ -121,8 +140,6 @@ class StepBase:
         """
         tools, kind = self._tools, case.kind
         status: dict[str, object] = {"message": message} if message else {}
-        if activities := case.cr.attempts.describe():
-            status["activities"] = activities
         if phase is Phase.COMPLETED and case.outcome is not None:
             status |= kind.final_status(case.cr, case.outcome)
             if case.cr.attempts.number > 1:
@@ -130,6 +147,9 @@ class StepBase:
                 most = max(case.outcome.total_bytes, case.cr.status.progress.bytes_done)
                 status["progress"] = Progress(total_bytes=most, bytes_done=most).to_wire()
             tools.progress.finish(kind.spec.name, case.cr.uid, case.outcome.total_bytes)
+        full = status.get("fallbackFull") is True
+        if activities := describe_activities(case.cr, restores=kind.spec.restores, fell_back=full):
+            status["activities"] = activities
         marks = {NOT_PREPARED_ANNOTATION: str(not_prepared)} if not_prepared is not None else {}
         if phase is Phase.COMPLETED and case.outcome is not None:
             marks |= case.outcome.annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from core.models.attempts import Attempts, AttemptStage, Interruption, InterruptionCause
 from core.models.names import ATTEMPTS_ANNOTATION
@@ -45,6 +46,15 @@ def test_the_last_interruptions_are_told_with_their_numbers() -> None:
     told = attempts.describe()
     assert (len(told), told[-1]) == (10, "attempt 12 was interrupted on node node-1: Killed")
     assert Attempts().interrupt(_interruption()).describe() == ["attempt 1 was interrupted on node node-1: killed"]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "how"), [(True, "the same volume"), (False, "its volume exposed again")], ids=["mover", "node"]
+)
+def test_an_attempt_that_runs_tells_how_it_was_resumed(terminated: bool, how: str) -> None:
+    attempts = Attempts().interrupt(replace(_interruption(), terminated=terminated))
+    assert len(attempts.describe()) == 1
+    assert attempts.move(AttemptStage.RUNNING).describe()[1:] == [f"attempt 2 resumed with {how}"]
 
 
 def test_the_end_of_a_fenced_mover_does_not_count_as_a_retry() -> None:

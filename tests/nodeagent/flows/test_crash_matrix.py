@@ -126,6 +126,8 @@ def changes(before: list[str], after: list[str]) -> JsonDict:
 def summary(kind: str, world: World) -> JsonDict:
     transfer = world.transfer(kind)
     status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
+    # What it waited for differs, too.
+    status["activities"] = [one for one in status.get("activities", []) if not one.startswith("waited ")]
     if status["phase"] != "Completed":
         # The last progress before a failure differs from run to run.
         status.pop("progress", None)

@@ -1,11 +1,15 @@
-"""What a request that the API server rejects means for a transfer."""
+"""What a request that the API server rejects means for a transfer, and what is told of one that ends."""
 
 import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError, InvalidError, ServerError
+from core.models.names import ATTEMPTS_ANNOTATION
+from core.models.transfers import DataUpload
 from exposer.model import Pending
-from nodeagent.node.steps import classify_rejection
+from nodeagent.node.steps import classify_rejection, describe_activities
+from tests.nodeagent.support.transfers import data_upload
+from tests.support.objects import JsonDict
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,42 @@ def test_a_rejection_that_may_end_is_pending(error: ForbiddenError | ServerError
 def test_a_rejection_of_the_object_itself_is_final(error: ForbiddenError | InvalidError) -> None:
     with pytest.raises(ExposeError, match=r"."):
         classify_rejection(error)
+
+
+_WAITED = {
+    "acceptedTimestamp": "2026-11-21T12:10:00Z",
+    "startTimestamp": "2026-11-21T12:17:59Z",
+}
+
+
+@pytest.mark.parametrize(
+    ("status", "marks", "fell_back", "told"),
+    [
+        pytest.param({}, "{}", False, [], id="nothing"),
+        pytest.param(
+            _WAITED,
+            "{}",
+            False,
+            ["waited 10 min to be admitted", "waited 7 min for a data mover with a slot"],
+            id="waits",
+        ),
+        pytest.param({"acceptedTimestamp": "2026-11-21T12:04:59Z"}, "{}", False, [], id="a short wait"),
+        pytest.param({"acceptedTimestamp": "2026-11-21T11:00:00Z"}, "{}", False, [], id="another clock"),
+        pytest.param(
+            {},
+            '{"number": 2, "interruptions": [{"at": "2026-11-21T12:01:00Z", "cause": "Evicted", "node": "a"}]}',
+            True,
+            [
+                "attempt 1 was interrupted on node a: Evicted",
+                "attempt 2 resumed with its volume exposed again",
+                "fell back to a full backup",
+            ],
+            id="all else",
+        ),
+    ],
+)
+def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell_back: bool, told: list[str]) -> None:
+    raw = data_upload()
+    raw["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z", "annotations": {ATTEMPTS_ANNOTATION: marks}}
+    cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"} | status})
+    assert describe_activities(cr, restores=False, fell_back=fell_back) == told

@@ -33,7 +33,7 @@ def _first_recorded(kind: str) -> JsonDict:
 def _build(kind: str, name: str, *, node: str, meta: JsonDict, status: JsonDict) -> JsonDict:
     transfer = _first_recorded(kind)
     metadata = {"name": name, "namespace": NAMESPACE, "uid": f"uid-of-{name}", "resourceVersion": "1"}
-    metadata["creationTimestamp"] = "2026-11-21T11:00:00Z"
+    metadata["creationTimestamp"] = "2026-11-21T11:58:00Z"
     labels = transfer["metadata"]["labels"] | ({NODE_LABEL: node} if node else {})
     transfer["metadata"] = metadata | {"labels": labels} | meta
     transfer["status"] = status
