@@ -150,7 +150,9 @@ def main() -> None:
         answers = _ask_restic(histories, Path(folder))
     lines = ",\n".join(json.dumps(one, separators=(",", ":")) for one in answers)
     _RECORDING.parent.mkdir(exist_ok=True)
-    _RECORDING.write_text(f'{{"restic":"{_VERSION}","histories":[\n{lines}\n]}}\n')
+    _RECORDING.write_text(
+        f'{{"restic":"{_VERSION}","by":"python -m tests.retention.restic","histories":[\n{lines}\n]}}\n'
+    )
 
 
 if __name__ == "__main__":

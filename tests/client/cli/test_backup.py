@@ -56,6 +56,15 @@ def test_describe_prints_each_volume_and_what_it_waits_for(shell: BackupShell) -
     assert done.out.replace("\n", "").isprintable()
 
 
+def test_a_backup_that_its_schedule_keeps_has_no_time_to_expire(shell: BackupShell) -> None:
+    for raw in shell.scene.kube.objects(DATA_UPLOADS):
+        raw["metadata"].setdefault("annotations", {})["nodeagent.io/backup-keep"] = "daily=7,zone=UTC"
+        raw["metadata"]["annotations"].pop("nodeagent.io/backup-ttl", None)
+        shell.scene.kube.put(raw)
+    assert shell.run("get", "night").out.splitlines()[1].endswith("by schedule")
+    assert re.search(r"Expires: +by its schedule: daily=7,zone=UTC\n", shell.run("describe", "night").out)
+
+
 def test_programs_get_documents_of_the_schema(shell: BackupShell) -> None:
     found = shell.run("get", "-o", "json").out
     assert_golden("cli/backup-schema", json.loads(json.dumps(msgspec.json.schema(BackupList))))
