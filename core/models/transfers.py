@@ -295,7 +295,7 @@ class DataDownload(_DataMoverTransfer):
         target = self.spec.target_volume
         if not target.pv:
             return ""
-        state = "was not changed" if self.status.start_timestamp is None else "has been restored in part"
+        state = "was not changed" if self.status.start_timestamp is None else "may have been restored in part"
         return f"PersistentVolume {target.pv} {state}, and is given back to PVC {target.namespace}/{target.pvc}"
 
 

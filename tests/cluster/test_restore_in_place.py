@@ -1,4 +1,4 @@
-"""Restore into the volume that a PVC has, on a real kubelet and driver: as a person asks for it."""
+"""Restore into the volume that a PVC has, on a real kubelet and driver: as a person and as a server asks for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cluster.scenes import Place, Volume
+from tests.cluster.scenes import DOWNLOADS, UPLOADS, Place, Volume, follow, wait_released
 from tests.cluster.sharing import WITH_LOCKS, Shared, relies_on
-from tests.testbed.demonstration.manifests import NAMESPACE, build_pod
+from tests.testbed.demonstration.manifests import NAMESPACE, build_claim, build_pod
 from tests.testbed.layout import ROOT
 from tests.testbed.storage.objects import CLAIMS, VOLUMES
 
@@ -119,3 +119,57 @@ def test_a_volume_is_as_it_was_and_its_pvc_has_it_again(scene: _Scene) -> None:
     stats = {name: (folder / name).stat() for name in equal}
     assert {name: (stat.st_ino, stat.st_mtime_ns) for name, stat in stats.items()} == equal
     assert [name for name in bed.user.names(["volumesnapshots"], "-n", space) if name.endswith("-before")]
+
+
+def _release(scene: _Scene) -> str:
+    """Retain the volume and delete its PVC, as the server does before it creates the DataDownload; return its name.
+
+    Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go (deleteExistingPVC).
+    """
+    name = scene.volume()["metadata"]["name"]
+    retain = json.dumps({"spec": {"persistentVolumeReclaimPolicy": "Retain"}})
+    scene.bed.user.kubectl("patch", "pv", name, "--type=merge", "-p", retain)
+    scene.bed.user.kubectl("delete", "pvc", "data", "-n", scene.space)
+    return str(name)
+
+
+def _download(scene: _Scene, name: str, *, volume: str, snapshot_id: str) -> Any:
+    """Restore into the volume, and recreate the PVC as the server does; return the final DataDownload."""
+    space = scene.space
+    asked = Volume(scene.bed, space).download(name, snapshot_id=snapshot_id, location=space)
+    asked["spec"]["targetVolume"] |= {"pvc": "data", "pv": volume}
+    asked["spec"] |= {"restoreType": "full", "dataMoverConfig": {"DeleteExtraFiles": "true"}}
+    scene.bed.user.apply(asked, build_claim(space, "data", size="64Mi", restored_into=f"{space}.data.{name}"))
+    *_, last = follow(scene.bed, DOWNLOADS, [name], seconds=180)
+    wait_released(scene.bed, DOWNLOADS, [name])
+    scene.bed.user.wait("pvc/data", "jsonpath={.status.phase}=Bound", namespace=space)
+    return last
+
+
+def test_a_volume_that_a_server_has_released_is_bound_again_whether_it_is_restored_or_not(scene: _Scene) -> None:
+    bed, space = scene.bed, scene.space
+    words = (f"--pvc={space}/data", f"--storage-location={space}", "--method=csi-snapshot", "--wait")
+    scene.run("backup", "create", f"{space}-first", *words)
+    (name,) = [one.rpartition("/")[2] for one in bed.user.names(["datauploads"], "-n", NAMESPACE) if space in one]
+    upload = bed.api.get(UPLOADS, NAMESPACE, name)
+    assert upload is not None
+    folder = Volume(bed, space).path()
+    _damage(folder)
+    volume = _release(scene)
+
+    failed = _download(scene, f"{space}-bad", volume=volume, snapshot_id="0" * 32)
+
+    assert failed["status"]["phase"] == "Failed"
+    assert f"PersistentVolume {volume} may have been restored in part, and is given back" in failed["status"]["message"]
+    assert scene.volume()["metadata"]["name"] == volume
+    assert (folder / "folder/0").read_text() == "changed"
+    assert _release(scene) == volume
+
+    done = _download(scene, f"{space}-good", volume=volume, snapshot_id=upload["status"]["snapshotID"])
+
+    assert done["status"]["phase"] == "Completed", done["status"]
+    assert scene.volume()["metadata"]["name"] == volume
+    assert sorted(path.name for path in folder.iterdir()) == ["folder", "link", "lost+found"]
+    texts = {path.name: path.read_text() for path in (folder / "folder").iterdir()}
+    assert texts == {str(number): f"as it was {number}" * 1000 for number in range(20)}
+    bed.user.kubectl("patch", "pv", volume, "--type=merge", "-p", '{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}')
