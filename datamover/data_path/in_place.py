@@ -9,7 +9,6 @@ Directories that are missing, and all in a full restore, are written by kopia as
 they are large. Single files are written one after the other: kopia restores one placeholder at a time.
 """
 
-import json
 import logging
 import os
 import stat
@@ -21,7 +20,7 @@ from datetime import timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import IO, Final, TypeVar
+from typing import Final, TypeVar
 
 from core.aio import run_shielded
 from core.clock import Deadline
@@ -32,10 +31,11 @@ from datamover.data_path.attributes import Attributes
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import open_directories, show_path
 from datamover.data_path.part_restorer import PartRestorer
-from datamover.data_path.parts import PLACEHOLDER, Part, count_refusal
-from datamover.data_path.refused import Directories, Directory, count_entries
+from datamover.data_path.parts import PLACEHOLDER, count_refusal
+from datamover.data_path.refused import Directories, Directory
 from datamover.data_path.run import DataPath
-from datamover.data_path.stage import OpenStage, Stage, is_kept_at_root
+from datamover.data_path.stage import OpenStage, Stage, find_mounts, is_kept_at_root
+from datamover.data_path.units import RUN_BYTES, Pending, Unit
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
@@ -60,10 +60,6 @@ _WHOLE_BYTES: Final = 256 << 20
 _WHOLE_SHARE: Final = 4
 """A directory up to this size, and a quarter of the room, is written as a whole, beside what is in its place."""
 
-_RUN_ENTRIES: Final = 4000
-"""What one kopia writes; its arguments are limited, and it takes a third of a second to start."""
-
-_RUN_BYTES: Final = 1 << 30
 _SPARE_BYTES: Final = 16 << 20
 
 _T = TypeVar("_T")
@@ -117,78 +113,6 @@ def has_entries(target: Path, _: ShouldStop) -> bool:
         return any(entry.name != _LOST_AND_FOUND for entry in entries)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """What kopia writes at once: a file, a link or a directory with all in it."""
-
-    path: bytes
-    entry: JsonDict
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of its files: a link has none."""
-        if self.entry["type"] == _LINK:
-            return 0
-        return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
-
-    @property
-    def entries(self) -> int:
-        return count_entries(self.entry)
-
-    @property
-    def is_directory(self) -> bool:
-        return self.entry.get("type") == _DIRECTORY
-
-    @property
-    def part(self) -> Part:
-        return Part(os.fsdecode(self.path), self.entries, self.size_bytes)
-
-    @property
-    def placeholder(self) -> bytes:
-        """The content of its placeholder; kopia gives a directory the latest time of what is below it."""
-        time = (self.entry.get("summ") or {}).get("maxTime") if self.is_directory else None
-        return json.dumps({**self.entry, **({"mtime": time} if time else {})}).encode()
-
-
-class _Pending:
-    """The units that are to be written, in a file: there may be millions."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._taken = 0
-        self.count = 0
-        self.size_bytes = 0
-
-    def add(self, unit: _Unit) -> None:
-        self._file.seek(0, os.SEEK_END)
-        self._file.write(json.dumps([os.fsdecode(unit.path), unit.entry]).encode() + b"\n")
-        self.count += 1
-        self.size_bytes += unit.size_bytes
-
-    @property
-    def full(self) -> bool:
-        """Whether there is enough for a run of kopia."""
-        return self.count >= _RUN_ENTRIES or self.size_bytes >= _RUN_BYTES
-
-    def take(self, room_bytes: int) -> list[_Unit]:
-        """Return the next ones, of this size together, or a single one."""
-        taken: list[_Unit] = []
-        self._file.seek(self._taken)
-        while self.count and len(taken) < _RUN_ENTRIES:
-            path, entry = json.loads(self._file.readline())
-            unit = _Unit(os.fsencode(path), entry)
-            if taken and unit.size_bytes > room_bytes:
-                break
-            taken.append(unit)
-            room_bytes -= unit.size_bytes
-            self.count -= 1
-            self.size_bytes -= unit.size_bytes
-            self._taken = self._file.tell()
-        if not self.count:
-            self._taken = self._file.truncate(0)
-        return taken
-
-
 @dataclass
 class InPlaceRestore:
     """One restore of a snapshot into a volume with data.
@@ -216,8 +140,9 @@ class InPlaceRestore:
     def __post_init__(self) -> None:
         """Choose where kopia writes."""
         self._stage = Stage(self.target)
-        self._run: list[tuple[str, _Unit]] = []
+        self._run: list[tuple[str, Unit]] = []
         self._whole_bytes = _WHOLE_BYTES
+        self._mounts: list[bytes] = []
 
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
@@ -227,10 +152,11 @@ class InPlaceRestore:
         """
         doing = f"comparing {self.target} with the snapshot"
         try:
+            self._mounts = find_mounts(self.target)
             await self._in_thread(self._stage.make, f"removing what an earlier restore left in {self.target}")
             with open_output(self.repository.work_dir) as file, open_output(self.repository.work_dir) as output:
                 with open_output(self.repository.work_dir) as third:
-                    directories, pending = Directories(file), _Pending(third)
+                    directories, pending = Directories(file), Pending(third)
                     directories.add(b"", self.snapshot.root_entry)
                     while batch := directories.take():
                         objects = [one.entry.get("obj", "") for one in batch]
@@ -257,7 +183,7 @@ class InPlaceRestore:
         batch: Sequence[Directory],
         listed: Iterator[Iterable[JsonDict]],
         directories: Directories,
-        pending: _Pending,
+        pending: Pending,
         stop: ShouldStop,
     ) -> None:
         with self._opened() as stage:
@@ -290,10 +216,10 @@ class InPlaceRestore:
         directory: bytes,
         entry: JsonDict,
         directories: Directories,
-        pending: _Pending,
+        pending: Pending,
     ) -> None:
         name, status = entry["name"], None
-        unit = _Unit(join(directory, name), entry)
+        unit = Unit(join(directory, name), entry)
         # A name that is too long for the target is refused where it is moved.
         with suppress(OSError):
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -319,7 +245,7 @@ class InPlaceRestore:
         if step is Step.SET:
             self._set(name, fd, Attributes.of(entry))
 
-    def _is_whole(self, unit: _Unit) -> bool:
+    def _is_whole(self, unit: Unit) -> bool:
         most = _WHOLE_ENTRIES if self.fitting is None else min(self.fitting, _WHOLE_ENTRIES)
         return unit.entries <= most and unit.size_bytes <= self._whole_bytes
 
@@ -336,18 +262,26 @@ class InPlaceRestore:
                     if is_wanted(entry.name) or (not directory and is_kept_at_root(entry.name)):
                         continue
                     found = True
-                    with _named(join(directory, entry.name), "delete"):
+                    path = join(directory, entry.name)
+                    if not self._may_delete(path):
+                        raise DataPathError(f"cannot delete {show_path(path)}: another volume is mounted in it")
+                    with _named(path, "delete"):
                         stage.delete(entry.name, fd)
                     self.deleted += 1
                     if stop():
                         return
+
+    def _may_delete(self, path: bytes) -> bool:
+        """Return whether a directory may be deleted with all in it: nothing is mounted there."""
+        mounted = any((mount + b"/").startswith(path + b"/") for mount in self._mounts)
+        return self.rule.delete_extra_files and not mounted
 
     def _count_kept(self) -> None:
         self.data_path.meter.finish_part(self.kept_bytes)
         self.kept_bytes = 0
 
     # -- writing ------------------------------------------------------------------------------------------------------
-    async def _write(self, pending: _Pending, fd: int) -> None:
+    async def _write(self, pending: Pending, fd: int) -> None:
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
         while pending.count:
             units = await self._in_thread(partial(self._take, pending), f"looking for room in {self.target}")
@@ -358,23 +292,23 @@ class InPlaceRestore:
             await self.data_path.wait_for(sync_file_system(fd, self.target), WRITING)
             await self._in_thread(self._place_all, f"moving restored files in {self.target}")
 
-    def _take(self, pending: _Pending, _: ShouldStop) -> Sequence[_Unit]:
+    def _take(self, pending: Pending, _: ShouldStop) -> Sequence[Unit]:
         """Return what the volume has room for beside what is there; a file that does not fit is removed first."""
         with self._opened() as stage:
             room = _room_bytes(stage.root)
-            units = pending.take(min(room, _RUN_BYTES))
+            units = pending.take(min(room, RUN_BYTES))
             if units[0].size_bytes > room and not units[0].is_directory:
                 above, name = os.path.split(units[0].path)
                 with suppress(FileNotFoundError, IsADirectoryError), open_below(stage.root, above) as fd:
                     os.unlink(name, dir_fd=fd)
             return units
 
-    async def _make(self, units: Sequence[_Unit]) -> Sequence[str]:
+    async def _make(self, units: Sequence[Unit]) -> Sequence[str]:
         make = partial(self._make_placeholders, units)
         await self._in_thread(make, f"making placeholders in {self.target}")
         return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._run]
 
-    def _make_placeholders(self, units: Sequence[_Unit], stop: ShouldStop) -> None:
+    def _make_placeholders(self, units: Sequence[Unit], stop: ShouldStop) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._opened() as stage:
             # Those of a kopia that the target has refused something.
@@ -401,7 +335,7 @@ class InPlaceRestore:
                         self.restorer.refusals += count_refusal(e)
             stage.empty(stop)
 
-    def _place(self, stage: OpenStage, number: str, unit: _Unit, stop: ShouldStop) -> None:
+    def _place(self, stage: OpenStage, number: str, unit: Unit, stop: ShouldStop) -> None:
         status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
         if unit.is_directory:
             self._place_directory(stage, number, unit.path, stop)
@@ -420,7 +354,7 @@ class InPlaceRestore:
                 self.restorer.refusals += 1
                 return
             self._set(number, stage.new, wanted)
-            if stage.place(number, name, fd, delete=self.rule.delete_extra_files):
+            if stage.place(number, name, fd, delete=self._may_delete(unit.path)):
                 self.written_bytes += unit.size_bytes
             else:
                 self._block(unit.path)
@@ -432,7 +366,7 @@ class InPlaceRestore:
             number, path = left.pop()
             above, name = os.path.split(os.fsdecode(path))
             with open_below(stage.root, os.fsencode(above)) as fd:
-                if stage.place(number, name, fd, delete=self.rule.delete_extra_files):
+                if stage.place(number, name, fd, delete=self._may_delete(path)):
                     continue
                 status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):

@@ -2,12 +2,12 @@
 
 kopia writes there, under numbers as names. So a file in the volume is the old or the new one at any moment, and another
 name of it never changes. Directories that are deleted are moved there first, each into the same one: none is read while
-it is below another, so no depth matters, and what is mounted in one stays, since nothing that is mounted can be moved.
-What a process that was killed has left there goes when the next one begins.
+it is below another, so no depth matters. What a process that was killed has left there goes when the next one begins.
 """
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +19,7 @@ from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import DIRECTORY, open_root
 
-__all__ = ["OpenStage", "Stage", "is_kept_at_root"]
+__all__ = ["OpenStage", "Stage", "find_mounts", "is_kept_at_root"]
 
 _STAGE: Final = ".nodeagent-restore-files"
 _NEW: Final = "new"
@@ -27,6 +27,10 @@ _OLD: Final = "old"
 
 _KEPT: Final = frozenset({"lost+found", ".velero"})
 _KEPT_PREFIX: Final = ".nodeagent-restore-"
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_POINT: Final = 4
+_ESCAPED: Final = re.compile(rb"\\([0-7]{3})")
 
 _AT_A_TIME: Final = 1000
 """Names of what is to be deleted."""
@@ -37,6 +41,17 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 def is_kept_at_root(name: str) -> bool:
     """Return whether an entry of a volume's root is never deleted: the file system's, Velero's or ours."""
     return name in _KEPT or name.startswith(_KEPT_PREFIX)
+
+
+def find_mounts(target: Path) -> list[bytes]:
+    """Return the relative paths at which something is mounted below `target`, as this process sees it.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    above = os.fsencode(target.resolve()) + b"/"
+    points = (line.split()[_POINT] for line in _MOUNTS.read_bytes().splitlines())
+    found = (_ESCAPED.sub(lambda one: bytes([int(one[1], 8)]), point) for point in points)
+    return [point[len(above) :] for point in found if point.startswith(above)]
 
 
 class OpenStage:

@@ -41,12 +41,12 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-async def _snapshot(repository: Repository, volume: Path) -> str:
+async def snapshot(repository: Repository, volume: Path) -> str:
     parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     return (await back_up(repository, parameters, backup_data_path())).snapshot_id
 
 
-async def _restore(
+async def restore_in_place(
     repository: Repository, snapshot_id: str, target: Path, rule: InPlace = INCREMENTAL, **more: Any
 ) -> RestoreResult:
     parameters = RestoreParameters(snapshot_id, target, VolumeMode.FILESYSTEM, workers=2, in_place=rule, **more)
@@ -73,7 +73,7 @@ class Held:
         return {name for name, fd in self._open.items() if not os.fstat(fd).st_nlink}
 
 
-def _change(volume: Path) -> set[str]:
+def change(volume: Path) -> set[str]:
     """Change a tree in each way that a restore has to undo, and return the names of files and links that it writes."""
     deep = volume / "a" / "b" / "c"
     (deep / "file 1").write_bytes(b"another content")
@@ -100,7 +100,7 @@ def _change(volume: Path) -> set[str]:
     }
 
 
-def _add(volume: Path) -> set[str]:
+def add(volume: Path) -> set[str]:
     """Add what the snapshot does not have, and return its names."""
     (volume / "extra").mkdir()
     (volume / "extra" / "of mine").write_text("1")
@@ -110,18 +110,19 @@ def _add(volume: Path) -> set[str]:
     return {"extra", "extra/of mine", "a/b/more", "a/to", "a/pipe"}
 
 
+@pytest.mark.sample("full, delete", "incremental", "content, delete")
 @pytest.mark.parametrize("rule", RULES)
 async def test_the_volume_becomes_the_snapshot_and_extra_files_stay_unless_they_are_deleted(
     mover_repository: Repository, tmp_path: Path, stack: ExitStack, rule: InPlace
 ) -> None:
     volume = make_tree(tmp_path / "volume")
     before = describe_tree(volume)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     held = Held(volume, stack)
-    changed, extra = _change(volume), _add(volume)
+    changed, extra = change(volume), add(volume)
     kept = {name: (volume / name).lstat() for name in extra}
 
-    result = await _restore(mover_repository, snapshot_id, volume, rule)
+    result = await restore_in_place(mover_repository, snapshot_id, volume, rule)
 
     for name, status in kept.items():
         if rule.delete_extra_files:
@@ -148,14 +149,15 @@ def _stat(path: Path) -> tuple[int, ...]:
     return status.st_ino, status.st_mode, status.st_uid, status.st_mtime_ns, status.st_ctime_ns
 
 
-@pytest.mark.parametrize("content", [False, True], ids=["", "content"])
+@pytest.mark.sample("content")
+@pytest.mark.parametrize("content", [False, True], ids=["times", "content"])
 async def test_nothing_is_written_into_a_volume_that_is_equal(
     mover_repository: Repository, tmp_path: Path, content: bool
 ) -> None:
     volume = make_tree(tmp_path / "volume")
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     before = {path: _stat(path) for path in volume.rglob("*") if not path.is_dir()}
-    result = await _restore(
+    result = await restore_in_place(
         mover_repository,
         snapshot_id,
         volume,
@@ -165,7 +167,7 @@ async def test_nothing_is_written_into_a_volume_that_is_equal(
     assert (result.incremental_bytes, result.fallback_full, result.note) == (0, UNSET, UNSET)
 
 
-@pytest.mark.parametrize("content", [False, True], ids=["", "content"])
+@pytest.mark.parametrize("content", [False, True], ids=["times", "content"])
 async def test_only_a_comparison_of_content_finds_what_neither_size_nor_time_show(
     mover_repository: Repository, tmp_path: Path, content: bool
 ) -> None:
@@ -174,12 +176,14 @@ async def test_only_a_comparison_of_content_finds_what_neither_size_nor_time_sho
     for name in ("changed", "touched", "same"):
         (volume / name).write_text(name)
     before = describe_tree(volume)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     status = (volume / "changed").stat()
     (volume / "changed").write_text("CHANGED")
     os.utime(volume / "changed", ns=(status.st_mtime_ns, status.st_mtime_ns))
     (volume / "touched").touch()
-    result = await _restore(mover_repository, snapshot_id, volume, InPlace(incremental=True, compare_content=content))
+    result = await restore_in_place(
+        mover_repository, snapshot_id, volume, InPlace(incremental=True, compare_content=content)
+    )
     assert (volume / "changed").read_text() == ("changed" if content else "CHANGED")
     assert result.incremental_bytes == len("changed" if content else "touched")
     assert (describe_tree(volume) == before) is content
@@ -195,7 +199,7 @@ async def test_another_name_of_a_file_keeps_its_content_and_attributes(
         (volume / name).write_text("as backed up")
     (volume / "link").symlink_to("target")
     before = describe_tree(volume)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     (volume / "content").write_text("other")
     (volume / "mode").chmod(0o4750)
     (volume / "time").touch()
@@ -203,7 +207,7 @@ async def test_another_name_of_a_file_keeps_its_content_and_attributes(
     for name in ("content", "mode", "time", "link"):
         os.link(volume / name, elsewhere / name, follow_symlinks=False)
     after = {path: _stat(path)[:4] for path in elsewhere.iterdir()}
-    await _restore(mover_repository, snapshot_id, volume)
+    await restore_in_place(mover_repository, snapshot_id, volume)
     assert describe_tree(volume) == before
     assert {path: _stat(path)[:4] for path in elsewhere.iterdir()} == after
 
@@ -215,7 +219,7 @@ async def test_a_directory_in_the_place_of_a_file_stays_with_its_files_and_all_e
     volume.mkdir()
     for name in ("f", "g", "h"):
         (volume / name).write_text(name)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     for name in ("f", "g"):
         (volume / name).unlink()
         (volume / name).mkdir()
@@ -223,10 +227,10 @@ async def test_a_directory_in_the_place_of_a_file_stays_with_its_files_and_all_e
     (volume / "h").write_text("changed")
     hint = r"f \(something else is there\)\. setting DeleteExtraFiles deletes the directories that are in the way$"
     with pytest.raises(IncompleteRestoreError, match=f"all others are restored: 1 missing: {hint}"):
-        await _restore(mover_repository, snapshot_id, volume)
+        await restore_in_place(mover_repository, snapshot_id, volume)
     assert (volume / "f" / "extra").read_text() == "of mine"
     assert [(volume / name).read_text() for name in "gh"] == ["g", "h"]
-    await _restore(mover_repository, snapshot_id, volume, InPlace(incremental=True, delete_extra_files=True))
+    await restore_in_place(mover_repository, snapshot_id, volume, InPlace(incremental=True, delete_extra_files=True))
     assert (volume / "f").read_text() == "f"
 
 
@@ -238,7 +242,7 @@ async def test_no_link_leads_out_of_the_volume_and_what_is_not_the_tenants_stays
         (volume / name).parent.mkdir(parents=True, exist_ok=True)
         (volume / name).write_text(name)
     before = describe_tree(volume)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     outside.mkdir()
     (outside / "x").write_text("outside")
     shutil.rmtree(volume / "a")
@@ -250,7 +254,7 @@ async def test_no_link_leads_out_of_the_volume_and_what_is_not_the_tenants_stays
         (volume / name).mkdir()
         (volume / name / "f").write_text("not the tenant's")
     was = _stat(outside), _stat(outside / "x")
-    await _restore(mover_repository, snapshot_id, volume, InPlace(incremental=True, delete_extra_files=True))
+    await restore_in_place(mover_repository, snapshot_id, volume, InPlace(incremental=True, delete_extra_files=True))
     assert (_stat(outside), _stat(outside / "x"), (outside / "x").read_text()) == (*was, "outside")
     for name in ("lost+found", ".velero", ".nodeagent-restore-1"):
         assert (volume / name / "f").read_text() == "not the tenant's"
@@ -258,16 +262,17 @@ async def test_no_link_leads_out_of_the_volume_and_what_is_not_the_tenants_stays
     assert describe_tree(volume) == before
 
 
+@pytest.mark.sample("lost+found")
 @pytest.mark.parametrize("lost", [False, True], ids=["empty", "lost+found"])
 async def test_into_a_new_volume_everything_is_written(
     mover_repository: Repository, tmp_path: Path, lost: bool
 ) -> None:
     volume, target = make_tree(tmp_path / "volume"), tmp_path / "target"
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     target.mkdir()
     if lost:
         (target / "lost+found").mkdir()
-    result = await _restore(mover_repository, snapshot_id, target)
+    result = await restore_in_place(mover_repository, snapshot_id, target)
     if lost:
         (target / "lost+found").rmdir()
     assert describe_tree(target) == describe_tree(volume)
@@ -280,9 +285,9 @@ async def test_with_one_percent_changed_at_most_five_are_written(mover_repositor
         (volume / str(number % 7)).mkdir(parents=True, exist_ok=True)
         (volume / str(number % 7) / str(number)).write_bytes(os.urandom(5000))
     before = describe_tree(volume)
-    snapshot_id = await _snapshot(mover_repository, volume)
+    snapshot_id = await snapshot(mover_repository, volume)
     for number in range(4):
         (volume / str(number) / str(number)).write_text("changed")
-    result = await _restore(mover_repository, snapshot_id, volume)
+    result = await restore_in_place(mover_repository, snapshot_id, volume)
     assert (result.total_bytes, result.incremental_bytes) == (400 * 5000, 4 * 5000)
     assert describe_tree(volume) == before

@@ -15,17 +15,19 @@ from typing import Final
 from unittest.mock import AsyncMock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec import UNSET
 
 from core.contract import BackupResult, VolumeMode
 from core.errors import DataPathError, IncompleteRestoreError
+from core.models.in_place import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.links import show_path
 from datamover.data_path.probe import TIME_TOLERANCE_NS, Probe
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.data_path.resume import LIST_INTERVAL, ResumeSettings
+from datamover.data_path.stage import is_kept_at_root
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.kept_trees import Outcome, Tree, differences, inspect, restorable
@@ -43,6 +45,9 @@ _many = settings(
     derandomize=SAME_EXAMPLES,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+
+_few = settings(_many, max_examples=EXAMPLES // 3)
+"""Each is a restore more."""
 
 
 @pytest.fixture
@@ -218,3 +223,36 @@ async def test_any_tree_is_restored_as_it_was_apart_from_what_is_reported(
         present = {path: found for path, found in outcome.tree.items() if path not in missing}
         actual = {path: found for path, found in inspect(target).items() if not _is_at(path, missing)}
         _check_restored(actual, present, report)
+
+
+@pytest.mark.thorough
+@_few
+@given(tree=folders(), other=folders(), incremental=st.booleans(), content=st.booleans())
+async def test_any_tree_becomes_any_other_one_in_place_and_then_nothing_is_written(
+    mover_repository: Repository, folder: Path, tree: Folder, other: Folder, *, incremental: bool, content: bool
+) -> None:
+    # In their place, the probe finds something that it did not make, so that nothing may be deleted.
+    assume(not any(name.startswith(b".nodeagent-probe") for name in other.entries))
+    with _created(folder, tree) as (here, before):
+        outcome = restorable(before, here / "v")
+        if outcome.refused:
+            return
+        backup, _ = await _back_up(mover_repository, here)
+        create(here / "t", other)
+        rule = InPlace(incremental=incremental, delete_extra_files=True, compare_content=content)
+        for written in (None, 0) if incremental else (None,):
+            parameters = RestoreParameters(
+                backup.snapshot_id, here / "t", VolumeMode.FILESYSTEM, workers=2, in_place=rule
+            )
+            result = await restore(mover_repository, parameters, restore_data_path())
+            assert result.note is UNSET
+            found = {
+                path: one for path, one in inspect(here / "t").items() if path in outcome.tree or not _is_kept(path)
+            }
+            # kopia gives a link a time in microseconds, and a restore of that link alone the exact one.
+            assert [*differences(found, outcome.tree, tolerance_ns=1000)] == []
+            assert written is None or outcome.far or result.incremental_bytes == written
+
+
+def _is_kept(path: bytes) -> bool:
+    return is_kept_at_root(os.fsdecode(path.split(b"/")[1] if path else b""))

@@ -1,0 +1,102 @@
+"""What kopia writes at once in a restore in place, and all that is still to be written.
+
+Source: kopia 0.23.1, snapshot/snapshotfs/repofs.go (loadLocked).
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from typing import IO, Final
+
+from core.models.base import JsonDict
+from datamover.data_path.parts import Part
+from datamover.data_path.refused import count_entries
+
+__all__ = ["RUN_BYTES", "Pending", "Unit"]
+
+_DIRECTORY: Final = "d"
+_LINK: Final = "s"
+
+_RUN_UNITS: Final = 4000
+"""What one kopia writes; its arguments are limited, and it takes a third of a second to start."""
+
+_RUN_ENTRIES: Final = 50_000
+RUN_BYTES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What kopia writes at once: a file, a link or a directory with all in it."""
+
+    path: bytes
+    entry: JsonDict
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its files: a link has none."""
+        if self.entry["type"] == _LINK:
+            return 0
+        return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
+
+    @property
+    def entries(self) -> int:
+        """How many entries it has; a directory is one itself."""
+        return count_entries(self.entry)
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory."""
+        return self.entry.get("type") == _DIRECTORY
+
+    @property
+    def part(self) -> Part:
+        """What it is for kopia's runs, and messages."""
+        return Part(os.fsdecode(self.path), self.entries, self.size_bytes)
+
+    @property
+    def placeholder(self) -> bytes:
+        """The content of its placeholder; kopia gives a directory the latest time of what is below it."""
+        time = (self.entry.get("summ") or {}).get("maxTime") if self.is_directory else None
+        return json.dumps({**self.entry, **({"mtime": time} if time else {})}).encode()
+
+
+class Pending:
+    """The units that are to be written, in a file: there may be millions; how many, and their size together."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._taken = 0
+        self.count = 0
+        self.size_bytes = 0
+
+    def add(self, unit: Unit) -> None:
+        """Add one."""
+        self._file.seek(0, os.SEEK_END)
+        self._file.write(json.dumps([os.fsdecode(unit.path), unit.entry]).encode() + b"\n")
+        self.count += 1
+        self.size_bytes += unit.size_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether there is enough for a run of kopia."""
+        return self.count >= _RUN_UNITS or self.size_bytes >= RUN_BYTES
+
+    def take(self, room_bytes: int) -> list[Unit]:
+        """Return the next ones, of this size together, or a single one."""
+        taken: list[Unit] = []
+        entries = 0
+        self._file.seek(self._taken)
+        while self.count and len(taken) < _RUN_UNITS:
+            path, entry = json.loads(self._file.readline())
+            unit = Unit(os.fsencode(path), entry)
+            entries += unit.entries
+            if taken and (unit.size_bytes > room_bytes or entries > _RUN_ENTRIES):
+                break
+            taken.append(unit)
+            room_bytes -= unit.size_bytes
+            self.count -= 1
+            self.size_bytes -= unit.size_bytes
+            self._taken = self._file.tell()
+        if not self.count:
+            self._taken = self._file.truncate(0)
+        return taken
