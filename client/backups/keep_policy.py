@@ -76,20 +76,20 @@ class KeepPolicy:
         return cls(counts, zone or UTC_ZONE)
 
     @property
-    def shown(self) -> str:
-        """The counts as text."""
-        return ", ".join(f"{rule} {self.counts[rule]}" for rule in KeepRule if rule in self.counts)
+    def by_name(self) -> dict[str, int]:
+        """The counts by the names of their rules, in one order."""
+        return {str(rule): self.counts[rule] for rule in KeepRule if rule in self.counts}
 
     @property
     def argv(self) -> list[str]:
         """The words of a command line that set it."""
-        words = [f"{rule.flag}={self.counts[rule]}" for rule in KeepRule if rule in self.counts]
+        words = [f"{KeepRule(name).flag}={count}" for name, count in self.by_name.items()]
         return words if self.zone == UTC_ZONE else [*words, f"--time-zone={self.zone}"]
 
 
 def format_keep(policy: KeepPolicy, ttl: timedelta | None) -> str:
     """Return a policy and a time to live as BACKUP_KEEP_ANNOTATION has them."""
-    words = {rule: str(policy.counts[rule]) for rule in KeepRule if rule in policy.counts} | {_ZONE: policy.zone}
+    words = {name: str(count) for name, count in policy.by_name.items()} | {_ZONE: policy.zone}
     if ttl is not None:
         words[_TTL] = format_duration(ttl)
     return ",".join(f"{key}={value}" for key, value in words.items())

@@ -65,7 +65,7 @@ async def explain_retention(tools: DeletionTools, request: ScheduleRequest) -> R
     return RetentionExplanation(
         schedule=request.name,
         ttl=format_duration(request.ttl) if request.ttl is not None else "",
-        keep={str(rule): count for rule, count in request.keep.counts.items()} if request.keep else {},
+        keep=request.keep.by_name if request.keep else {},
         time_zone=request.keep.zone if request.keep else UTC_ZONE,
         copies=[_explain(copy, one) for copy, one in copies],
     )

@@ -198,7 +198,7 @@ def _build(raw: UncheckedObject, request: ScheduleRequest, now: datetime) -> Sch
         method=str(request.choice.method),
         location=request.location,
         ttl=format_duration(request.ttl) if request.ttl is not None else "",
-        keep={str(rule): count for rule, count in request.keep.counts.items()} if request.keep else {},
+        keep=request.keep.by_name if request.keep else {},
         created=cron_job.metadata.creation_timestamp,
         running=len(status.active),
         last_run=status.last_schedule_time,

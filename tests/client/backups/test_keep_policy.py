@@ -20,7 +20,7 @@ def test_the_annotation_has_the_policy_and_the_time_to_live() -> None:
 def test_words_and_text_have_one_order() -> None:
     assert _POLICY.argv == ["--keep-daily=7", "--keep-yearly=1", "--time-zone=Europe/Berlin"]
     assert KeepPolicy({KeepRule.LAST: 3}).argv == ["--keep-last=3"]
-    assert _POLICY.shown == "daily 7, yearly 1"
+    assert list(_POLICY.by_name.items()) == [("daily", 7), ("yearly", 1)]
 
 
 def test_without_a_count_there_is_no_policy() -> None:
