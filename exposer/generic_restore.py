@@ -174,7 +174,7 @@ class GenericRestoreExposer:
         if isinstance(existing, Pending):
             return existing
         if existing is not None:
-            existing = await ensure_taken(self._client, run, request, existing)
+            existing = await ensure_taken(self._client, run, request=request, volume=existing)
         excluded = request.settings.excluded_metadata
         manifest = build_restore_claim(request.owner, target, node=node, excluded=excluded, volume=existing)
         return await run.ensure(PERSISTENT_VOLUME_CLAIMS, manifest)
@@ -191,7 +191,7 @@ class GenericRestoreExposer:
         self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
     ) -> PersistentVolume | Pending | None:
         """Return the existing volume that is restored into; None: a new one is."""
-        return await check_existing(self._client, request, target, reader) if request.volume else None
+        return await check_existing(self._client, request, target=target, reader=reader) if request.volume else None
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
         """Return the target PVC, which has no volume yet but the existing one that is restored into.

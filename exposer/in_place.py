@@ -45,7 +45,7 @@ def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
 
 
 async def check_existing(
-    client: KubeClient, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
+    client: KubeClient, request: RestoreRequest, *, target: PersistentVolumeClaim, reader: Reader
 ) -> PersistentVolume | Pending:
     """Return the existing volume of the request, or what it cannot be taken for yet; reads only.
 
@@ -147,7 +147,7 @@ async def _list_users(client: KubeClient, claim: ObjectReference) -> list[str]:
 
 
 async def ensure_taken(
-    client: KubeClient, run: ExposeRun, request: RestoreRequest, volume: PersistentVolume
+    client: KubeClient, run: ExposeRun, *, request: RestoreRequest, volume: PersistentVolume
 ) -> PersistentVolume:
     """Return `volume`, taken for the restore: reserved for its PVC, which does not exist yet."""
     if is_taken_by(volume, request.owner):
@@ -182,7 +182,7 @@ def is_released(volume: PersistentVolume, request: RestoreRequest) -> bool:
     return not taken and _refers_to(reference, request.target_namespace, request.target_claim)
 
 
-async def give_back(client: KubeClient, volume: PersistentVolume, namespace: str, name: str) -> None:
+async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: str, name: str) -> None:
     """Reserve `volume` for its own PVC again, which need not exist, with its reclaim policy.
 
     A PVC of that name that has no other volume is bound to it within seconds.

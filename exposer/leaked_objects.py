@@ -163,7 +163,7 @@ async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
     for volume in leaked.taken:
         if (claim := read_claim_of(volume)) is not None:
             with suppress(NotFoundError):
-                await give_back(client, volume, claim[1], claim[2])
+                await give_back(client, volume, namespace=claim[1], name=claim[2])
     return ""
 
 

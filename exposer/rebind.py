@@ -97,7 +97,7 @@ class Rebinder:
                 return pending
             volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         if volume is not None and (is_taken_by(volume, request.owner) or is_released(volume, request)):
-            await give_back(self._client, volume, request.target_namespace, request.target_claim)
+            await give_back(self._client, volume, namespace=request.target_namespace, name=request.target_claim)
         return None
 
     async def _rebind(

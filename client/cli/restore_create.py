@@ -214,7 +214,7 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
         volumes, request = await _find_volumes(wish, cluster, printer), wish.request
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
-        if (begun := await _begin(creation, wish, tools, request, volumes)) is None:
+        if (begun := await _begin(creation, wish, tools=tools, request=request, volumes=volumes)) is None:
             printer.note("nothing was restored")
             return
         created, pods = begun
@@ -237,6 +237,7 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
 async def _begin(
     creation: Creation[RestoreTransfer, Restore],
     wish: _Wish,
+    *,
     tools: RestoreTools,
     request: RequestedRestore,
     volumes: Sequence[SavedVolume],

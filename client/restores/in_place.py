@@ -313,8 +313,9 @@ async def _release(
     try:
         # A pod that started meanwhile would keep the PVC from being deleted, which cannot be undone.
         await _check_unused(tools, target, volume)
-    except RestoreError:
-        await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, without_marks(volume))
+    except AgentError:
+        with suppress(KubeError):
+            await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, without_marks(volume))
         raise
     await client.delete(PERSISTENT_VOLUME_CLAIMS, target.namespace, target.name, uid=claim["metadata"]["uid"])
     deadline = Deadline.after(tools.clock, _DELETION_TIMEOUT)
@@ -372,7 +373,7 @@ async def _return(tools: RestoreTools, one: PlannedRestore) -> str:
         claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
         if claim is None:
             return f"{place}, and is retained for PVC {one.target}, which is missing: repeat the command"
-        await give_back(tools.client, volume, one.target.namespace, one.target.name)
+        await give_back(tools.client, volume, namespace=one.target.namespace, name=one.target.name)
     except KubeError as e:
         return f"{place}, and is retained, but not bound: {e}"
     return f"{place}, and is reserved for PVC {one.target}"
