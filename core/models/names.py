@@ -15,6 +15,7 @@ __all__ = [
     "AGENT_DAEMONSET",
     "AGENT_DAEMONSET_WINDOWS",
     "AGENT_LABELS",
+    "ALERT_NOT_PROTECTED_LABEL",
     "ASYNC_OPERATION_ID_LABEL",
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_LABEL",
@@ -297,6 +298,8 @@ VERIFICATION_INTERVAL_ANNOTATION: Final = "nodeagent.io/verification-interval"
 """On a PVC, a Schedule, or a CronJob with SCHEDULE_LABEL: how often its backups are verified, as a Go duration."""
 EXCLUDE_LABEL: Final = "velero.io/exclude-from-backup"
 """On any object: "true" keeps it out of backups. Source: Velero v1.18, ExcludeFromBackupLabel."""
+ALERT_NOT_PROTECTED_LABEL: Final = "nodeagent.io/alert-not-protected"
+"""On a namespace: "true" lets a metric, and so an alert, name its volumes that are not protected."""
 EXCLUDE_ANNOTATION: Final = "nodeagent.io/exclude-from-backup"
 """On a namespace or PVC: why it is left out of backups on purpose. It only explains; it excludes nothing."""
 VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"

@@ -146,6 +146,12 @@ class OwnKeys(Section):
         "opens the repository once and also reads files that were changed without a new time (our own key)",
         examples=["one-open"],
     )
+    alert_not_protected: bool = Field(
+        default=False,
+        description="whether nodeagent_volume_not_protected names volumes of all namespaces, not only of those with "
+        'the label nodeagent.io/alert-not-protected: "true" (our own key)',
+        examples=[True],
+    )
     require_file_attributes: bool = Field(
         default=False,
         description="whether a restore fails if its target does not take the owner, mode or time of a file; otherwise "

@@ -16,6 +16,7 @@ from core.models.names import (
     EXCLUDE_LABEL,
     VERIFICATION_INTERVAL_ANNOTATION,
 )
+from core.models.units import parse_quantity
 
 __all__ = [
     "Claim",
@@ -145,6 +146,11 @@ class PersistentVolume(WireModel, gc=False):
 
     metadata: _Meta
     spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Reject invalid fields; msgspec converts the ValueError to a validation error."""
+        parse_quantity(self.capacity)
+        _ = (self.storage_class, self.nfs, self.csi)
 
     @property
     def type(self) -> str:

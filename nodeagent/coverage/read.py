@@ -16,7 +16,7 @@ from msgspec import field as wire_field
 from core.errors import ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
-from core.kube.errors import KubeError, NotServedError, UnauthorizedError, UnreachableError
+from core.kube.errors import ForbiddenError, KubeError, NotServedError, UnauthorizedError, UnreachableError
 from core.kube.resources import Resource
 from core.kube.types import UncheckedObject
 from core.kube.velero_server import find_velero_server
@@ -56,12 +56,15 @@ class PlannedVolumes:
 
 @dataclass(frozen=True)
 class ObservedVolumes:
-    """What was read: the volumes, None if the PVCs may not be listed, and the schedules."""
+    """What was read: the volumes, None if the PVCs may not be listed, and the schedules.
+
+    `passing`: something of it could not be read, for another reason than a missing permission.
+    """
 
     cluster: ClusterVolumes | None
-    namespaces: Mapping[str, Namespace] = field(default_factory=dict)
     sources: tuple[BackupSource, ...] = ()
     notes: tuple[str, ...] = ()
+    passing: bool = False
 
     def plan(self, leave_out_namespaces: Collection[str]) -> PlannedVolumes:
         """Return the plans, with the annotations of PVCs that count in these namespaces."""
@@ -92,6 +95,7 @@ class VolumeReader:
         self._volume_namespace = volume_namespace
         self._intervals: dict[tuple[str, str], timedelta] = {}
         self._notes: list[str] = []
+        self._passing = False
 
     async def read(self) -> ObservedVolumes:
         """Return what there is now.
@@ -100,7 +104,7 @@ class VolumeReader:
             UnreachableError: the API server does not answer.
             UnauthorizedError: it rejects the credentials.
         """
-        self._notes = []
+        self._notes, self._passing = [], False
         no_cron_jobs: list[UncheckedObject] = []
         no_namespaces: Mapping[str, Namespace] = {}
         no_pods: tuple[Pod, ...] = ()
@@ -111,7 +115,7 @@ class VolumeReader:
             self._read_velero(),
         )
         if claims is None:
-            return ObservedVolumes(None, namespaces, notes=tuple(self._notes))
+            return ObservedVolumes(None, notes=tuple(self._notes), passing=self._passing)
         schedules, defaults = velero
         cluster = ClusterVolumes(claims, namespaces=namespaces)
         if any(one.fault is None and not one.schedule.spec.paused for one in schedules):
@@ -124,7 +128,7 @@ class VolumeReader:
             cluster = ClusterVolumes(claims, pods, volumes, namespaces)
         sources = [source for raw in cron_jobs if (source := self._read_cron_job(raw, claims)) is not None]
         sources += [self._build_source(one, cluster, defaults) for one in schedules]
-        return ObservedVolumes(cluster, namespaces, tuple(sources), tuple(self._notes))
+        return ObservedVolumes(cluster, tuple(sources), tuple(self._notes), self._passing)
 
     async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
@@ -137,6 +141,7 @@ class VolumeReader:
             return otherwise
         except KubeError as e:
             self._notes.append(f"{what} cannot be read, so {without}: {e}")
+            self._passing = self._passing or not isinstance(e, ForbiddenError)
             return otherwise
 
     async def _read_all(self, resource: Resource, model: type[_Model], namespace: str = "") -> list[_Model]:

@@ -18,6 +18,7 @@ __all__ = [
     "BackupSource",
     "Copy",
     "Coverage",
+    "CoverageRules",
     "VolumeCoverage",
     "VolumePlan",
     "VolumeState",
@@ -48,6 +49,14 @@ class VolumeState(StrEnum):
     def words(self) -> str:
         """The state as people read it."""
         return "left out on purpose" if self is VolumeState.LEFT_OUT else self.replace("-", " ")
+
+
+@dataclass(frozen=True)
+class CoverageRules:
+    """What the configuration says: where annotations of PVCs count, and whether volumes of all namespaces are named."""
+
+    leave_out_namespaces: Collection[str] = ()
+    alert_everywhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -296,8 +305,9 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
     """Return the state of one volume, and why."""
     good, interval = history.good, plan.interval
     last = good.created if good is not None else plan.created
-    due = last + interval if last is not None and interval is not None else None
-    overdue = now > due + _lateness(interval) if due is not None and interval is not None else good is None
+    overdue, due = good is None, None
+    if last is not None and interval is not None:
+        overdue, due = now - last > interval + _lateness(interval), _add(last, interval)
     state, reason = _judge(plan, history, now)
     return VolumeCoverage(
         namespace=plan.key[0],
@@ -312,6 +322,14 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
         due=due,
         overdue=overdue,
     )
+
+
+def _add(moment: datetime, interval: timedelta) -> datetime | None:
+    """Return when the interval after the moment ends; None: it has no date."""
+    try:
+        return moment + interval
+    except OverflowError:
+        return None
 
 
 def _lateness(interval: timedelta) -> timedelta:
@@ -344,7 +362,7 @@ def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[VolumeState, s
             return VolumeState.SNAPSHOT_ONLY, f"{snapshots[0].source.name}: {snapshots[0].choice.why}"
         return VolumeState.NEVER_BACKED_UP, _why_unexpected(plan)
     every = f"expected every {format_age(interval)} by {plan.by}"
-    if plan.created is not None and now <= plan.created + interval + _lateness(interval):
+    if plan.created is not None and now - plan.created <= interval + _lateness(interval):
         every = f"the volume is {format_age(now - plan.created)} old; {every}"
     return VolumeState.NEVER_BACKED_UP, every
 

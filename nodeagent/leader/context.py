@@ -10,6 +10,7 @@ from core.kube.client import KubeClient
 from core.models.attempts import RetryRules
 from core.models.transfers import Transfer
 from nodeagent.config.keys import LoadConcurrency
+from nodeagent.coverage.states import CoverageRules
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.events import EventLog
 from nodeagent.transfers.kinds.base import Admits
@@ -51,6 +52,7 @@ class DispatchRules:
     last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
     counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps. `retry_rules` returns the active
     limits of retries of a transfer, `location_answers` whether the backup storage location of that name does.
+    `coverage` returns the active rules about volumes that are not protected.
     """
 
     namespace: str
@@ -62,6 +64,7 @@ class DispatchRules:
     has_copies: Callable[[], bool] = lambda: False
     retry_rules: Callable[[Transfer], RetryRules] = lambda _: RetryRules()
     location_answers: Callable[[str], bool] = lambda _: True
+    coverage: Callable[[], CoverageRules] = CoverageRules
 
     @property
     def queue_length(self) -> int | None:

@@ -140,7 +140,7 @@ class _Term:
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, cluster.now)
-        self._volumes = VolumeView(cluster, plans, entries=self._index.entries)
+        self._volumes = VolumeView(cluster, plans, entries=self._index.entries, rules=rules.coverage)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(cluster, rules, transfers=self._index.entries)

@@ -15,6 +15,7 @@ from core.models.base import JsonDict
 from core.models.storage import BlockHash
 from core.models.transfers import Transfer
 from nodeagent.config.maintenance import MaintenanceConfig
+from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster, DispatchRules
 from nodeagent.leader.definitions import DefinitionCheck
 from nodeagent.leader.dispatcher import Dispatcher
@@ -140,6 +141,9 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
             node_gone_after=settings.node_gone_after,
             retry_rules=live.current.retry_rules,
             location_answers=probes.answers,
+            coverage=lambda: CoverageRules(
+                live.current.config.own.leave_out_namespaces, live.current.config.own.alert_not_protected
+            ),
         ),
         on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
         agreement=ConfigAgreement(parts.clock, parts.own_pod),

@@ -20,6 +20,9 @@ _OPERATIONS: Final = 100
 MAX_VOLUMES: Final = 2000
 """PVCs with series of their own, at most nine for each: a scrape stays below 4 MiB."""
 
+MAX_NAMED_VOLUMES: Final = 50
+"""PVCs that the alert about volumes that are not protected names."""
+
 _KINDS: Final = tuple((kind.kind_name,) for kind in (DataUpload, DataDownload, PodVolumeBackup, PodVolumeRestore))
 _ENDS: Final = tuple((*kind, str(phase)) for kind, phase in product(_KINDS, FINAL_PHASES))
 _ALONE: Final = ((),)
@@ -280,6 +283,16 @@ VOLUME_GAUGES: Final = {
 VOLUMES_OMITTED: Final = Gauge(
     "nodeagent_volumes_omitted",
     f"Volumes with a backup or an interval that have no series, because {MAX_VOLUMES} others have",
+)
+VOLUMES: Final = Gauge(
+    "nodeagent_volumes",
+    "Bound PVCs by namespace and state, as `nodeagent volumes` lists them",
+    ("volume_namespace", "state"),
+)
+VOLUME_NOT_PROTECTED: Final = Gauge(
+    "nodeagent_volume_not_protected",
+    f"1 for each of the first {MAX_NAMED_VOLUMES} PVCs that are not protected, in namespaces that are chosen for it",
+    (*_BY_CLAIM, "state"),
 )
 RETENTION_HELD_BYTES: Final = Gauge(
     "nodeagent_retention_held_bytes",

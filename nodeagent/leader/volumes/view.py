@@ -13,8 +13,10 @@ from typing import Final
 from core.aio import wait_for_event
 from core.models.base import format_time
 from core.models.retention import HeldBackup, RetentionReport, deletes_by_old_rules
+from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
+from nodeagent.leader.volumes.coverage import PlannedCoverage, plan_coverage, show_coverage
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, VolumeState, build_states
 from nodeagent.metrics.registry import Metrics
@@ -46,13 +48,23 @@ _ENTRIES_PER_SECOND: Final = 5000
 class VolumeView:
     """Keeps the metrics of volumes up to date."""
 
-    def __init__(self, cluster: Cluster, plans: PlanReader, *, entries: Callable[[], Sequence[Entry]]) -> None:
-        """Show in the metrics what `entries` returns, with what `plans` reads."""
+    def __init__(
+        self,
+        cluster: Cluster,
+        plans: PlanReader,
+        *,
+        entries: Callable[[], Sequence[Entry]],
+        rules: Callable[[], CoverageRules] = CoverageRules,
+    ) -> None:
+        """Show in the metrics what `entries` returns, with what `plans` reads; `rules` are the active ones."""
         self._metrics = cluster.metrics
         self._clock = cluster.clock
         self._events = cluster.events
         self._plans = plans
         self._entries = entries
+        self._rules = rules
+        self._now = cluster.now
+        self._planned = PlannedCoverage()
         self._reported_at: datetime | None = None
         self._changed = asyncio.Event()
         self._memory: dict[ClaimKey, Remembered] = {}
@@ -69,12 +81,14 @@ class VolumeView:
             while True:
                 plans = await self._plans.read()
                 await self._show_retention(plans)
+                self._planned = plan_coverage(plans.observed, self._rules())
                 due_at = self._clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
                 while (left := due_at - self._clock.monotonic()) > 0:
                     await self._show_changes(plans, left)
         finally:
             self._shown = show_volumes(self._metrics, (), self._shown)
             show_retention(self._metrics, None, ())
+            show_coverage(self._metrics, PlannedCoverage(), (), self._now())
 
     async def _show_retention(self, plans: Plans) -> None:
         """Show the last report of retention; once for each, record an Event about a backlog on its schedule."""
@@ -93,6 +107,7 @@ class VolumeView:
         self._changed.clear()
         entries = self._entries()
         self._shown = show_volumes(self._metrics, build_states(entries, plans, self._memory), self._shown)
+        show_coverage(self._metrics, self._planned, entries, self._now())
         if await wait_for_event(self._changed, seconds):
             await self._clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)
 

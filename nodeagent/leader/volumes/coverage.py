@@ -1,0 +1,81 @@
+"""Shows in the metrics how many volumes are in each state, and names the first ones that need attention."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from core.models.names import ALERT_NOT_PROTECTED_LABEL
+from core.models.phases import Phase
+from nodeagent.coverage.read import ObservedVolumes
+from nodeagent.coverage.states import Copy, Coverage, CoverageRules, VolumePlan, build_coverage
+from nodeagent.leader.index import Entry
+from nodeagent.metrics.registry import Metrics
+from nodeagent.metrics.table import MAX_NAMED_VOLUMES, VOLUME_NOT_PROTECTED, VOLUMES
+
+__all__ = ["PlannedCoverage", "plan_coverage", "show_coverage"]
+
+_MOST_NAMESPACES: Final = 500
+"""With series of their own, at most seven for each."""
+
+
+@dataclass(frozen=True)
+class PlannedCoverage:
+    """The PVCs with the backups that are expected of them, None if they are not known; and whose names are shown."""
+
+    plans: tuple[VolumePlan, ...] | None = None
+    alerting: frozenset[str] = field(default_factory=frozenset)
+
+
+def plan_coverage(observed: ObservedVolumes | None, rules: CoverageRules) -> PlannedCoverage:
+    """Return what is expected of the PVCs that were read; a volume of a pod without one has no transfers here."""
+    if observed is None or observed.cluster is None:
+        return PlannedCoverage()
+    plans = observed.plan(rules.leave_out_namespaces).plans or ()
+    named = [
+        name
+        for name, one in observed.cluster.namespaces.items()
+        if one.metadata.labels.get(ALERT_NOT_PROTECTED_LABEL) == "true"
+    ]
+    alerting = {plan.key[0] for plan in plans} if rules.alert_everywhere else named
+    claims = observed.cluster.claims
+    return PlannedCoverage(tuple(plan for plan in plans if plan.key in claims), frozenset(alerting))
+
+
+def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Iterable[Entry], now: datetime) -> None:
+    """Show the states of the PVCs at `now`; nothing where they are not known."""
+    if planned.plans is None:
+        metrics.show(VOLUMES, {})
+        metrics.show(VOLUME_NOT_PROTECTED, {})
+        return
+    copies = (_copy_of(entry) for entry in entries if entry.copy is not None)
+    coverage = build_coverage(planned.plans, (copy for copy in copies if copy is not None), now)
+    metrics.show(VOLUMES, _count(coverage))
+    urgent = [one for one in coverage.volumes if one.needs_attention and one.namespace in planned.alerting]
+    named: dict[tuple[str, ...], float] = {
+        (one.namespace, one.volume, str(one.state)): 1 for one in urgent[:MAX_NAMED_VOLUMES]
+    }
+    metrics.show(VOLUME_NOT_PROTECTED, named)
+
+
+def _copy_of(entry: Entry) -> Copy | None:
+    copy = entry.copy
+    if copy is None:
+        return None
+    return Copy(
+        (entry.queue, copy.claim),
+        copy.created,
+        entry.name,
+        complete=copy.complete,
+        failed=entry.phase is Phase.FAILED,
+        shrunk="" if copy.shrunk else None,
+    )
+
+
+def _count(coverage: Coverage) -> Mapping[tuple[str, ...], float]:
+    """Return the numbers by namespace and state; of too many namespaces, those that need attention first."""
+    namespaces = list(dict.fromkeys(one.namespace for one in coverage.volumes))[:_MOST_NAMESPACES]
+    kept = set(namespaces)
+    numbers = Counter((one.namespace, str(one.state)) for one in coverage.volumes if one.namespace in kept)
+    return {key: float(number) for key, number in numbers.items()}

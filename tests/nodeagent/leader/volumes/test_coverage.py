@@ -1,0 +1,101 @@
+"""The metrics about volumes that are not protected: the states by namespace, and the names that an alert has."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from core.kube.client import KubeClient
+from core.kube.retry import Retry
+from nodeagent.coverage.read import VolumeReader
+from nodeagent.coverage.states import CoverageRules
+from nodeagent.leader.index import Entry
+from nodeagent.leader.volumes.coverage import PlannedCoverage, plan_coverage, show_coverage
+from nodeagent.metrics.registry import Metrics
+from tests.client.support.volumes_scene import put_volumes
+from tests.nodeagent.leader.volumes.test_states import backup
+from tests.nodeagent.support.hand_clock import NOON
+from tests.nodeagent.support.volume_scene import a_claim, a_pod, an_object
+from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
+
+pytestmark = pytest.mark.looptime
+
+ALERTING = {"nodeagent.io/alert-not-protected": "true"}
+
+
+async def planned(kube: FakeKube, rules: CoverageRules | None = None) -> PlannedCoverage:
+    observed = await VolumeReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOON).read()
+    return plan_coverage(observed, rules or CoverageRules())
+
+
+def shown(metrics: Metrics) -> set[str]:
+    lines = metrics.render().decode().splitlines()
+    found = [
+        one.replace('node="a",', "") for one in lines if one.startswith(("nodeagent_volumes{", "nodeagent_volume_n"))
+    ]
+    return {one.removeprefix("nodeagent_") for one in found}
+
+
+async def show(kube: FakeKube, entries: Sequence[Entry] = (), rules: CoverageRules | None = None) -> set[str]:
+    metrics = Metrics("a")
+    show_coverage(metrics, await planned(kube, rules), entries, NOON)
+    return shown(metrics)
+
+
+async def test_the_states_of_pvcs_are_counted_by_namespace() -> None:
+    kube = FakeKube()
+    put_volumes(kube)
+    assert await show(kube) == {
+        'volumes{state="never-backed-up",volume_namespace="app"} 18.0',
+        'volumes{state="left-out",volume_namespace="app"} 2.0',
+        'volumes{state="never-backed-up",volume_namespace="db"} 8.0',
+        'volumes{state="never-backed-up",volume_namespace="shop"} 12.0',
+    }
+
+
+async def test_backups_that_ended_decide_the_state() -> None:
+    kube = FakeKube()
+    kube.put(a_claim("data"))
+    assert await show(kube, [backup(20)]) == {'volumes{state="protected",volume_namespace="app"} 1.0'}
+    assert await show(kube, [backup(1)]) == {'volumes{state="stale",volume_namespace="app"} 1.0'}
+
+
+async def test_volumes_of_chosen_namespaces_are_named() -> None:
+    kube = FakeKube()
+    kube.put(an_object("Namespace", "app", labels=ALERTING))
+    kube.put(an_object("Namespace", "db"))
+    kube.put(a_claim("data"))
+    kube.put(a_claim("data", "db"))
+    named = {one for one in await show(kube) if one.startswith("volume_")}
+    assert named == {'volume_not_protected{claim="data",state="never-backed-up",volume_namespace="app"} 1.0'}
+    everywhere = await show(kube, rules=CoverageRules(alert_everywhere=True))
+    assert len([one for one in everywhere if one.startswith("volume_")]) == 2
+
+
+async def test_at_most_fifty_are_named() -> None:
+    kube = FakeKube()
+    for number in range(60):
+        kube.put(a_claim(f"data-{number:02}"))
+    lines = await show(kube, rules=CoverageRules(alert_everywhere=True))
+    assert len([one for one in lines if one.startswith("volume_")]) == 50
+    assert 'volumes{state="never-backed-up",volume_namespace="app"} 60.0' in lines
+
+
+async def test_volumes_of_pods_without_a_pvc_have_no_series() -> None:
+    kube = FakeKube()
+    put_volumes(kube)
+    opted_in = {"backup.velero.io/backup-volumes": "tmp"}
+    kube.put(a_pod("web-0", "shop", volumes=[{"name": "tmp", "emptyDir": {}}], annotations=opted_in))
+    assert 'volumes{state="never-backed-up",volume_namespace="shop"} 12.0' in await show(kube)
+
+
+async def test_nothing_is_shown_without_the_permission_or_once_another_agent_leads() -> None:
+    kube, metrics = FakeKube(), Metrics("a")
+    kube.put(a_claim("data", created="2026-11-01T00:00:00Z"))
+    show_coverage(metrics, await planned(kube, CoverageRules(alert_everywhere=True)), (), NOON + timedelta(1))
+    assert len(shown(metrics)) == 2
+    show_coverage(metrics, PlannedCoverage(), (), NOON)
+    assert shown(metrics) == set()
+    kube.fail_next("GET", "/persistentvolumeclaims", 403, times=1)
+    assert await show(kube) == set()
