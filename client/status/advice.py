@@ -16,6 +16,7 @@ __all__ = ["FAILURES", "SECTIONS", "advise"]
 _PAGE: Final = "docs/troubleshooting.md"
 
 SECTIONS: Final = {
+    PendingReason.AGENT_OUTDATED: "agent-outdated",
     PendingReason.AGENT_UNAVAILABLE: "agent-unavailable",
     PendingReason.API_SERVER_ERROR: "webhook-unreachable",
     PendingReason.CLAIM_MISSING: "claim-missing",
@@ -48,6 +49,7 @@ SECTIONS: Final = {
     PendingReason.SNAPSHOT_NOT_READY: "snapshot-unfinished",
     PendingReason.TARGET_CLAIM_MISSING: "target-claim-missing",
     PendingReason.TARGET_CLAIM_UNCONSUMED: "target-claim-unconsumed",
+    PendingReason.VOLUME_IN_USE: "volume-in-use",
     PendingReason.WAITING_FOR_SLOT: "waiting-for-slot",
     PendingReason.WORKLOAD_ABSENT: "workload-not-waiting",
     PendingReason.WORKLOAD_NOT_STARTING: "workload-not-starting",
@@ -79,7 +81,11 @@ FAILURES: Final = (
     ("data mover pod ended", "mover-lost"),
     ("it is already bound to PersistentVolume", "target-claim-bound"),
     ("is not supported by this node agent; use velero-fs", "data-mover-unsupported"),
-    ("is not supported by this node agent", "restore-type-unsupported"),
+    ("unknown restore type", "restore-type-unsupported"),
+    ("must be true or false", "restore-type-unsupported"),
+    ("to restore into belongs to PVC", "existing-volume-unusable"),
+    ("to restore into is bound to PVC", "existing-volume-unusable"),
+    ("to restore into has volumeMode", "existing-volume-unusable"),
     ("restic is not supported", "restic"),
     ("not prepared within", "not-prepared-in-time"),
     ("not completed within", "completion-too-long"),
