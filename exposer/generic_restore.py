@@ -24,6 +24,7 @@ from exposer.causes import CauseFinder
 from exposer.claims import build_restore_claim, cache_claim_name, claim_volume_mode
 from exposer.copies import Copies
 from exposer.expose_run import ExposeRun
+from exposer.handover import delete_base
 from exposer.in_place import check_existing, check_unused, ensure_taken
 from exposer.model import Exposed, Guard, KeptVolume, Pending, Reader, RestoreRequest
 from exposer.ownership import belongs, delete_owned
@@ -134,7 +135,8 @@ class GenericRestoreExposer:
         pending = await delete_owned(self._client, owner, PODS, owner.name)
         pending = pending or await delete_claim(self._client, owner, owner.name)
         pending = pending or await delete_claim(self._client, owner, cache_claim_name(owner))
-        return pending or await self._copies.delete(request.copies)
+        pending = pending or await self._copies.delete(request.copies)
+        return pending or await delete_base(self._client, request)
 
     async def _ensure_all(self, request: RestoreRequest, run: ExposeRun) -> Pod | Pending:
         target = await self._read_target(request, self._client)

@@ -9,6 +9,7 @@ decides by the deletion policy that it was found with.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
@@ -21,7 +22,7 @@ from core.kube.resources import (
 from core.kube.types import Manifest, ObjectT, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from core.models.base import parse_time
 from core.models.reasons import PendingReason
-from exposer.model import Pending, Reader, SnapshotRequest
+from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
 from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
 from exposer.snapshots import (
     SnapshotSource,
@@ -32,7 +33,7 @@ from exposer.snapshots import (
 )
 from exposer.volumes import DELETE, RETAIN
 
-__all__ = ["SourceHandover", "settle_source"]
+__all__ = ["SourceHandover", "delete_base", "settle_source"]
 
 
 class SourceHandover:
@@ -133,7 +134,7 @@ class SourceHandover:
         created the next snapshot under the same name by now.
         """
         snapshot = await self._client.read(VOLUME_SNAPSHOTS, request.source_namespace, request.volume_snapshot)
-        if snapshot is None or _created_later(snapshot, request):
+        if snapshot is None or _created_later(snapshot, request.requested_at):
             return None
         if handover_began and (content := await self._read_bound(snapshot)):
             await _set_deletion_policy(self._client, content, DELETE)
@@ -195,8 +196,19 @@ async def _set_deletion_policy(client: KubeClient, content: VolumeSnapshotConten
     await patch_if_there(client, VOLUME_SNAPSHOT_CONTENTS, content, patch)
 
 
-def _created_later(snapshot: VolumeSnapshot, request: SnapshotRequest) -> bool:
-    requested_at, created = request.requested_at, snapshot["metadata"]["creationTimestamp"]
+async def delete_base(client: KubeClient, request: RestoreRequest) -> Pending | None:
+    """Delete the snapshot that was taken for a restore alone; None once there is none."""
+    if request.base_snapshot is None:
+        return None
+    namespace, name = request.base_snapshot
+    snapshot = await client.read(VOLUME_SNAPSHOTS, namespace, name)
+    if snapshot is None or _created_later(snapshot, request.requested_at):
+        return None
+    return await delete_object(client, VOLUME_SNAPSHOTS, snapshot)
+
+
+def _created_later(snapshot: VolumeSnapshot, requested_at: datetime | None) -> bool:
+    created = snapshot["metadata"]["creationTimestamp"]
     return requested_at is not None and parse_time(created) > requested_at
 
 

@@ -221,7 +221,8 @@ class RestoreRequest:
     """Expose a volume in a mover pod, to be bound to the target PVC later.
 
     `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; empty: a new one.
-    `for_windows`: only Windows nodes can read it.
+    `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
+    taken for the DataDownload alone, which was created at `requested_at`.
     """
 
     owner: Owner
@@ -235,6 +236,8 @@ class RestoreRequest:
     in_place: InPlace | None = None
     copied: tuple[str, ...] = ()
     volume: str = ""
+    base_snapshot: tuple[str, str] | None = None
+    requested_at: datetime | None = None
 
     @property
     def copies(self) -> CopyPlan:

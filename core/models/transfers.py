@@ -24,6 +24,7 @@ __all__ = [
     "PLAIN_RESTORE",
     "READ_ALL_FILES",
     "RESTORE_TYPE",
+    "BaseSnapshotSpec",
     "CSISnapshotSpec",
     "DataDownload",
     "DataDownloadSpec",
@@ -261,6 +262,18 @@ class TargetVolume(WireModel):
     pv: str = ""
 
 
+class BaseSnapshotSpec(WireModel):
+    """`spec.csiSnapshot` of a DataDownload: what a restore of changed blocks compares the existing volume with.
+
+    `clean_up`: the server took it for this restore alone, and leaves its deletion to the data mover.
+    Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action_test.go.
+    """
+
+    volume_snapshot: str = ""
+    volume_snapshot_namespace: str = ""
+    clean_up: bool = False
+
+
 class DataDownloadSpec(_MoverSpec):
     """`spec` of a DataDownload."""
 
@@ -269,6 +282,7 @@ class DataDownloadSpec(_MoverSpec):
     snapshot_size: Int64 = 0
     node_os: str = field(default="", name="nodeOS")
     restore_type: str = ""
+    csi_snapshot: BaseSnapshotSpec | None = None
 
 
 class DataDownload(_DataMoverTransfer):

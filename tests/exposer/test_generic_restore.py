@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
 from core.errors import ExposeError
 from core.kube.errors import ForbiddenError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS, STORAGE_CLASSES, VOLUME_SNAPSHOTS
 from core.kube.transport import Request, Response
 from core.kube.types import NodeRequirement
 from core.models.names import SELECTED_NODE_ANNOTATION
@@ -86,6 +87,23 @@ async def test_cleanup_of_an_unstarted_expose_changes_nothing() -> None:
     await clean_up(scene)
 
     assert_clean(scene)
+
+
+@pytest.mark.parametrize(
+    ("created", "left"), [("11:00", set()), ("13:00", {"VolumeSnapshot app3/base"})], ids=["before", "later"]
+)
+async def test_a_snapshot_that_was_taken_for_the_restore_alone_is_deleted(created: str, left: set[str]) -> None:
+    scene = RestoreScene()
+    scene.world.put(
+        VOLUME_SNAPSHOTS, "base", namespace="app3", creationTimestamp=f"2026-11-21T{created}:00Z", spec={"source": {}}
+    )
+    before = scene.world.names() - {"VolumeSnapshot app3/base"}
+    asked = datetime(2026, 11, 21, 12, tzinfo=UTC)
+    scene.request = replace(scene.request, base_snapshot=("app3", "base"), requested_at=asked)
+
+    await clean_up(scene)
+
+    assert scene.world.names() == before | left
 
 
 async def test_a_cache_has_its_own_pvc() -> None:

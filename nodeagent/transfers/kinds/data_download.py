@@ -154,7 +154,17 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             copied=read_copies(cr),
             volume=target.pv,
             in_place=_read_in_place(cr),
+            base_snapshot=_base_snapshot(cr),
+            requested_at=cr.metadata.creation_timestamp,
         )
+
+
+def _base_snapshot(cr: DataDownload) -> tuple[str, str] | None:
+    """Return the snapshot that nobody but the data mover deletes; None: there is none."""
+    base = cr.spec.csi_snapshot
+    if base is None or not base.clean_up:
+        return None
+    return base.volume_snapshot_namespace or cr.spec.target_volume.namespace, base.volume_snapshot
 
 
 def _read_in_place(cr: DataDownload) -> InPlace | None:

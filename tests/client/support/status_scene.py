@@ -32,7 +32,8 @@ def transfer(kind: str, name: str, phase: str = "New", *, reason: str = "", **st
     """Return a transfer in that phase, pending for that reason."""
     build = TRANSFERS[kind]
     annotations = {PENDING_REASON_ANNOTATION: reason} if reason else {}
-    raw = build(name, status={"phase": phase} | status, annotations=annotations)
+    created = "2026-11-21T11:00:00Z"
+    raw = build(name, status={"phase": phase} | status, annotations=annotations, creationTimestamp=created)
     # The server assigns them, each name its own.
     for key in ("uid", "resourceVersion"):
         del raw["metadata"][key]

@@ -151,6 +151,7 @@ def restore_request(recording: str = "datadownload", **changes: Any) -> RestoreR
         "target_claim": dd.spec.target_volume.pvc,
         "location": dd.spec.backup_storage_location,
         "operation_timeout": dd.operation_timeout,
+        "requested_at": dd.metadata.creation_timestamp,
     }
     return RestoreRequest(**_with_settings(values, changes))
 

@@ -70,6 +70,7 @@ class FakeExposer:
         raise NotImplementedError
 
     async def clean_up(self, request: SnapshotRequest | RestoreRequest) -> Pending | None:
+        self.checked.append(request)
         self.cleaned += 1
         return None
 

@@ -75,3 +75,27 @@ async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> 
     settings = {"DeleteExtraFiles": "true"}
     transfer = merge_patch(data_download(), {"spec": {"restoreType": wanted, "dataMoverConfig": settings}})
     assert (await admission(downloads(), transfer)).decision is AdmissionState.READY
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "deleted"),
+    [
+        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": True}, ("app", "base"), id="taken for it"),
+        pytest.param({"cleanUp": True}, ("velero-restored", "base"), id="beside the target"),
+        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": False}, None, id="of a user"),
+        pytest.param(None, None, id="none"),
+    ],
+)
+async def test_a_snapshot_is_deleted_if_it_was_taken_for_the_restore_alone(
+    snapshot: JsonDict | None, deleted: tuple[str, str] | None
+) -> None:
+    base = None if snapshot is None else {"storageClass": "fast", "volumeSnapshot": "base"} | snapshot
+    change = {"csiSnapshot": base, "datamover": "velero-block", "targetVolume": {"namespace": "velero-restored"}}
+    exposer = FakeExposer()
+    kind = downloads(exposer)
+    cr = kind.parse(merge_patch(data_download(), {"spec": change, "status": {"phase": "Failed"}}))
+
+    await kind.clean_up(cr)
+
+    assert exposer.checked[-1].base_snapshot == deleted
+    assert exposer.checked[-1].requested_at == cr.metadata.creation_timestamp
