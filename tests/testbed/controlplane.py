@@ -164,6 +164,8 @@ class ControlPlane:
             "bind-address": self.endpoint.host,
             "secure-port": self.endpoint.port,
             "advertise-address": self.endpoint.advertised,
+            # Kubernetes 1.37 refuses to publish an address of loopback.
+            "endpoint-reconciler-type": "none" if self.endpoint.advertised.startswith("127.") else "lease",
             "cert-dir": self._folder / "pki",
             "tls-cert-file": self._serving.certificate,
             "tls-private-key-file": self._serving.key,
