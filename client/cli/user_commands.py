@@ -120,9 +120,13 @@ def _explain(error: click.UsageError) -> str:
         case click.MissingParameter(param=click.Parameter() as missing):
             return f"missing {missing.param_type_name} {_name(missing)}"
         case click.BadParameter(param=click.Parameter() as bad):
-            return f"{_name(bad)}: {error.message.removesuffix('.')}"
-    message = error.format_message().removesuffix(".")
+            return f"{_name(bad)}: {_without_stop(error.message)}"
+    message = _without_stop(error.format_message())
     return f"{message[:1].lower()}{message[1:]}"
+
+
+def _without_stop(sentence: str) -> str:
+    return sentence.removesuffix(".")
 
 
 def _suggest(what: str, name: str, known: Sequence[str]) -> str:

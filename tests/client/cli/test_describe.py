@@ -35,6 +35,7 @@ def scene() -> StatusScene:
     times = {"acceptedTimestamp": "2026-11-21T11:30:00Z", "startTimestamp": "2026-11-21T11:30:30Z"}
     progress = {"totalBytes": 2**30, "bytesDone": 2**28}
     raw = transfer("DataUpload", "long", "InProgress", node="a", acceptedByNode="a", progress=progress, **times)
+    raw["metadata"]["creationTimestamp"] = "2026-11-21T11:00:00Z"
     raw["metadata"]["annotations"][ATTEMPTS_ANNOTATION] = json.dumps(_ATTEMPTS)
     raw["metadata"]["annotations"][BANDWIDTH_ANNOTATION] = '{"uploadBytesPerSecond": 50000000}'
     stored = scene.kube.put(raw)

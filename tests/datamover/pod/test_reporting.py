@@ -22,6 +22,7 @@ from tests.support.fakekube import FakeKube
 
 _NAMES: Final = {
     "snapshot_id": "k" * 32,
+    "full_snapshot": "k" * 32,
     "repository_id": "k" * 64,
     "unique_id": "k" * 64,
     "by_path": "/" + "u" * 36,
