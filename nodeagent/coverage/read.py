@@ -13,7 +13,7 @@ from typing import Final, NoReturn, TypeVar
 
 from msgspec import field as wire_field
 
-from core.errors import ContractError
+from core.errors import AgentError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotServedError, UnauthorizedError, UnreachableError
@@ -37,7 +37,7 @@ from nodeagent.coverage.selection import Choice, Method, Schedule, ServerDefault
 from nodeagent.coverage.selectors import parse_selector
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
-__all__ = ["ObservedVolumes", "PlannedVolumes", "VolumeReader"]
+__all__ = ["ObservedVolumes", "PlannedVolumes", "TooManyObjectsError", "VolumeReader"]
 
 _T = TypeVar("_T")
 _Model = TypeVar("_Model", bound=WireModel)
@@ -82,17 +82,31 @@ class _VeleroPlan:
     fault: str | None = None
 
 
+class TooManyObjectsError(AgentError):
+    """The cluster has more objects of a kind than may be held in memory."""
+
+
 class VolumeReader:
     """Reads all volumes, or those in one namespace, and the schedules that are to back them up."""
 
     def __init__(
-        self, client: KubeClient, namespace: str, now: Callable[[], datetime], volume_namespace: str = ""
+        self,
+        client: KubeClient,
+        namespace: str,
+        now: Callable[[], datetime],
+        volume_namespace: str = "",
+        *,
+        most: int | None = None,
     ) -> None:
-        """Read schedules in `namespace`, that of the agents; an empty `volume_namespace`: volumes of all namespaces."""
+        """Read schedules in `namespace`, that of the agents; an empty `volume_namespace`: volumes of all namespaces.
+
+        `most` is how many objects of a kind may be held; None: as many as there are.
+        """
         self._client = client
         self._namespace = namespace
         self._now = now
         self._volume_namespace = volume_namespace
+        self._most = most
         self._intervals: dict[tuple[str, str], timedelta] = {}
         self._notes: list[str] = []
         self._passing = False
@@ -103,6 +117,7 @@ class VolumeReader:
         Raises:
             UnreachableError: the API server does not answer.
             UnauthorizedError: it rejects the credentials.
+            TooManyObjectsError: there are more objects of a kind than may be held.
         """
         self._notes, self._passing = [], False
         no_cron_jobs: list[UncheckedObject] = []
@@ -145,8 +160,10 @@ class VolumeReader:
             return otherwise
 
     async def _read_all(self, resource: Resource, model: type[_Model], namespace: str = "") -> list[_Model]:
-        found = []
+        found: list[_Model] = []
         async for page in self._client.raw_pages(Selection(resource, namespace)):
+            if self._most is not None and len(found) + len(page) > self._most:
+                raise TooManyObjectsError(f"there are more than {self._most} {resource.plural}")
             for text in page:
                 try:
                     found.append(decode_object(model, text))

@@ -32,6 +32,7 @@ from nodeagent.leader.index import Entry, TransferIndex
 from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
+from nodeagent.leader.volumes.coverage import CoverageReader
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics.table import NODE_PASSED_OVER
@@ -140,7 +141,8 @@ class _Term:
         kinds = [kind.spec.name for kind in rules.kinds]
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, cluster.now)
-        self._volumes = VolumeView(cluster, plans, entries=self._index.entries, rules=rules.coverage)
+        coverage = CoverageReader(client, rules.namespace, cluster.now)
+        self._volumes = VolumeView(cluster, plans, coverage, entries=self._index.entries, rules=rules.coverage)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(cluster, rules, transfers=self._index.entries)

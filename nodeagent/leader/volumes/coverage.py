@@ -1,20 +1,28 @@
 """Shows in the metrics how many volumes are in each state, and names the first ones that need attention."""
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from core.kube.client import KubeClient
+from core.kube.errors import KubeError
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
-from nodeagent.coverage.read import ObservedVolumes
+from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
 from nodeagent.coverage.states import Copy, Coverage, CoverageRules, VolumePlan, build_coverage
 from nodeagent.leader.index import Entry
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import MAX_NAMED_VOLUMES, VOLUME_NOT_PROTECTED, VOLUMES
 
-__all__ = ["PlannedCoverage", "plan_coverage", "show_coverage"]
+__all__ = ["CoverageReader", "PlannedCoverage", "plan_coverage", "show_coverage"]
+
+_log = logging.getLogger(__name__)
+
+_MOST_OBJECTS: Final = 20_000
+"""Of each kind that are read: while they are, they take some 100 MiB."""
 
 _MOST_NAMESPACES: Final = 500
 """With series of their own, at most seven for each."""
@@ -28,9 +36,32 @@ class PlannedCoverage:
     alerting: frozenset[str] = field(default_factory=frozenset)
 
 
-def plan_coverage(observed: ObservedVolumes | None, rules: CoverageRules) -> PlannedCoverage:
+class CoverageReader:
+    """Reads what is expected of the PVCs; what it has read of the cluster is not kept."""
+
+    def __init__(self, client: KubeClient, namespace: str, now: Callable[[], datetime]) -> None:
+        """Read PVCs, pods and volumes of all namespaces, and schedules in `namespace`; `now` returns the time."""
+        self._volumes = VolumeReader(client, namespace, now, most=_MOST_OBJECTS)
+        self._last = PlannedCoverage()
+
+    async def read(self, rules: CoverageRules) -> PlannedCoverage:
+        """Return what there is now, or was when it could be read last."""
+        try:
+            observed = await self._volumes.read()
+        except TooManyObjectsError as e:
+            _log.info("the metrics do not show which volumes are protected: %s", e)
+            self._last = PlannedCoverage()
+        except KubeError as e:
+            _log.info("cannot read which volumes are protected, will retry: %s", e)
+        else:
+            if not observed.passing or self._last.plans is None:
+                self._last = plan_coverage(observed, rules)
+        return self._last
+
+
+def plan_coverage(observed: ObservedVolumes, rules: CoverageRules) -> PlannedCoverage:
     """Return what is expected of the PVCs that were read; a volume of a pod without one has no transfers here."""
-    if observed is None or observed.cluster is None:
+    if observed.cluster is None:
         return PlannedCoverage()
     plans = observed.plan(rules.leave_out_namespaces).plans or ()
     named = [

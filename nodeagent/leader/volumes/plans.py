@@ -13,7 +13,7 @@ from msgspec import field
 from core.errors import ContractError
 from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError
-from core.kube.resources import CONFIG_MAPS, CRON_JOBS, SCHEDULES
+from core.kube.resources import CONFIG_MAPS, CRON_JOBS, PERSISTENT_VOLUME_CLAIMS, SCHEDULES
 from core.kube.types import UncheckedObject
 from core.logs import fields
 from core.models.base import ObjectMeta, WireModel
@@ -26,7 +26,6 @@ from core.models.names import (
 from core.models.retention import RetentionReport, read_report
 from core.models.units import parse_duration
 from nodeagent.config.windows import parse_interval
-from nodeagent.coverage.read import ObservedVolumes, VolumeReader
 from nodeagent.leader.volumes.states import Claim, ClaimKey, Plan, Plans
 
 __all__ = ["PlanReader"]
@@ -69,8 +68,7 @@ class PlanReader:
         self._namespace = namespace
         self._now = now
         self._intervals: dict[tuple[str, str], timedelta | None] = {}
-        self._volumes = VolumeReader(client, namespace, now)
-        self._observed: ObservedVolumes | None = None
+        self._claims: Mapping[ClaimKey, Claim] | None = None
         self._cron_jobs: Sequence[UncheckedObject] | None = None
         self._schedules: Mapping[str, Plan] | None = None
         self._report: RetentionReport | None = None
@@ -78,9 +76,7 @@ class PlanReader:
     async def read(self) -> Plans:
         """Return the plans; those that may not be read are left out, others that cannot be are as last read."""
         read_at = self._now()
-        observed = await _attempt(self._volumes.read, self._observed)
-        if self._observed is None or observed is None or not observed.passing:
-            self._observed = observed
+        self._claims = await _attempt(self._read_claims, self._claims)
         self._cron_jobs = await _attempt(self._read_cron_jobs, self._cron_jobs)
         self._schedules = await _attempt(self._read_schedules, self._schedules)
         self._report = await _attempt(self._read_report, self._report)
@@ -90,8 +86,16 @@ class PlanReader:
             for one in _parse_all(cron_jobs)
             if not one.spec.suspend
         }
-        schedules = {**(self._schedules or {}), **labeled}
-        return Plans(read_at, _claims_of(self._observed), schedules, self._report, cron_jobs, self._observed)
+        return Plans(read_at, self._claims, {**(self._schedules or {}), **labeled}, self._report, cron_jobs)
+
+    async def _read_claims(self) -> Mapping[ClaimKey, Claim]:
+        claims = {}
+        async for page in self._client.pages(Selection(PERSISTENT_VOLUME_CLAIMS)):
+            for one in _parse_all({"metadata": raw["metadata"]} for raw in page.items):
+                meta = one.metadata
+                if meta.creation_timestamp is not None:
+                    claims[meta.namespace, meta.name] = Claim(meta.creation_timestamp, one.annotated)
+        return claims
 
     async def _read_cron_jobs(self) -> Sequence[UncheckedObject]:
         return await self._client.list(Selection(CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
@@ -120,19 +124,6 @@ class PlanReader:
                     "schedule cannot be read, the metrics have no interval for it: %s", e, extra=fields(name=name)
                 )
         return Plan(self._intervals[key], one.annotated.verification)
-
-
-def _claims_of(observed: ObservedVolumes | None) -> Mapping[ClaimKey, Claim] | None:
-    """Return the PVCs with what their annotations ask for; None: they are not known."""
-    if observed is None or observed.cluster is None:
-        return None
-    claims = {}
-    for key, one in observed.cluster.claims.items():
-        meta = one.metadata
-        if meta.creation_timestamp is not None:
-            asked = Plan(_parse_positive(meta.annotations.interval), _parse_positive(meta.annotations.verification))
-            claims[key] = Claim(meta.creation_timestamp, asked)
-    return claims
 
 
 async def _attempt(read: Callable[[], Awaitable[_T]], last: _T | None) -> _T | None:

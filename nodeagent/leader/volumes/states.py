@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from core.kube.types import UncheckedObject
 from core.models.retention import RetentionReport
 from core.models.verification import Verification
-from nodeagent.coverage.read import ObservedVolumes
 from nodeagent.leader.index import Entry
 from nodeagent.leader.volume_copy import VolumeCopy
 
@@ -42,8 +41,7 @@ class Plans:
     """The PVCs of the cluster as read at `read_at`, and the plans of Schedules and CronJobs by name.
 
     `claims` is None where the PVCs are not known. Times are by the API server's clock. `report` is the last one of
-    retention, None if there is none; `cron_jobs` are the schedules of `nodeagent schedule` as JSON dicts. `observed` is
-    what coverage was read of; None: nothing yet.
+    retention, None if there is none; `cron_jobs` are the schedules of `nodeagent schedule` as JSON dicts.
     """
 
     read_at: datetime
@@ -51,7 +49,6 @@ class Plans:
     schedules: Mapping[str, Plan] = field(default_factory=dict)
     report: RetentionReport | None = None
     cron_jobs: Sequence[UncheckedObject] = ()
-    observed: ObservedVolumes | None = None
 
 
 @dataclass(frozen=True, slots=True)

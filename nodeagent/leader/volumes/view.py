@@ -16,7 +16,7 @@ from core.models.retention import HeldBackup, RetentionReport, deletes_by_old_ru
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.coverage import PlannedCoverage, plan_coverage, show_coverage
+from nodeagent.leader.volumes.coverage import CoverageReader, PlannedCoverage, show_coverage
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, VolumeState, build_states
 from nodeagent.metrics.registry import Metrics
@@ -52,16 +52,18 @@ class VolumeView:
         self,
         cluster: Cluster,
         plans: PlanReader,
+        coverage: CoverageReader,
         *,
         entries: Callable[[], Sequence[Entry]],
         rules: Callable[[], CoverageRules] = CoverageRules,
     ) -> None:
-        """Show in the metrics what `entries` returns, with what `plans` reads; `rules` are the active ones."""
+        """Show in the metrics what `entries` returns, with what `plans` and `coverage` read; `rules` are active."""
         self._metrics = cluster.metrics
         self._clock = cluster.clock
         self._events = cluster.events
         self._plans = plans
         self._entries = entries
+        self._coverage = coverage
         self._rules = rules
         self._now = cluster.now
         self._planned = PlannedCoverage()
@@ -81,7 +83,7 @@ class VolumeView:
             while True:
                 plans = await self._plans.read()
                 await self._show_retention(plans)
-                self._planned = plan_coverage(plans.observed, self._rules())
+                self._planned = await self._coverage.read(self._rules())
                 due_at = self._clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND
                 while (left := due_at - self._clock.monotonic()) > 0:
                     await self._show_changes(plans, left)

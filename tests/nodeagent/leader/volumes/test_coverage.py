@@ -7,10 +7,9 @@ import pytest
 
 from core.kube.client import KubeClient
 from core.kube.retry import Retry
-from nodeagent.coverage.read import VolumeReader
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.coverage import PlannedCoverage, plan_coverage, show_coverage
+from nodeagent.leader.volumes.coverage import CoverageReader, PlannedCoverage, show_coverage
 from nodeagent.metrics.registry import Metrics
 from tests.client.support.volumes_scene import put_volumes
 from tests.nodeagent.leader.volumes.test_states import backup
@@ -24,9 +23,12 @@ pytestmark = pytest.mark.looptime
 ALERTING = {"nodeagent.io/alert-not-protected": "true"}
 
 
+def reader(kube: FakeKube) -> CoverageReader:
+    return CoverageReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOON)
+
+
 async def planned(kube: FakeKube, rules: CoverageRules | None = None) -> PlannedCoverage:
-    observed = await VolumeReader(KubeClient(kube, Retry(LoopClock())), "velero", lambda: NOON).read()
-    return plan_coverage(observed, rules or CoverageRules())
+    return await reader(kube).read(rules or CoverageRules())
 
 
 def shown(metrics: Metrics) -> set[str]:
@@ -99,3 +101,29 @@ async def test_nothing_is_shown_without_the_permission_or_once_another_agent_lea
     assert shown(metrics) == set()
     kube.fail_next("GET", "/persistentvolumeclaims", 403, times=1)
     assert await show(kube) == set()
+
+
+async def test_the_last_state_stays_while_something_cannot_be_read() -> None:
+    kube = FakeKube()
+    kube.put(a_claim("data"))
+    coverage = reader(kube)
+    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    kube.put(a_claim("more"))
+    kube.fail_next("GET", "/cronjobs", 500, times=9)
+    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    kube.fulfill()
+    kube.fail_next("GET", "/", "lost", times=99)
+    assert len((await coverage.read(CoverageRules())).plans or ()) == 1
+    kube.fulfill()
+    assert len((await coverage.read(CoverageRules())).plans or ()) == 2
+
+
+async def test_of_too_many_pvcs_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.leader.volumes.coverage._MOST_OBJECTS", 3)
+    kube = FakeKube()
+    for number in range(3):
+        kube.put(a_claim(f"data-{number}"))
+    coverage = reader(kube)
+    assert len((await coverage.read(CoverageRules())).plans or ()) == 3
+    kube.put(a_claim("one-more"))
+    assert (await coverage.read(CoverageRules())).plans is None

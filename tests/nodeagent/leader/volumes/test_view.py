@@ -13,6 +13,7 @@ from core.kube.retry import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from core.models.retention import RetentionReport
 from nodeagent.leader.index import Entry
+from nodeagent.leader.volumes.coverage import CoverageReader
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics.registry import Metrics
@@ -37,7 +38,8 @@ async def showing(
     clock = LoopClock()
     client = KubeClient(kube, Retry(clock))
     plans = PlanReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
-    view = VolumeView(build_cluster(client, clock, metrics=metrics), plans, entries=entries)
+    coverage = CoverageReader(client, "velero", lambda: datetime(2026, 11, 1, tzinfo=UTC))
+    view = VolumeView(build_cluster(client, clock, metrics=metrics), plans, coverage, entries=entries)
     task = asyncio.create_task(view.run(), name="view")
     try:
         yield view
@@ -63,7 +65,7 @@ async def test_plans_are_read_again_every_five_minutes() -> None:
     kube = FakeKube()
     async with showing(kube, Metrics("node-a")):
         await asyncio.sleep(901)
-    assert sum(request.path.endswith("/persistentvolumeclaims") for request in kube.requests) == 4
+    assert sum(request.path.endswith("/persistentvolumeclaims") for request in kube.requests) == 2 * 4
 
 
 async def test_a_backlog_is_one_event_on_its_schedule_for_each_report_and_the_metrics_end_with_the_leader() -> None:
