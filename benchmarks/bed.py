@@ -25,6 +25,7 @@ from benchmarks.programs import Mover
 from benchmarks.stages import Stages
 from benchmarks.tree import TreeShape, find_differences, make_tree, survey_tree
 from core.clock import SystemClock
+from core.contract import BackupMover
 from tests.datamover.support.s3server import S3Server, run_s3_server
 from tests.support.tools import tool
 from tests.testbed.pki import Authority
@@ -60,9 +61,9 @@ class Bed:
         self._numbers = count(1)
         self.mover = self.new_mover()
 
-    def new_mover(self, *, confined: bool = True) -> Mover:
-        """Return a mover of this cluster."""
-        return Mover(self.cluster, self.folder, self.disks, self._numbers, confined=confined)
+    def new_mover(self, *, confined: bool = True, way: BackupMover = BackupMover.PLAIN) -> Mover:
+        """Return a mover of this cluster that runs kopia in this way."""
+        return Mover(self.cluster, self.folder, self.disks, self._numbers, confined=confined, way=way)
 
     async def prepare(self) -> None:
         """Make an empty repository to copy, and let the mover run once each way: that compiles it."""

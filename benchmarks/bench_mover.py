@@ -28,6 +28,12 @@ _WHAT: Final[dict[str, tuple[str, _Measure, Callable[[Plan], TreeShape], Callabl
         lambda plan: plan.compared_tree,
         lambda plan: plan.compared_pairs,
     ),
+    "movers": (
+        "compare both ways to run kopia for a backup with kopia alone",
+        Benchmark.compare_movers,
+        lambda plan: plan.far_tree,
+        lambda plan: plan.pairs,
+    ),
     "latency": (
         "compare with kopia's best settings for a storage that is far away",
         Benchmark.measure_far,

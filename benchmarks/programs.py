@@ -16,7 +16,7 @@ from benchmarks.cluster import BUCKET, PREFIX, REGION, Cluster
 from benchmarks.disks import Disks
 from benchmarks.groups import memory_group
 from benchmarks.processes import BenchmarkError, Command, Measured, measure
-from core.contract import BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
+from core.contract import BackupMover, BackupResult, MoverArgs, MoverVerb, RestoreResult, parse_result
 from core.mover_specs import InitRepository
 from datamover.kopia.client_config import CacheLimit
 from datamover.runtime.resources import ResourceLimits
@@ -86,13 +86,21 @@ class Mover:
     """`python -OO -m datamover`, with everything compiled as in the image."""
 
     def __init__(
-        self, cluster: Cluster, folder: Path, disks: Disks, numbers: Iterator[int], *, confined: bool = True
+        self,
+        cluster: Cluster,
+        folder: Path,
+        disks: Disks,
+        numbers: Iterator[int],
+        *,
+        confined: bool = True,
+        way: BackupMover = BackupMover.PLAIN,
     ) -> None:
         self._cluster = cluster
         self._folder = folder
         self._disks = disks
         self._numbers = numbers
         self._module = "datamover" if confined else "benchmarks.unconfined"
+        self._way = way
 
     async def init(self) -> Measured:
         """Make the repository in the empty bucket."""
@@ -104,7 +112,7 @@ class Mover:
         """Back a volume up, and return what that took until the termination message was written."""
         self._cluster.objects.put_transfer("DataUpload")
         with self._disks.cache() as scratch:
-            args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume))
+            args = MoverArgs(MoverVerb.BACKUP, "data-upload", TRANSFER, str(volume), mover=str(self._way))
             measured, message = await self._run(args, scratch, limit_mib)
         return measured, parse_result(BackupResult, message)
 

@@ -19,6 +19,7 @@ from benchmarks.line import run_line
 from benchmarks.processes import BenchmarkError, Measured
 from benchmarks.programs import BARE_BUCKET, BareKopia, KopiaSettings, Mover
 from benchmarks.tree import TreeShape, make_tree
+from core.contract import BackupMover
 from core.models.bandwidth import BandwidthLimits
 from core.models.names import BANDWIDTH_ANNOTATION
 
@@ -34,6 +35,9 @@ _RESTORE: Final = "restore"
 _MOVER: Final = ", mover"
 _BARE: Final = ", bare kopia"
 _TUNED: Final = ", bare kopia with the mover's settings"
+
+_FEW: Final = TreeShape(0, 0, 50, 2_000)
+_FEW_FILES: Final = f"upload of {_FEW.files} files"
 
 _BEST_UPLOAD: Final = KopiaSettings(parallel=32)
 _BEST_RESTORE: Final = KopiaSettings(parallel=64)
@@ -148,6 +152,28 @@ class Benchmark:
         with replaced(_HOSTS, hosts):
             await self._compare(dict.fromkeys((proxy, none), bed.mover), annotate)
         return self._compared("unlimited", proxy, none)
+
+    async def compare_movers(self) -> Summary:
+        """Measure backups of many files and of few by both ways to run kopia, and by kopia; return the figures."""
+        bed, plan, runs = self._bed, self._plan, self.runs
+        ways = {f", {way}": bed.new_mover(way=way) for way in BackupMover}
+        with bed.tree(plan.far_tree) as many, bed.tree(_FEW) as few:
+            for number in range(plan.pairs):
+                bed.stages.say(f"round {number + 1} of {plan.pairs}")
+                for name in alternate([*ways, _BARE], number):
+                    run = ways[name].back_up if name in ways else self._bare.back_up
+                    bed.fresh_bucket(BUCKET if name in ways else BARE_BUCKET)
+                    for what, tree in ((_UPLOAD, many), (_SECOND, many), (_FEW_FILES, few)):
+                        bed.settle()
+                        with bed.stages.stage("backups"):
+                            done = await run(tree)
+                        runs.add(what + name, done[0] if isinstance(done, tuple) else done)
+        return {
+            f"{key}_{name.strip(', ').replace('-', '_')}_{figure}": measured(what + name, what + _BARE)
+            for key, what in (("upload", _UPLOAD), ("second_backup", _SECOND), ("few_files", _FEW_FILES))
+            for name in ways
+            for figure, measured in (("ratio", runs.ratio), ("excess_mib", runs.excess_mib))
+        }
 
     async def measure_far(self) -> Summary:
         """Measure uploads and restores by a line with a long round trip; return the figures."""

@@ -34,6 +34,12 @@ _FIGURES = {
     "confinement": {f"confined_{what}_{ratio}" for what in _WAYS for ratio in ("ratio", "cpu_ratio")}
     | {"mover_alone_mib"},
     "bandwidth": {f"unlimited_{what}_{ratio}" for what in _WAYS for ratio in ("ratio", "cpu_ratio")},
+    "movers": {
+        f"{what}_{way}_{figure}"
+        for what in ("upload", "second_backup", "few_files")
+        for way in ("plain", "one_open")
+        for figure in ("ratio", "excess_mib")
+    },
     "latency": {"far_upload_ratio", "far_restore_ratio"},
     "many": {"many_files", "many_files_512mib_ok", "many_files_most_mib"},
     "resume": {"upload_resent_share", "restore_rewritten_share", "total_time_ratio"},
@@ -42,6 +48,7 @@ _RUNS = {
     "mover": "upload within 256 MiB, mover",
     "confinement": "restore, unconfined",
     "bandwidth": "upload, proxy without limits",
+    "movers": "second backup, nothing changed, one-open",
     "latency": "restore, bare kopia",
     "many": "restore of 1,000 files, within 512 MiB",
     "resume": "restore",

@@ -193,8 +193,6 @@ func carryOut(ctx context.Context, w repo.RepositoryWriter, source snapshot.Sour
 		return err
 	}
 
-	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)
-
 	tree, err := policy.TreeForSource(ctx, w, source)
 	if err != nil {
 		return errors.Wrap(err, "unable to get policy tree")
@@ -283,6 +281,9 @@ func uploadVolume(
 	}
 
 	watched, copied := watchChanges(w, root, decided.Parents, parents, report)
+
+	// The data mover takes this as the start of the snapshot, by which it knows checkpoints.
+	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)
 
 	made, err := uploader.Upload(ctx, watched, tree, source, parents...)
 	if err != nil {
