@@ -14,7 +14,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
@@ -27,7 +27,7 @@ from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.in_place import InPlace
-from datamover.data_path.attributes import Attributes
+from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import open_directories, show_path
 from datamover.data_path.part_restorer import PartRestorer
@@ -51,9 +51,6 @@ _LOST_AND_FOUND: Final = "lost+found"
 _DIRECTORY: Final = "d"
 _FILE: Final = "f"
 _LINK: Final = "s"
-
-_EXACT: Final = 1
-"""Times that differ by a nanosecond are different."""
 
 _WHOLE_ENTRIES: Final = 10_000
 _WHOLE_BYTES: Final = 256 << 20
@@ -84,20 +81,21 @@ def decide_file(
     *,
     path: bytes = b"",
     changed: Fingerprints | None = None,
+    precision_ns: int = 1,
 ) -> Step:
     """Return what is done with a file, of which the volume has `status`; None: it has nothing there.
 
-    `changed` has the paths of files with another content; None: those of equal size and time have the same one.
+    `changed` has the paths of files with another content; None: those of equal size and time have the same one. Times
+    that differ by less than `precision_ns` are alike to the volume.
     """
     if status is None or not rule.incremental or not stat.S_ISREG(status.st_mode):
         return Step.WRITE
     wanted = Attributes.of(entry)
-    same_time = wanted.time_ns == status.st_mtime_ns
-    if status.st_size != int(entry.get("size", 0)) or not (
-        same_time if changed is None else not changed.has_text(path)
-    ):
+    unset = wanted.find_unset(status, tolerance_ns=precision_ns)
+    same = wanted.time_ns is not None and Attribute.TIME not in unset if changed is None else not changed.has_text(path)
+    if status.st_size != int(entry.get("size", 0)) or not same:
         return Step.WRITE
-    if not wanted.find_unset(status, tolerance_ns=_EXACT):
+    if not unset:
         return Step.KEEP
     # Another name of the file would change too.
     return Step.SET if status.st_nlink == 1 else Step.WRITE
@@ -118,8 +116,9 @@ class InPlaceRestore:
     """One restore of a snapshot into a volume with data.
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `written_bytes` are the sizes of what was written, `kept` is how many files and links were not.
-    `blocked` are paths where a directory is that the snapshot does not have, with entries that are not to be deleted.
+    `precision_ns` is that of the volume's times. `written_bytes` are the sizes of what was written, `kept` is how many
+    files and links were not. `blocked` are paths where a directory is that the snapshot does not have, with entries
+    that are not to be deleted.
     """
 
     repository: Repository
@@ -130,6 +129,7 @@ class InPlaceRestore:
     data_path: DataPath
     fitting: int | None = None
     changed: Fingerprints | None = None
+    precision_ns: int = 1
     written_bytes: int = 0
     kept: int = 0
     kept_bytes: int = 0
@@ -154,18 +154,18 @@ class InPlaceRestore:
         try:
             self._mounts = find_mounts(self.target)
             await self._in_thread(self._stage.make, f"removing what an earlier restore left in {self.target}")
-            with open_output(self.repository.work_dir) as file, open_output(self.repository.work_dir) as output:
-                with open_output(self.repository.work_dir) as third:
-                    directories, pending = Directories(file), Pending(third)
-                    directories.add(b"", self.snapshot.root_entry)
-                    while batch := directories.take():
-                        objects = [one.entry.get("obj", "") for one in batch]
-                        listed = await open_directories(self.repository, self.snapshot, objects, output)
-                        await self._in_thread(partial(self._compare, batch, listed, directories, pending), doing)
-                        if pending.full:
-                            await self._write(pending, fd)
-                        self._count_kept()
-                    await self._write(pending, fd)
+            with ExitStack() as files:
+                one, other, output = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(3))
+                directories, pending = Directories(one), Pending(other)
+                directories.add(b"", self.snapshot.root_entry)
+                while batch := directories.take():
+                    objects = [directory.entry.get("obj", "") for directory in batch]
+                    listed = await open_directories(self.repository, self.snapshot, objects, output)
+                    await self._in_thread(partial(self._compare, batch, listed, directories, pending), doing)
+                    if pending.full:
+                        await self._write(pending, fd)
+                    self._count_kept()
+                await self._write(pending, fd)
                 await self._in_thread(self._stage.remove, f"removing the stage in {self.target}")
                 # Changes in a directory change its time.
                 await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
@@ -236,7 +236,9 @@ class InPlaceRestore:
             return
         step = Step.WRITE
         if entry["type"] == _FILE:
-            step = decide_file(entry, status, self.rule, path=unit.path, changed=self.changed)
+            step = decide_file(
+                entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
+            )
         if step is Step.WRITE:
             pending.add(unit)
             return
@@ -389,7 +391,7 @@ class InPlaceRestore:
     def _set(self, name: str, fd: int, wanted: Attributes) -> None:
         """Set attributes of an entry of an open directory that it does not have; what is refused is counted."""
         status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        for change in wanted.changes(name, fd, wanted.find_unset(status, tolerance_ns=_EXACT)):
+        for change in wanted.changes(name, fd, wanted.find_unset(status, tolerance_ns=self.precision_ns)):
             try:
                 change()
             except OSError as e:

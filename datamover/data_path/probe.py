@@ -46,6 +46,7 @@ _MADE: Final = (_NAME, _ODD, _LINK)
 _OTHER_OWNER: Final = (1, 1)
 _MODE: Final = 0o6751
 _EARLY_NS: Final = 86_400_123_456_789
+_STEPS_NS: Final = (1, 100, 1000, 10**6, 10**9)
 
 _IGNORED: Final = frozenset({errno.EPERM, errno.EACCES})
 """Source: Go 1.26, os.IsPermission."""
@@ -55,7 +56,8 @@ _IGNORED: Final = frozenset({errno.EPERM, errno.EACCES})
 class Probe:
     """What the target keeps as it is set.
 
-    `refuses`: it refuses something with an error that ends a restore, unless kopia is to ignore errors.
+    `refuses`: it refuses something with an error that ends a restore, unless kopia is to ignore errors. `precision_ns`:
+    times that differ by less are alike to it, such as 100 on an SMB share.
     """
 
     owner: bool = False
@@ -63,6 +65,7 @@ class Probe:
     times: bool = False
     names: bool = False
     refuses: bool = False
+    precision_ns: int = 1
 
     @property
     def sound(self) -> bool:
@@ -95,6 +98,7 @@ def probe_target(target: Path, snapshot: Snapshot, _: ShouldStop) -> Probe:
                 probe.owner = all(_keeps_owner(probe, fd, owner) for owner in owners)
                 # After the owner: setgid needs a permission for files of other groups.
                 probe.mode = probe.attempt(lambda: os.fchmod(fd, _MODE)) and stat.S_IMODE(os.fstat(fd).st_mode) == _MODE
+                probe.precision_ns = _precision_ns(fd)
                 probe.times = all(_keeps_time(probe, fd, time_ns) for time_ns in _times(root_entry))
                 probe.names = _keeps_names(probe, root, links=snapshot.links > 0)
             finally:
@@ -115,6 +119,16 @@ def _keeps_owner(probe: Probe, fd: int, owner: tuple[int, int]) -> bool:
 def _keeps_time(probe: Probe, fd: int, time_ns: int) -> bool:
     kept = probe.attempt(lambda: os.utime(fd, ns=(time_ns, time_ns)))
     return kept and abs(os.fstat(fd).st_mtime_ns - time_ns) < TIME_TOLERANCE_NS
+
+
+def _precision_ns(fd: int) -> int:
+    """Return what the target cuts times to; 1 if it keeps them, or refuses them."""
+    try:
+        os.utime(fd, ns=(_EARLY_NS, _EARLY_NS))
+    except OSError:
+        return 1
+    kept = os.fstat(fd).st_mtime_ns
+    return next((step for step in _STEPS_NS if _EARLY_NS // step * step == kept), 1)
 
 
 def _times(root_entry: JsonDict) -> list[int]:

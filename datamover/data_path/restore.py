@@ -194,7 +194,15 @@ async def _restore_in_place(
         changed = await find_changed(repository, snapshot, target, data_path.watchdog)
     restorer = _restorer(repository, snapshot, parameters, data_path, tolerant=probe.refuses)
     restoring = InPlaceRestore(
-        repository, snapshot, target, rule, restorer, data_path, fitting=parameters.fitting_entries, changed=changed
+        repository,
+        snapshot,
+        target,
+        rule,
+        restorer,
+        data_path,
+        fitting=parameters.fitting_entries,
+        changed=changed,
+        precision_ns=probe.precision_ns,
     )
     await restoring.restore(fd)
     refused = Refused()

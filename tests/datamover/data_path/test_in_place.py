@@ -39,9 +39,9 @@ class Status:
         }
 
 
-def _decide(rule: InPlace, *, changed: Fingerprints | None = None, **changes: Any) -> Step:
+def _decide(rule: InPlace, *, changed: Fingerprints | None = None, precision_ns: int = 1, **changes: Any) -> Step:
     status: os.stat_result = Status(**changes)  # type: ignore[assignment]  # as far as it is read
-    return decide_file(_ENTRY, status, rule, path=b"a/f", changed=changed)
+    return decide_file(_ENTRY, status, rule, path=b"a/f", changed=changed, precision_ns=precision_ns)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,11 @@ def test_a_file_is_written_unless_size_and_time_are_equal_and_then_its_attribute
 ) -> None:
     assert _decide(INCREMENTAL, **changes) is step
     assert _decide(FULL, **changes) is Step.WRITE
+
+
+@pytest.mark.parametrize(("precision_ns", "step"), [(1, Step.WRITE), (100, Step.KEEP)])
+def test_times_are_compared_as_the_volume_keeps_them(precision_ns: int, step: Step) -> None:
+    assert _decide(INCREMENTAL, precision_ns=precision_ns, st_mtime_ns=_TIME // 100 * 100) is step
 
 
 def test_what_is_not_there_is_written() -> None:

@@ -108,3 +108,13 @@ def test_a_time_of_the_snapshot_that_the_target_cannot_keep_is_found(
 
 def test_nothing_is_known_of_a_target_that_takes_no_file(tmp_path: Path) -> None:
     assert not probe_target(tmp_path / "missing", Snapshot("id", "s", "", "k", 0, 0), lambda: False).sound
+
+
+@pytest.mark.parametrize(("step_ns", "precision_ns"), [(1, 1), (100, 100), (10**9, 10**9), (7, 1)])
+def test_a_target_that_cuts_times_has_their_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_ns: int, precision_ns: int
+) -> None:
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda fd, ns: utime(fd, ns=(ns[0], ns[1] // step_ns * step_ns)))
+    found = _probe(tmp_path)
+    assert (found.precision_ns, found.times) == (precision_ns, True)
