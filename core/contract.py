@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType, field
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
 from core.models.base import Int64, Time, WireModel, cut_texts
+from core.models.exclusions import LeftOut
 from core.models.in_place import InPlace
 from core.models.shrinkage import Shrinkage
 from core.models.units import format_duration
@@ -165,10 +166,10 @@ class MoverArgs:
     is omitted. `cache_limit_mib` is what the cache volume has room for; 0: there is none. `attempt` is the number of
     the transfer's attempt. `cluster` identifies the cluster in the snapshot of a backup; empty: it is not known.
     `compression` is the algorithm of a backup whose custom resource names none; empty: none. With `ignore_files`, files
-    named `.kopiaignore` have an effect on a backup. `read_all_files`: it also reads files whose size and time are
-    unchanged since the last one. `mover` is how a backup runs kopia; empty: plain. With `require_attributes`, a restore
-    fails if the target does not take owners, modes and times. `in_place` is how a restore goes into a volume that may
-    have data; None: as into a new one.
+    named `.kopiaignore` have an effect on a backup. `exclude` are its exclusions as JSON; empty: it has none.
+    `read_all_files`: it also reads files whose size and time are unchanged since the last one. `mover` is how a backup
+    runs kopia; empty: plain. With `require_attributes`, a restore fails if the target does not take owners, modes and
+    times. `in_place` is how a restore goes into a volume that may have data; None: as into a new one.
     """
 
     verb: MoverVerb
@@ -183,6 +184,7 @@ class MoverArgs:
     compression: str = ""
     mover: str = ""
     ignore_files: bool = False
+    exclude: str = ""
     read_all_files: bool = False
     require_attributes: bool = False
     in_place: InPlace | None = None
@@ -203,6 +205,7 @@ class MoverArgs:
             "cluster": self.cluster,
             "compression": self.compression,
             "mover": self.mover,
+            "exclude": self.exclude,
             "resource-timeout": format_duration(self.resource_timeout),
             "log-level": self.log_level,
             "log-format": self.log_format,
@@ -264,7 +267,7 @@ class BackupResult(WireModel):
     The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
     `fallback_full`: everything was read, although a parent was named. `files` is absent for a block device. `shrunk` is
-    absent unless the backup is Shrunk.
+    absent unless the backup is Shrunk, and `left_out` unless exclusions applied.
     """
 
     snapshot_id: _Id = field(name="snapshotID")
@@ -278,6 +281,7 @@ class BackupResult(WireModel):
     fallback_full: bool | UnsetType = UNSET
     files: Int64 | UnsetType = UNSET
     shrunk: Shrinkage | UnsetType = UNSET
+    left_out: LeftOut | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Cut the text, so that the termination message has room for it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.compression import Compression
+from core.models.exclusions import Exclusions
 from core.models.in_place import INCREMENTAL, InPlace
 from core.mover_specs import MoverSpec, parse_spec
 from datamover.flags import DEFAULT_RESOURCE_TIMEOUT, LIST, TERMINATION_FILE, build_parser
@@ -59,6 +60,7 @@ class PodOptions:
     cluster: str = ""
     compression: Compression = Compression.NONE
     ignore_files: bool = False
+    exclude: Exclusions = field(default_factory=Exclusions)
     read_all_files: bool = False
     mover: BackupMover = BackupMover.PLAIN
     require_attributes: bool = False
@@ -101,6 +103,7 @@ class LocalBackup:
     ignore_files: bool = False
     read_all_files: bool = False
     mover: BackupMover = BackupMover.PLAIN
+    exclude: Exclusions = field(default_factory=Exclusions)
 
 
 @dataclass(frozen=True)
@@ -161,6 +164,7 @@ def _parse_pod(parsed: argparse.Namespace) -> PodOptions:
         cluster=getattr(parsed, "cluster", ""),
         compression=getattr(parsed, "compression", Compression.NONE),
         ignore_files=getattr(parsed, "ignore_files", False),
+        exclude=getattr(parsed, "exclude", Exclusions()),
         read_all_files=getattr(parsed, "read_all_files", False),
         mover=getattr(parsed, "mover", BackupMover.PLAIN),
         require_attributes=getattr(parsed, "require_attributes", False),
@@ -210,6 +214,7 @@ def _parse_local_command(parsed: argparse.Namespace) -> LocalBackup | LocalResto
             parsed.ignore_files,
             parsed.read_all_files,
             parsed.mover,
+            parsed.exclude,
         )
     if parsed.target is None or not parsed.snapshot:
         raise ConfigError("required arguments: --snapshot and --target")

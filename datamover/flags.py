@@ -14,6 +14,7 @@ from core.contract import BackupMover, MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.logs import LEVELS, LOG_FORMATS
 from core.models.compression import Compression, parse_compression
+from core.models.exclusions import Exclusions
 from core.models.in_place import FULL, INCREMENTAL
 from core.models.units import parse_duration
 from core.version import VERSION
@@ -108,6 +109,13 @@ def build_parser() -> argparse.ArgumentParser:
         "--ignore-files",
         action="store_true",
         help="leave out what files named .kopiaignore in the volume list (default: back it up)",
+    )
+    backup.add_argument(
+        "--exclude",
+        metavar="JSON",
+        type=_explained(Exclusions.parse),
+        default=Exclusions(),
+        help='what to leave out, such as {"patterns": ["*.tmp"], "maxBytes": 1000000, "oneFileSystem": true}',
     )
     backup.add_argument(
         "--read-all-files",

@@ -44,6 +44,7 @@ from exposer.snapshots import (
 )
 from exposer.source_volume import leave_to_velero, needs_windows, place_backup
 from exposer.storage_access import read_storage_access
+from exposer.tenant_metadata import read_exclusions
 from exposer.volumes import RETAIN, delete_with_volume, explain_deletion, is_provisioned, withdraw_mover
 
 __all__ = ["CSISnapshotExposer"]
@@ -150,7 +151,16 @@ class CSISnapshotExposer:
             return claim
         placement = await place_backup(self._client, request)
         storage = await read_storage_access(self._client, request.owner.namespace, request.location)
-        return await run.ensure(PODS, build_backup_pod(request, claim, placement, storage=storage))
+        excluded = await self._read_exclusions(request)
+        pod = build_backup_pod(request, claim, placement, storage=storage, excluded=excluded)
+        return await run.ensure(PODS, pod)
+
+    async def _read_exclusions(self, request: SnapshotRequest) -> str:
+        """Return what the annotation of the source PVC names, if it counts; empty: nothing."""
+        namespace = request.source_namespace
+        if namespace not in request.settings.exclusions.annotation_namespaces:
+            return ""
+        return read_exclusions(await self._client.read(PERSISTENT_VOLUME_CLAIMS, namespace, request.source_claim))
 
     async def _ensure_content(self, request: SnapshotRequest, run: ExposeRun) -> VolumeSnapshotContent | Pending:
         content = await run.read(VOLUME_SNAPSHOT_CONTENTS, request.owner.name)

@@ -290,6 +290,7 @@ class LocatedVolume:
     """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
 
     `claim` is its PVC, and `storage_class` that of its PersistentVolume; empty without one.
+    `excluded` is what the annotation of the PVC names.
     """
 
     node: str
@@ -297,6 +298,7 @@ class LocatedVolume:
     tolerations: tuple[PodToleration, ...] = ()
     storage_class: str = ""
     claim: str = ""
+    excluded: str = ""
 
 
 class Exposer(Protocol[_Request_contra]):

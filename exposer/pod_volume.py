@@ -10,7 +10,7 @@ from core.contract import MoverVerb
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
-from core.kube.types import PersistentVolume, Pod, Volume
+from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.attempts import Interruption
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
@@ -22,6 +22,7 @@ from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeReque
 from exposer.ownership import belongs, delete_owned
 from exposer.pods import build_pod_volume_pod
 from exposer.storage_access import read_storage_access
+from exposer.tenant_metadata import read_exclusions
 from exposer.volumes import delete_claim, withdraw_mover
 from exposer.workload import (
     build_block_error,
@@ -73,7 +74,7 @@ class PodVolumeExposer:
             check_running(ref, pod)
         elif pending := check_restore_wait(ref, pod):
             return pending
-        pv = await _read_volume(request, pod, volume, reader=reader)
+        claim, pv = await _read_volume(request, pod, volume, reader=reader)
         node = pod["spec"].get("nodeName", "")
         if not node:
             raise ExposeError(f"workload pod {ref} has no node")
@@ -84,6 +85,7 @@ class PodVolumeExposer:
             tolerations=tolerations_to_stay(pod),
             storage_class=pv["spec"].get("storageClassName", "") if pv else "",
             claim=claim_of(pod, volume),
+            excluded=read_exclusions(claim),
         )
 
     async def read_node(self, request: PodVolumeRequest) -> str:
@@ -211,15 +213,15 @@ async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | Non
 
 async def _read_volume(
     request: PodVolumeRequest, pod: Pod, volume: Volume, *, reader: Reader
-) -> PersistentVolume | None:
-    """Return the PersistentVolume behind `volume`; None for one without a PVC.
+) -> tuple[PersistentVolumeClaim, PersistentVolume] | tuple[None, None]:
+    """Return the PVC and the PersistentVolume behind `volume`; None for one without a PVC.
 
     Raises:
         ExposeError: PVC or volume do not exist, or it is a block volume.
     """
     name = claim_of(pod, volume)
     if not name:
-        return None
+        return None, None
     place = f"PersistentVolumeClaim {request.workload.namespace}/{name} of volume {volume['name']}"
     claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, request.workload.namespace, name)
     if claim is None:
@@ -230,4 +232,4 @@ async def _read_volume(
         raise ExposeError(f"{place} has no PersistentVolume")
     if pv["spec"].get("volumeMode") == "Block":
         raise build_block_error(request.workload, volume["name"])
-    return pv
+    return claim, pv

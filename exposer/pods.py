@@ -40,11 +40,17 @@ _RESTORE_GROUP: Final = "generic-restore-exposer"
 
 
 def build_backup_pod(
-    request: SnapshotRequest, claim: PersistentVolumeClaim, placement: Placement, *, storage: StorageAccess
+    request: SnapshotRequest,
+    claim: PersistentVolumeClaim,
+    placement: Placement,
+    *,
+    storage: StorageAccess,
+    excluded: str = "",
 ) -> Manifest:
     """Return the pod that backs up the volume created from a snapshot.
 
-    `claim` is the backup PVC as created: settings may have changed since.
+    `claim` is the backup PVC as created: settings may have changed since. `excluded` is what the annotation of the
+    source PVC names.
     """
     owner, mode, read_only = request.owner, claim_volume_mode(claim), claim_read_only(claim)
     volume: ClaimSource = {"claimName": owner.name}
@@ -59,6 +65,7 @@ def build_backup_pod(
             ),
             compression=_compression(request.settings, request.storage_class),
             ignore_files=request.source_namespace in request.settings.ignore_files_namespaces,
+            exclude=request.settings.exclusions.exclude(request.source_namespace, request.storage_class, excluded),
             read_all_files=request.source_namespace in request.settings.read_all_files_namespaces,
             mover=_backup_mover(request.settings),
         ),
@@ -124,6 +131,11 @@ def build_pod_volume_pod(
             _build_args(owner, request.verb, kind_flag, request.settings.mover, cache),
             compression=_compression(request.settings, located.storage_class) if backup else "",
             ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
+            exclude=request.settings.exclusions.exclude(
+                request.workload.namespace, located.storage_class, located.excluded
+            )
+            if backup
+            else "",
             read_all_files=backup and request.workload.namespace in request.settings.read_all_files_namespaces,
             mover=_backup_mover(request.settings) if backup else "",
             in_place=request.in_place,

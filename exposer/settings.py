@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
+from functools import reduce
+from operator import or_
 from pathlib import PurePosixPath
 
 from core.contract import BackupMover
 from core.kube.types import PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.attempts import InterruptionCause, RetryRules
 from core.models.compression import Compression
+from core.models.exclusions import Exclusions, read_patterns
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
 from exposer.placement import PlacementRules
@@ -25,6 +28,8 @@ __all__ = [
     "CacheRule",
     "CacheVolume",
     "CompressionRules",
+    "ExclusionRule",
+    "ExclusionRules",
     "ExposeSettings",
     "MoverOptions",
     "PodSettings",
@@ -167,6 +172,39 @@ class CompressionRules:
 
 
 @dataclass(frozen=True)
+class ExclusionRule:
+    """What the volumes of some namespaces and storage classes leave out of backups; empty: those of all."""
+
+    exclude: Exclusions
+    namespaces: frozenset[str] = frozenset()
+    storage_classes: frozenset[str] = frozenset()
+
+    def fits(self, namespace: str, storage_class: str) -> bool:
+        """Return whether it is about a volume."""
+        classes = not self.storage_classes or storage_class in self.storage_classes
+        return classes and (not self.namespaces or namespace in self.namespaces)
+
+
+@dataclass(frozen=True)
+class ExclusionRules:
+    """What volumes leave out of backups, and the namespaces in which the annotation of a PVC adds to it."""
+
+    rules: tuple[ExclusionRule, ...] = ()
+    annotation_namespaces: frozenset[str] = frozenset()
+
+    def exclude(self, namespace: str, storage_class: str, annotation: str = "") -> str:
+        """Return the exclusions of a volume as JSON; empty: there are none.
+
+        Of an annotation, lines that are no patterns have no effect.
+        """
+        fitting = [rule.exclude for rule in self.rules if rule.fits(namespace, storage_class)]
+        if annotation and namespace in self.annotation_namespaces:
+            fitting.append(Exclusions(patterns=read_patterns(annotation)))
+        found = reduce(or_, fitting, Exclusions())
+        return found.to_json() if found else ""
+
+
+@dataclass(frozen=True)
 class ExposeSettings:
     """All settings of an expose: what every mover pod inherits, its configuration, and the rules for volumes.
 
@@ -176,6 +214,7 @@ class ExposeSettings:
     In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in those of
     `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
     `backup_mover` is how backups run kopia.
+    `exclusions` say what backups leave out.
     `restore_copies` are the Secrets and ConfigMaps of the target's namespace that the driver
     needs beside the PVC of a restore. `retries` are the rules of kinds with other than the default ones, of
     which those for memory apply.
@@ -194,6 +233,7 @@ class ExposeSettings:
     ignore_files_namespaces: frozenset[str] = frozenset()
     read_all_files_namespaces: frozenset[str] = frozenset()
     backup_mover: BackupMover = BackupMover.PLAIN
+    exclusions: ExclusionRules = field(default_factory=ExclusionRules)
     repository_volumes: tuple[RepositoryMount, ...] = ()
     retries: Mapping[str, RetryRules] = field(default_factory=dict)
 

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from core.kube.types import Object
+from core.models.names import EXCLUSIONS_ANNOTATION
 
-__all__ = ["DEFAULT_EXCLUDED", "copy_annotations", "copy_labels"]
+__all__ = ["DEFAULT_EXCLUDED", "copy_annotations", "copy_labels", "read_exclusions"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,12 @@ DEFAULT_EXCLUDED: Final = (
 
 The last four name who manages the tenant's object, which is not true of a copy.
 """
+
+
+def read_exclusions(claim: Object | None) -> str:
+    """Return what a tenant wants to leave out of the backups of a PVC, which counts only where that is allowed."""
+    annotations = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
+    return annotations.get(EXCLUSIONS_ANNOTATION, "")
 
 
 def copy_annotations(obj: Object, excluded: Iterable[str]) -> dict[str, str]:

@@ -140,6 +140,7 @@ def _facts(one: TransferDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Limited to", format_limits(one.bandwidth)),
         ("Files", "" if one.files is None else str(one.files)),
         ("Shrunk", format_shrinkage(one.shrunk, now)),
+        ("Left out", one.left_out.text if one.left_out is not None else ""),
         ("Snapshot", one.snapshot_id),
         ("Verified", format_verification(one.verification, now)),
         ("Attempt", attempt if one.number > 1 else ""),

@@ -23,6 +23,7 @@ from core.kube.types import ContainerStatus, Object, Pod, UncheckedObject
 from core.models.attempts import Interruption
 from core.models.bandwidth import BandwidthLimits
 from core.models.base import JsonDict, Time, WireModel
+from core.models.exclusions import LeftOut, read_left_out
 from core.models.names import (
     OUTCOME_ANNOTATION,
     OWNER_UID_LABEL,
@@ -70,8 +71,8 @@ class TransferDetails(TransferRecord):
 
     `history` begins with the oldest moment, `events` with the newest. `log` are the last lines of its newest pod's log.
     `retries` count toward `maxRetries`. `schedule` is what started its backup: a CronJob of `nodeagent schedule`, or a
-    Schedule of Velero. `bandwidth` holds now; without its fields, nothing limits the data mover. `advice` is what to do
-    next.
+    Schedule of Velero. `left_out` is what exclusions left out of a backup. `bandwidth` holds now; without its fields,
+    nothing limits the data mover. `advice` is what to do next.
     """
 
     spec: JsonDict = field(default_factory=dict)
@@ -85,6 +86,7 @@ class TransferDetails(TransferRecord):
     events: list[EventLine] = field(default_factory=list)
     pods: list[PodLine] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    left_out: LeftOut | None = None
     advice: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -203,6 +205,7 @@ def _facts(cr: Transfer, events: list[EventLine]) -> JsonDict:
         "retries": attempts.retries,
         "bandwidth": limits or BandwidthLimits(),
         "interruptions": attempts.interruptions,
+        "left_out": read_left_out(cr.metadata.annotations),
         "history": _history(cr, events),
     }
 

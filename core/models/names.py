@@ -49,13 +49,17 @@ __all__ = [
     "DELETIONS_LEASE",
     "DISPATCHER_LEASE",
     "EXCLUDE_ANNOTATION",
+    "EXCLUDE_DIGEST_TAG",
     "EXCLUDE_LABEL",
+    "EXCLUDE_TAG",
+    "EXCLUSIONS_ANNOTATION",
     "EXPOSER_POD_GROUP_LABEL",
     "EXPOSE_ON_GOING_LABEL",
     "FEATURES_ANNOTATION",
     "FILES_ANNOTATION",
     "IN_PLACE_CLAIM_ANNOTATION",
     "IN_PLACE_LABEL",
+    "LEFT_OUT_ANNOTATION",
     "MAINTENANCE_ANNOTATION",
     "MAINTENANCE_CONTAINER",
     "MANAGED_BY_LABEL",
@@ -304,6 +308,14 @@ EXCLUDE_ANNOTATION: Final = "nodeagent.io/exclude-from-backup"
 """On a namespace or PVC: why it is left out of backups on purpose. It only explains; it excludes nothing."""
 VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
 """On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
+EXCLUDE_TAG: Final = "nodeagent.io/exclude"
+"""Ours: by which rules files were left out of a snapshot, as JSON (`core.models.exclusions`)."""
+EXCLUDE_DIGEST_TAG: Final = "nodeagent.io/exclude-digest"
+"""Ours: the digest of these rules."""
+EXCLUSIONS_ANNOTATION: Final = "nodeagent.io/exclude"
+"""On a PVC, where the configuration allows it: a pattern on each line, of what its backups leave out."""
+LEFT_OUT_ANNOTATION: Final = "nodeagent.io/left-out"
+"""On a completed backup of a file system: what exclusions left out, as JSON (`core.models.exclusions`)."""
 FILES_ANNOTATION: Final = "nodeagent.io/files"
 """On a completed backup of a file system: how many files it has."""
 SHRUNK_ANNOTATION: Final = "nodeagent.io/shrunk"

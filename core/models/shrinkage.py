@@ -21,16 +21,31 @@ _BYTES: Final = 64 * 1024**2
 
 @dataclass(frozen=True)
 class SavedSize:
-    """What a complete snapshot has: files, None where that is not known, and their bytes."""
+    """What a complete snapshot has: files, None where that is not known, and their bytes.
+
+    `rules` is the digest of its exclusions, empty without any; `left_out` are the files and bytes that these left out,
+    None where that is not known.
+    """
 
     snapshot_id: str
     files: int | None
     bytes: int
+    rules: str = ""
+    left_out: tuple[int, int] | None = None
 
     def has_shrunk_from(self, full: "SavedSize") -> bool:
-        """Return whether this has less than half of the files or bytes of `full`, and not just a few less."""
-        files = self.files is not None and full.files is not None and _is_far_less(self.files, full.files, _FILES)
-        return files or _is_far_less(self.bytes, full.bytes, _BYTES)
+        """Return whether this has less than half of the files or bytes of `full`, and not just a few less.
+
+        What other exclusions than those of `full` left out counts as if it were there.
+        """
+        more_files, more_bytes = 0, 0
+        if self.rules not in {"", full.rules}:
+            if self.left_out is None:
+                return False
+            more_files, more_bytes = self.left_out
+        files = self.files is not None and full.files is not None
+        fewer = files and _is_far_less((self.files or 0) + more_files, full.files or 0, _FILES)
+        return fewer or _is_far_less(self.bytes + more_bytes, full.bytes, _BYTES)
 
     def confirms(self, shrunk: "SavedSize") -> bool:
         """Return whether this has at least nine tenths of `shrunk`, the one before: the volume is as small as that."""

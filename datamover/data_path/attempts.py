@@ -77,14 +77,12 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups.
-    `first`: the source has no snapshot at all, not even an incomplete one. `sizes` are those of all complete ones of
-    other transfers, the oldest first.
+    `sizes` are those of all complete snapshots of other transfers, the oldest first.
     """
 
     latest: Snapshot | None = None
     continued: bool = False
     warning: str = ""
-    first: bool = False
     sizes: tuple[SavedSize, ...] = ()
 
 
@@ -146,8 +144,7 @@ def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) ->
     """Return what a backup finds of its source once the other incomplete snapshots are deleted."""
     own, others = checkpoints.own, checkpoints.others
     warning = f"removed {len(others)} incomplete snapshots of earlier backups" if others and not own else ""
-    first = found == SourceSnapshots(latest=None)
-    return Inheritance(found.latest, bool(own) or found.repeated, warning, first=first, sizes=found.sizes)
+    return Inheritance(found.latest, bool(own) or found.repeated, warning, sizes=found.sizes)
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:

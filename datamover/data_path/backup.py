@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,8 @@ _PLACEHOLDER_ERRORS: Final = ("upload error:", "placeholder")
 Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/upload/upload.go (uploadFileInternal).
 """
 
+_BLOCK_NOTE: Final = "exclusions are for file systems: the block device is backed up as a whole"
+
 _WaitForNames = Callable[[], Awaitable[NameReport]]
 
 
@@ -86,7 +88,8 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         if parent_fault := await run.check_parent():
             await data_path.warn(parent_fault)
         report = NameReport()
-        inspect = _skip_names if fd is not None else partial(inspect_names, parameters.volume, report=report)
+        look = partial(inspect_names, parameters.volume, report=report, exclude=parameters.rules)
+        inspect = _skip_names if fd is not None else look
         cleanup = _cleanup_on_error(kopia, parameters, data_path, interval)
         async with run_in_background(inspect, name="names") as names, cleanup:
             answer = await run.back_up(interval, read_all=bool(parent_fault) or parameters.parent == NO_PARENT)
@@ -126,13 +129,17 @@ async def _build_result(
     if left_out := await _describe_left_out(repository, parameters, snapshot, report):
         await data_path.warn(left_out)
     incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
-    shrunk = None if block else await find_shrinkage(snapshot, taken.inheritance, parameters.attempt)
+    excluded = report.excluded
+    size = replace(snapshot.size, left_out=(excluded.files, excluded.bytes) if excluded else (0, 0))
+    shrunk = None if block else await find_shrinkage(size, taken.inheritance, parameters.attempt)
     if parameters.attempt and parameters.attempt.number > 1:
         await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)
+    own = excluded.text if excluded else _BLOCK_NOTE if parameters.exclude else ""
     notes = (
         shrunk.text if shrunk else "",
         taken.parent_fault,
         taken.note,
+        own,
         left_out,
         report.times_note,
         report.kinds_note,
@@ -149,6 +156,7 @@ async def _build_result(
         fallback_full=True if taken.parent_fault else UNSET,
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
+        left_out=excluded or UNSET,
     )
 
 
@@ -223,7 +231,7 @@ async def _describe_left_out(
     came and went meanwhile make the count inexact.
     """
     count = max(0, report.kept - snapshot.entries) if report.complete else 0
-    count = count or snapshot.excluded
+    count = count or (0 if parameters.rules else snapshot.excluded)
     if not count:
         return ""
     try:

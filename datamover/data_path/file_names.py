@@ -21,6 +21,7 @@ from typing import Final
 from zlib import crc32
 
 from core.errors import DataPathError
+from core.models.exclusions import Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, open_below, open_root, walk_tree
 
@@ -73,12 +74,14 @@ def _keep(examples: list[str], directory: bytes, name: bytes) -> None:
 class NameReport:
     """The result of a walk; paths are relative to the volume's root, at most three of each kind.
 
-    `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read.
+    `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read. Those that
+    exclusions leave out are counted in `excluded` alone, which is None without exclusions.
     """
 
     entries: int = 0
     kept: int = 0
     complete: bool = False
+    excluded: LeftOut | None = None
     mangled: int = 0
     collisions: int = 0
     too_long: int = 0
@@ -178,18 +181,21 @@ class NameReport:
         _keep(self.placeholders, directory, name)
 
 
-def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None) -> NameReport:
+def inspect_names(
+    root: Path, stop: ShouldStop, report: NameReport | None = None, exclude: Exclusions | None = None
+) -> NameReport:
     """Return how kopia keeps what is below `root`; `stop` ends the walk early.
 
     Unreadable directories are skipped: kopia reports them. `report` is filled meanwhile, and returned.
     """
     report = report or NameReport()
+    filtered = _Filter(root, exclude, report) if exclude else None
     with suppress(OSError):
         for directory, entries in walk_tree(root, stop):
             # As kopia keeps it, with a slash.
             path_bytes = len(mangle(directory).encode()) + 1 if directory else 0
             suspects = _Suspects()
-            for entry in entries:
+            for entry in filtered.keep(directory, entries) if filtered is not None else entries:
                 name = os.fsencode(entry.name)
                 report.entries += 1
                 kept = _is_kept(entry)
@@ -216,6 +222,52 @@ def inspect_names(root: Path, stop: ShouldStop, report: NameReport | None = None
                         break
         report.complete = not stop()
     return report
+
+
+class _Filter:
+    """Counts what exclusions leave out, and yields the rest."""
+
+    def __init__(self, root: Path, exclude: Exclusions, report: NameReport) -> None:
+        self._exclude = exclude
+        self._report = report
+        self._device = root.stat().st_dev
+        report.excluded = LeftOut(rules=exclude.digest)
+
+    def keep(self, directory: bytes, entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
+        """Yield the entries of a directory that are not left out."""
+        above = mangle(directory)
+        whole = bool(above) and self._exclude.excludes_path(above, is_dir=True)
+        for entry in entries:
+            name = mangle(os.fsencode(entry.name))
+            path = f"{above}/{name}" if above else name
+            if whole or self._leaves_out(entry, path):
+                self._report.entries += 1
+                if _is_kept(entry) and self._report.excluded is not None:
+                    self._report.excluded = self._report.excluded.add(path, _size_of(entry))
+            else:
+                yield entry
+
+    def _leaves_out(self, entry: "os.DirEntry[str]", path: str) -> bool:
+        if self._exclude.excludes_name(path, is_dir=entry.is_dir(follow_symlinks=False)):
+            return True
+        if self._exclude.max_bytes is None and not self._exclude.one_file_system:
+            return False
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:
+            return False
+        other = self._exclude.one_file_system and status.st_dev != self._device
+        return other or (not stat.S_ISDIR(status.st_mode) and self._exclude.excludes_size(status.st_size))
+
+
+def _size_of(entry: "os.DirEntry[str]") -> int | None:
+    """Return the size of a file or link; None for a directory, and 0 for what is gone."""
+    if entry.is_dir(follow_symlinks=False):
+        return None
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 class _Suspects:

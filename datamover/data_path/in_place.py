@@ -26,8 +26,10 @@ from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.base import JsonDict
+from core.models.exclusions import Exclusions
 from core.models.in_place import InPlace
 from datamover.data_path.attributes import Attribute, Attributes
+from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import open_directories, show_path
 from datamover.data_path.part_restorer import PartRestorer
@@ -143,6 +145,7 @@ class InPlaceRestore:
         self._run: list[tuple[str, Unit]] = []
         self._whole_bytes = _WHOLE_BYTES
         self._mounts: list[bytes] = []
+        self._exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
 
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
@@ -263,8 +266,14 @@ class InPlaceRestore:
                 for entry in entries:
                     if is_wanted(entry.name) or (not directory and is_kept_at_root(entry.name)):
                         continue
-                    found = True
                     path = join(directory, entry.name)
+                    if self._exclude and self._is_excluded(fd, entry, path):
+                        continue
+                    if not self._may_go(fd, entry.name, path):
+                        with open_below(fd, os.fsencode(entry.name)) as below:
+                            self._delete(stage, below, path, _is_nothing, stop)
+                        continue
+                    found = True
                     if not self._may_delete(path):
                         raise DataPathError(f"cannot delete {show_path(path)}: another volume is mounted in it")
                     with _named(path, "delete"):
@@ -277,6 +286,34 @@ class InPlaceRestore:
         """Return whether a directory may be deleted with all in it: nothing is mounted there."""
         mounted = any((mount + b"/").startswith(path + b"/") for mount in self._mounts)
         return self.rule.delete_extra_files and not mounted
+
+    def _deletes(self, fd: int, name: str, path: bytes) -> bool:
+        """Return whether a directory with entries is deleted that is in the way."""
+        return self._may_delete(path) and self._may_go(fd, name, path)
+
+    def _is_excluded(self, fd: int, entry: "os.DirEntry[str]", path: bytes) -> bool:
+        """Return whether the exclusions of the backup name an entry: it stays as it is."""
+        status = entry.stat(follow_symlinks=False)
+        is_dir = stat.S_ISDIR(status.st_mode)
+        if self._exclude.excludes_path(mangle(path), is_dir=is_dir):
+            return True
+        if self._exclude.one_file_system and status.st_dev != os.fstat(fd).st_dev:
+            return True
+        return not is_dir and self._exclude.excludes_size(status.st_size)
+
+    def _may_go(self, fd: int, name: str, path: bytes) -> bool:
+        """Return whether what has a name may go as a whole: nothing in it is excluded."""
+        if not self._exclude:
+            return True
+        try:
+            with open_below(fd, os.fsencode(name)) as below, os.scandir(below) as entries:
+                return not any(
+                    self._is_excluded(below, one, join(path, one.name))
+                    or not self._may_go(below, one.name, join(path, one.name))
+                    for one in entries
+                )
+        except (NotADirectoryError, FileNotFoundError):
+            return True
 
     def _count_kept(self) -> None:
         self.data_path.meter.finish_part(self.kept_bytes)
@@ -356,7 +393,7 @@ class InPlaceRestore:
                 self.restorer.refusals += 1
                 return
             self._set(number, stage.new, wanted)
-            if stage.place(number, name, fd, delete=self._may_delete(unit.path)):
+            if stage.place(number, name, fd, delete=self._deletes(fd, name, unit.path)):
                 self.written_bytes += unit.size_bytes
             else:
                 self._block(unit.path)
@@ -368,7 +405,7 @@ class InPlaceRestore:
             number, path = left.pop()
             above, name = os.path.split(os.fsdecode(path))
             with open_below(stage.root, os.fsencode(above)) as fd:
-                if stage.place(number, name, fd, delete=self._may_delete(path)):
+                if stage.place(number, name, fd, delete=self._deletes(fd, name, path)):
                     continue
                 status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
@@ -458,3 +495,8 @@ def _named(path: bytes, doing: str = "restore") -> Iterator[None]:
         yield
     except OSError as e:
         raise DataPathError(f"cannot {doing} {show_path(path) or '/'}: {e.strerror}") from e
+
+
+def _is_nothing(_: str) -> bool:
+    """Return False: the snapshot has no entry of that name."""
+    return False

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from core.errors import DataPathError
-from core.models.shrinkage import Shrinkage, find_full
+from core.models.shrinkage import SavedSize, Shrinkage, find_full
 from datamover.data_path.attempts import BackupAttempt, Inheritance
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.progress import Meter
@@ -61,14 +61,12 @@ async def _compare(repository: Repository, old: Snapshot, new: Snapshot) -> int 
         return sum(int(found[1]) for line in file if (found := _CHANGED.match(line.rstrip(b"\n"))))
 
 
-async def find_shrinkage(
-    snapshot: Snapshot, inheritance: Inheritance, attempt: BackupAttempt | None
-) -> Shrinkage | None:
+async def find_shrinkage(size: SavedSize, inheritance: Inheritance, attempt: BackupAttempt | None) -> Shrinkage | None:
     """Return from what the backup of a file system has shrunk; None: it has not.
 
     What somebody has acknowledged is only asked for if it matters: that lists transfers.
     """
-    found = find_full(inheritance.sizes, snapshot.size)
+    found = find_full(inheritance.sizes, size)
     if found is None or attempt is None or not (acknowledged := await attempt.acknowledged()):
         return found
-    return find_full(inheritance.sizes, snapshot.size, acknowledged)
+    return find_full(inheritance.sizes, size, acknowledged)

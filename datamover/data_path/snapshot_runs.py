@@ -18,7 +18,8 @@ from core.contract import BackupMover, VolumeMode
 from core.errors import KopiaError
 from core.models.base import JsonDict
 from core.models.compression import Compression
-from core.models.names import CHANGES_TAG
+from core.models.exclusions import Exclusions
+from core.models.names import CHANGES_TAG, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
 from core.models.units import format_duration
 from datamover.data_path.attempts import (
     BackupAttempt,
@@ -31,7 +32,7 @@ from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
 from datamover.kopia.one_open import MoverBackup, Offer
-from datamover.kopia.policy import SourcePolicy, decide_policy, ensure_policy
+from datamover.kopia.policy import SourcePolicy, decide_policy, ensure_policy, excluding
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
@@ -56,9 +57,9 @@ class BackupParameters:
     `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
     `limits` are those of the mover and its kopia; None: there are none.
     `in_use`: a workload pod may change the volume meanwhile.
-    `ignore_files`: what files named `.kopiaignore` in the volume list is left out.
+    `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
-    `mover`: how kopia is run; a device is always backed up as `plain` does it.
+    `mover`: how kopia is run; a device, and a volume with exclusions, is always backed up as `plain` does it.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
     `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
     """
@@ -73,6 +74,7 @@ class BackupParameters:
     limits: ResourceLimits | None = None
     in_use: bool = False
     ignore_files: bool = False
+    exclude: Exclusions = field(default_factory=Exclusions)
     parent: str = AUTO_PARENT
     mover: BackupMover = BackupMover.PLAIN
     stop: GracefulStop | None = None
@@ -84,14 +86,20 @@ class BackupParameters:
         return f"default@default:{self.source}"
 
     @property
+    def rules(self) -> Exclusions:
+        """The exclusions that apply: none of a block device."""
+        return self.exclude if self.mode is VolumeMode.FILESYSTEM else Exclusions()
+
+    @property
     def policy(self) -> SourcePolicy:
         """The policy that the source gets."""
         return SourcePolicy(self.parallel, self.compression, self.ignore_files)
 
     @property
     def all_tags(self) -> dict[str, str]:
-        """The tags of the snapshot, with those of the attempt."""
-        return {**self.tags, **(self.attempt.tags if self.attempt else {})}
+        """The tags of the snapshot, with those of the attempt and of the exclusions."""
+        rules = {EXCLUDE_TAG: self.rules.to_json(), EXCLUDE_DIGEST_TAG: self.rules.digest} if self.rules else {}
+        return {**self.tags, **(self.attempt.tags if self.attempt else {}), **rules}
 
     @property
     def earlier_uid(self) -> str:
@@ -134,7 +142,7 @@ async def open_run(
     repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
 ) -> AsyncIterator[SnapshotRun]:
     """Yield the run that the parameters ask for; what is left of it ends with the block."""
-    if parameters.mover is BackupMover.PLAIN or device_fd is not None:
+    if parameters.mover is BackupMover.PLAIN or device_fd is not None or parameters.rules:
         yield _PlainRun(repository, parameters, data_path, device_fd)
         return
     run = _OneOpenRun(repository, parameters, data_path)
@@ -168,7 +176,7 @@ class _PlainRun:
         """
         target = self._parameters.target
         found = await inherit(self._repository, target, self._parameters.attempt)
-        await ensure_policy(self._repository, target, self._parameters.policy, first=found.first)
+        await ensure_policy(self._repository, target, self._parameters.policy)
         return found
 
     async def check_parent(self) -> str:
@@ -184,10 +192,11 @@ class _PlainRun:
     async def _run_kopia(self, arguments: Sequence[str], files: KopiaFiles) -> KopiaAnswer:
         kopia, data_path = self._repository.kopia, self._data_path
         attempted, stop = f"back up {self._parameters.volume}", self._parameters.stop
-        if stop is None:
-            return await data_path.run(kopia, attempted, *arguments, files=files)
-        with stop.saving() as terminate:
-            answer = await data_path.run(kopia, attempted, *arguments, files=replace(files, terminate=terminate))
+        async with excluding(kopia, self._parameters.target, self._parameters.rules):
+            if stop is None:
+                return await data_path.run(kopia, attempted, *arguments, files=files)
+            with stop.saving() as terminate:
+                answer = await data_path.run(kopia, attempted, *arguments, files=replace(files, terminate=terminate))
         if stop.signaled:
             await keep_checkpoint(kopia, answer, stop)
         return answer

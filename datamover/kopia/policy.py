@@ -1,23 +1,45 @@
 """The policy of a source in the repository: Velero's, which is set before its first backup, and what it leaves out.
 
+Exclusions are in it only while a backup runs. A pattern that no path can have says what they changed, so that the next
+backup takes back what one left that was killed.
+
 Source: kopia 0.23.1, cli/command_policy_set.go, snapshot/upload/upload.go (effectiveParallelFileReads),
 snapshot/policy/files_policy.go, fs/ignorefs/ignorefs.go; tests/recordings/velero-1.18.2/kopia-policies.json.
 """
 
+import asyncio
+import base64
 import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Final
 
-from core.models.base import JsonDict
+from core.aio import run_shielded
+from core.clock import Deadline, SystemClock
+from core.errors import ContractError, KopiaError
+from core.models.base import JsonDict, WireModel
 from core.models.compression import Compression
+from core.models.exclusions import Exclusions
 from datamover.kopia.storage_calls import KopiaCaller
 
-__all__ = ["SourcePolicy", "decide_policy", "describe_exclusions", "ensure_policy", "read_policy"]
+__all__ = ["SourcePolicy", "decide_policy", "describe_exclusions", "ensure_policy", "excluding", "read_policy"]
+
+_logger = logging.getLogger(__name__)
 
 _UNLIMITED: Final = 2**31 - 1
 _PERIODS: Final = ("Latest", "Hourly", "Daily", "Weekly", "Monthly", "Annual")
 
 _PARALLEL_ABOVE_MIB: Final = 2048
+
+_MARK: Final = "/.nodeagent.io-exclusions/"
+
+_CLEARED_WITHIN: Final = timedelta(seconds=20)
+_CLEARED_CANCELED: Final = timedelta(seconds=1)
+"""A canceled transfer ends within 2 seconds."""
 
 _NO_IGNORE_FILE: Final = "."
 """Where kopia looks for a file with rules, instead of `.kopiaignore`: each directory has it, and it is never a file.
@@ -40,7 +62,124 @@ class SourcePolicy:
     ignore_files: bool = False
 
 
-async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy, *, first: bool = False) -> None:
+class _Undo(WireModel, omit_defaults=True):
+    """What exclusions have changed: the patterns that they added, and the size limit and the switch before."""
+
+    added: tuple[str, ...] = ()
+    max_bytes: int | None = None
+    one_file_system: bool | None = None
+    size_changed: bool = False
+    switch_changed: bool = False
+
+    @property
+    def mark(self) -> str:
+        """The pattern that says so: it names a directory in one of this name, which no volume has."""
+        return f"{_MARK}{base64.urlsafe_b64encode(self.to_json().encode()).decode()}/"
+
+    def flags_for(self, exclude: Exclusions) -> list[str]:
+        """Return what changes a policy like this."""
+        return [
+            *(f"--add-ignore={pattern}" for pattern in (*self.added, self.mark)),
+            *([f"--max-file-size={exclude.max_bytes}"] if self.size_changed else []),
+            *(["--one-file-system=true"] if self.switch_changed else []),
+        ]
+
+    @property
+    def flags(self) -> list[str]:
+        """What takes it back."""
+        size = "inherit" if self.max_bytes is None else str(self.max_bytes)
+        switch = "inherit" if self.one_file_system is None else str(self.one_file_system).lower()
+        return [
+            *(f"--remove-ignore={pattern}" for pattern in (*self.added, self.mark)),
+            *([f"--max-file-size={size}"] if self.size_changed else []),
+            *([f"--one-file-system={switch}"] if self.switch_changed else []),
+        ]
+
+
+def _read_undo(policy: JsonDict) -> list[_Undo]:
+    """Return what backups that were killed have left in a policy."""
+    found = []
+    for pattern in (policy.get("files") or {}).get("ignore") or []:
+        if pattern.startswith(_MARK):
+            try:
+                text = base64.urlsafe_b64decode(pattern.removeprefix(_MARK).rstrip("/"))
+                found.append(_Undo.from_json(text.decode()))
+            except (ValueError, ContractError):
+                # Nobody else writes such a pattern; it has no effect.
+                continue
+    return found
+
+
+def _take_back(own: JsonDict) -> JsonDict:
+    """Return a policy without what backups that were killed have left in it."""
+    for undo in _read_undo(own):
+        files = dict(own["files"])
+        files["ignore"] = [one for one in files["ignore"] if one not in {*undo.added, undo.mark}]
+        if undo.size_changed:
+            files["maxFileSize"] = undo.max_bytes
+        if undo.switch_changed:
+            files["oneFileSystem"] = undo.one_file_system
+        own = {**own, "files": {name: value for name, value in files.items() if value is not None}}
+    return own
+
+
+def _plan_undo(policy: JsonDict, exclude: Exclusions) -> _Undo:
+    """Return what the exclusions change in a policy: what an operator has set there stays."""
+    files = policy.get("files") or {}
+    limit, switch = files.get("maxFileSize") or None, files.get("oneFileSystem")
+    known = set(files.get("ignore") or [])
+    return _Undo(
+        added=tuple(one for one in exclude.patterns if one not in known),
+        max_bytes=limit,
+        one_file_system=switch,
+        size_changed=exclude.max_bytes is not None and (limit is None or exclude.max_bytes < limit),
+        switch_changed=exclude.one_file_system and not switch,
+    )
+
+
+@asynccontextmanager
+async def excluding(kopia: KopiaCaller, target: str, exclude: Exclusions) -> AsyncIterator[None]:
+    """Have exclusions in the policy of a source within the block: kopia reads it when a backup begins.
+
+    What could not be taken back, the next backup of the source takes back before it begins.
+
+    Raises:
+        KopiaError: the policy cannot be read or set.
+    """
+    if not exclude:
+        yield
+        return
+    undo = _plan_undo(await _read_cleared(kopia, target), exclude)
+    within = _CLEARED_WITHIN
+    try:
+        await _change(kopia, target, undo.flags_for(exclude))
+        yield
+    except asyncio.CancelledError:
+        within = _CLEARED_CANCELED
+        raise
+    finally:
+        try:
+            clear = partial(_change, kopia, target, undo.flags)
+            await run_shielded(clear, name="clear-exclusions", deadline=Deadline.after(SystemClock(), within))
+        except (TimeoutError, KopiaError) as e:
+            _logger.warning("exclusions stay in the %s, the next backup removes them: %s", _describe(target), e)
+
+
+async def _read_cleared(kopia: KopiaCaller, target: str) -> JsonDict:
+    """Return the policy, after what backups that were killed left in it is removed."""
+    policy = await read_policy(kopia, target)
+    if not (left := _read_undo(policy)):
+        return policy
+    for undo in left:
+        await _change(kopia, target, undo.flags)
+    return await read_policy(kopia, target)
+
+
+async def _change(kopia: KopiaCaller, target: str, flags: Sequence[str]) -> None:
+    (await kopia.call(_describe(target), "policy", "set", target, *flags)).check()
+
+
+async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy) -> None:
     """Set the policy that Velero sets, unless the source has it already.
 
     Different from Velero's: directories marked as caches are kept, or their content would be missing, and so is what a
@@ -50,19 +189,12 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy, *
         kopia: runs kopia, connected to the repository.
         target: the source in kopia's format: `user@host:path`.
         wanted: the policy.
-        first: the source has no snapshot, so it hardly has a policy: it is set without being looked at.
     """
-    names: list[str] = []
-    if not first:
-        policy = await read_policy(kopia, target)
-        if _policy_matches(policy, wanted) and _allowed_reads(policy) >= wanted.parallel:
-            return
-        names = _ignore_files(policy)
-    change = await kopia.call(
-        _describe(target),
-        "policy",
-        "set",
-        target,
+    policy = await _read_cleared(kopia, target)
+    if _policy_matches(policy, wanted) and _allowed_reads(policy) >= wanted.parallel:
+        return
+    names = _ignore_files(policy)
+    flags = [
         *(f"--keep-{period.lower()}={_UNLIMITED}" for period in _PERIODS),
         "--manual",
         f"--compression={wanted.compression}",
@@ -75,8 +207,8 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy, *
         ),
         f"--max-parallel-file-reads={wanted.parallel}",
         f"--parallel-upload-above-size-mib={_PARALLEL_ABOVE_MIB}",
-    )
-    change.check()
+    ]
+    await _change(kopia, target, flags)
 
 
 def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourcePolicy) -> JsonDict | None:
@@ -87,9 +219,9 @@ def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourceP
         effective: the same with all that it inherits.
         wanted: the policy.
     """
-    if _policy_matches(effective, wanted) and _allowed_reads(effective) >= wanted.parallel:
+    own = _take_back(defined or {})
+    if own == (defined or {}) and _policy_matches(effective, wanted) and _allowed_reads(effective) >= wanted.parallel:
         return None
-    own = defined or {}
     files = own.get("files") or {}
     names = sorted({*(files.get("ignoreDotFiles") or ()), _NO_IGNORE_FILE} - {*_ignore_files(effective)})
     changes: JsonDict = {

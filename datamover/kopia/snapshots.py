@@ -17,7 +17,7 @@ from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
-from core.models.names import TRANSFER_UID_TAG
+from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG
 from core.models.shrinkage import SavedSize
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -87,7 +87,8 @@ class Snapshot:
 
     `links` is the number of its symbolic links, which count as entries, and `files` that of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
-    in it are not counted.
+    in it are not counted. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
+    empty: there were none.
     """
 
     snapshot_id: str
@@ -100,12 +101,14 @@ class Snapshot:
     files: int | None = None
     excluded: int = 0
     fault: str = ""
+    rules: str = ""
+    exclude: str = ""
     root_entry: JsonDict = field(default_factory=dict)
 
     @property
     def size(self) -> SavedSize:
         """What it has."""
-        return SavedSize(self.snapshot_id, self.files, self.size_bytes)
+        return SavedSize(self.snapshot_id, self.files, self.size_bytes, self.rules)
 
 
 def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
@@ -130,6 +133,8 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             files=int(summary["files"]) if "files" in summary else None,
             excluded=sum(int(stats.get(f"excluded{kind}Count", 0)) for kind in ("File", "Dir")),
             fault=_fault(document, summary),
+            rules=_tag(document, EXCLUDE_DIGEST_TAG),
+            exclude=_tag(document, EXCLUDE_TAG),
             root_entry=root,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
@@ -211,7 +216,7 @@ def sort_source(listed: Iterable[JsonDict], transfer_uid: str = "") -> SourceSna
     # kopia lists the oldest first.
     found = list(listed)
     complete = [one for one in found if not one.get("incomplete")]
-    others = [one for one in complete if not transfer_uid or _transfer_uid(one) != transfer_uid]
+    others = [one for one in complete if not transfer_uid or _tag(one, TRANSFER_UID_TAG) != transfer_uid]
     checkpoints = tuple(
         Checkpoint(one["id"], _time(one, "startTime"), _time(one, "endTime")) for one in found if one.get("incomplete")
     )
@@ -326,8 +331,8 @@ def _is_of(one: JsonDict, target: str) -> bool:
     return f"{source.get('userName')}@{source.get('host')}:{source.get('path')}" == target
 
 
-def _transfer_uid(one: JsonDict) -> str:
-    return str((one.get("tags") or {}).get(f"tag:{TRANSFER_UID_TAG}", ""))
+def _tag(one: JsonDict, name: str) -> str:
+    return str((one.get("tags") or {}).get(f"tag:{name}", ""))
 
 
 def _time(one: JsonDict, name: str) -> datetime:

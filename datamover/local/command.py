@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 from msgspec import UNSET
 
 from core.clock import Clock, SystemClock
-from core.contract import BackupMover, BackupResult, RestoreResult, VolumeMode
+from core.contract import BackupResult, RestoreResult, VolumeMode
 from core.errors import ConfigError, UnsetAttributesError
-from core.models.compression import Compression
 from core.redact import Redactor
 from datamover.arguments import LocalBackup, LocalList, LocalOptions, LocalRestore, RepositoryOptions
 from datamover.data_path.backup import BackupParameters, back_up
@@ -102,23 +101,26 @@ class LocalMover:
         name: str,
         bar: ProgressBar | None,
         *,
-        compression: Compression = Compression.NONE,
-        ignore_files: bool = False,
-        read_all_files: bool = False,
-        mover: BackupMover = BackupMover.PLAIN,
+        wanted: LocalBackup | None = None,
     ) -> BackupResult:
-        """Back up a directory or device under the source path `name`; create the repository if there is none."""
-        volume = _absolute(source)
+        """Back up a directory or device under the source path `name`; create the repository if there is none.
+
+        `wanted` has the settings; None: the default ones.
+        """
+        volume, wanted = _absolute(source), wanted or LocalBackup(source)
+        if wanted.exclude and _mode(volume) is VolumeMode.BLOCK:
+            raise ConfigError(f"--exclude is for file systems, and {volume} is a block device")
         parameters = BackupParameters(
             volume,
             _mode(volume),
             name or str(volume),
             parallel=self._limits.backup_workers,
-            compression=compression,
+            compression=wanted.compression,
             limits=self._limits,
-            ignore_files=ignore_files,
-            parent=NO_PARENT if read_all_files else AUTO_PARENT,
-            mover=mover,
+            ignore_files=wanted.ignore_files,
+            exclude=wanted.exclude,
+            parent=NO_PARENT if wanted.read_all_files else AUTO_PARENT,
+            mover=wanted.mover,
         )
         meter = Meter(self._clock, Direction.BACKUP)
 
@@ -238,16 +240,8 @@ async def run_local(options: LocalOptions, stop: StopSignal, redactor: Redactor)
     mover = LocalMover(options.repository, os.environ, limits=read_limits(), clock=clock, stop=stop, redactor=redactor)
     bar = None if options.json else ProgressBar(sys.stderr, clock)
     match options.command:
-        case LocalBackup(source, name, compression, ignore_files, read_all, way):
-            result = await mover.back_up(
-                source,
-                name,
-                bar,
-                compression=compression,
-                ignore_files=ignore_files,
-                read_all_files=read_all,
-                mover=way,
-            )
+        case LocalBackup() as backup:
+            result = await mover.back_up(backup.source, backup.name, bar, wanted=backup)
             _print_backup(result, as_json=options.json)
         case LocalRestore(snapshot_id, target, overwrite):
             if not overwrite:

@@ -297,6 +297,7 @@ class PodTransfer:
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
             mover=self._options.mover,
+            exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,
         )

@@ -15,6 +15,8 @@ from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
     CompressionRules,
+    ExclusionRule,
+    ExclusionRules,
     ExposeSettings,
     PodSettings,
     RepositoryMount,
@@ -55,6 +57,13 @@ def build_expose_settings(
         else None,
         compression=CompressionRules(config.own.compression.default, dict(config.own.compression.per_storage_class)),
         ignore_files_namespaces=frozenset(config.own.ignore_files_namespaces),
+        exclusions=ExclusionRules(
+            tuple(
+                ExclusionRule(rule.exclusions, frozenset(rule.namespaces), frozenset(rule.storage_classes))
+                for rule in config.own.exclude.rules
+            ),
+            frozenset(config.own.exclude.annotation_namespaces),
+        ),
         read_all_files_namespaces=frozenset(config.own.read_all_files_namespaces),
         backup_mover=config.own.mover,
         retries=_retries(config),

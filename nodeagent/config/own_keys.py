@@ -4,21 +4,32 @@ They are under one key, so that none clashes with a later one of Velero's. Three
 beside Velero's keys (`nodeagent.config.keys`).
 """
 
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from core.contract import BackupMover
 from core.kube.types import VolumeSource
 from core.models.compression import Compression
+from core.models.exclusions import READY_SETS, Exclusions
 from core.models.storage import BlockHash
+from core.models.units import parse_quantity
 from exposer.tenant_metadata import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.retries import RetryKeys
 from nodeagent.config.selectors import Section
-from nodeagent.config.value_types import AbsolutePath, HostName, KeyPrefix, MountPath, ObjectName, expected
+from nodeagent.config.value_types import (
+    AbsolutePath,
+    HostName,
+    KeyPrefix,
+    MountPath,
+    ObjectName,
+    Pattern,
+    QuantityText,
+    expected,
+)
 
-__all__ = ["OWN_KEY", "CompressionKeys", "NfsVolume", "OwnKeys", "RepositoryVolume"]
+__all__ = ["OWN_KEY", "CompressionKeys", "ExcludeKeys", "ExclusionKeys", "NfsVolume", "OwnKeys", "RepositoryVolume"]
 
 
 class CompressionKeys(Section):
@@ -34,6 +45,83 @@ class CompressionKeys(Section):
         description="kopia's algorithms, by the storage class of the source volume",
         examples=[{"fast": "zstd"}],
     )
+
+
+class ExclusionKeys(Section):
+    """One of `exclude.rules`: what the backups of some volumes leave out."""
+
+    namespaces: list[ObjectName] = Field(
+        default_factory=list,
+        description="namespaces of the volumes; empty: all of them",
+        examples=[["build"]],
+    )
+    storage_classes: list[ObjectName] = Field(
+        default_factory=list,
+        description="storage classes of the volumes; empty: all of them",
+        examples=[["fast"]],
+    )
+    patterns: list[Pattern] = Field(
+        default_factory=list,
+        description="what is left out, as in a .kopiaignore or .gitignore: *.tmp in any directory, /cache/ a directory "
+        "at the top; without exceptions (!) and classes such as [:alpha:]",
+        examples=[["/cache/", "*.tmp"]],
+    )
+    sets: list[Literal["lost+found", "caches", "snapshots"]] = Field(
+        default_factory=list,
+        description="ready patterns: the folder lost+found, caches of programs, the snapshots of storage systems",
+        examples=[["lost+found", "caches", "snapshots"]],
+    )
+    one_file_system: bool = Field(
+        default=False, description="whether file systems that are mounted in a volume are left out", examples=[True]
+    )
+    largest_size: QuantityText = Field(
+        default="", description="size above which files are left out; empty: no limit", examples=["10Gi"]
+    )
+
+    @model_validator(mode="after")
+    def _is_valid(self) -> Self:
+        try:
+            self.exclusions  # noqa: B018 - it raises
+        except ValueError as e:
+            raise expected(f"valid exclusions: {e}") from e
+        return self
+
+    @property
+    def exclusions(self) -> Exclusions:
+        """The rules as data movers have them."""
+        ready = [pattern for name in self.sets for pattern in READY_SETS[name]]
+        return Exclusions(
+            patterns=tuple(sorted({*self.patterns, *ready})),
+            max_bytes=int(parse_quantity(self.largest_size)) if self.largest_size else None,
+            one_file_system=self.one_file_system,
+        )
+
+
+_MOST_PATTERNS: Final = 200
+"""Each mover pod has those of its volume in its arguments."""
+
+
+class ExcludeKeys(Section):
+    """The value of `nodeagent.io.exclude`."""
+
+    rules: tuple[ExclusionKeys, ...] = Field(
+        default=(),
+        description="what backups of file systems leave out; all rules that fit a volume apply",
+        examples=[[{"namespaces": ["build"], "patterns": ["/cache/"]}]],
+    )
+    annotation_namespaces: list[ObjectName] = Field(
+        default_factory=list,
+        description="namespaces in which the annotation nodeagent.io/exclude of a PVC counts: a pattern, or a set such "
+        "as @caches, on each line",
+        examples=[["build"]],
+    )
+
+    @field_validator("rules")
+    @classmethod
+    def _are_few(cls, rules: tuple[ExclusionKeys, ...]) -> tuple[ExclusionKeys, ...]:
+        if sum(len(rule.exclusions.patterns) for rule in rules) > _MOST_PATTERNS:
+            raise expected(f"at most {_MOST_PATTERNS} patterns in all rules, with those of their sets")
+        return rules
 
 
 OWN_KEY: Final = "nodeagent.io"
@@ -121,6 +209,11 @@ class OwnKeys(Section):
         description="namespaces whose users may leave files out of the backups of their volumes, by files named "
         ".kopiaignore (our own key)",
         examples=[["build"]],
+    )
+    exclude: ExcludeKeys = Field(
+        default_factory=ExcludeKeys,
+        description="what backups of file systems leave out (our own key)",
+        examples=[{"rules": [{"namespaces": ["build"], "patterns": ["/cache/"]}]}],
     )
     read_all_files_namespaces: list[ObjectName] = Field(
         default_factory=list,

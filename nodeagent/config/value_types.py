@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, StrictStr, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from core.models.exclusions import check_pattern
 from core.models.names import SUBDOMAIN
 from core.models.units import parse_duration, parse_quantity
 
@@ -30,6 +31,7 @@ __all__ = [
     "ObjectName",
     "OptionalDurationText",
     "OptionalLabelKey",
+    "Pattern",
     "QuantityText",
     "expected",
     "is_at_most",
@@ -111,6 +113,13 @@ def _check_annotation_key(key: str) -> str:
     # Source: Kubernetes takes capital letters in the domain of an annotation's key.
     _check_label_key(key.lower())
     return key
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        return check_pattern(pattern)
+    except ValueError as e:
+        raise expected(f"a pattern that kopia takes: {e}") from e
 
 
 def _check_key_prefix(prefix: str) -> str:
@@ -215,6 +224,9 @@ MountPath = Annotated[StrictStr, AfterValidator(_check_mount_path), _schema(_PAT
 
 KeyPrefix = Annotated[StrictStr, AfterValidator(_check_key_prefix), _schema(_KEY_PREFIX.pattern)]
 """How the key of an annotation or label begins; never empty, which would be every key."""
+
+Pattern = Annotated[StrictStr, AfterValidator(_check_pattern), _schema(r"[^!\s].*")]
+"""A pattern of what backups leave out (`core.models.exclusions`)."""
 
 Duration = Annotated[timedelta, BeforeValidator(_parse_duration)]
 """A positive duration, written as Go does."""

@@ -17,7 +17,7 @@ from core.contract import CANCELED_ENDING, BackupResult, RestoreResult, parse_re
 from core.errors import ConfigError, ContractError, IncompleteRestoreError, ResultError, UnsetAttributesError
 from core.logs import fields
 from core.models.base import JsonDict, WireModel
-from core.models.names import FILES_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
+from core.models.names import FILES_ANNOTATION, LEFT_OUT_ANNOTATION, OUTCOME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.phases import Phase
 from core.models.transfers import Transfer
 from core.redact import redact
@@ -72,6 +72,8 @@ class Outcome:
         if isinstance(result, BackupResult):
             if result.files is not UNSET:
                 found[FILES_ANNOTATION] = str(result.files)
+            if result.left_out is not UNSET:
+                found[LEFT_OUT_ANNOTATION] = result.left_out.to_json()
             if result.shrunk is not UNSET:
                 found[SHRUNK_ANNOTATION] = result.shrunk.to_json()
         return found

@@ -121,15 +121,6 @@ async def test_a_failure_of_the_listing_fails_the_backup() -> None:
         await inherit(_Lister(_CHECKPOINTS, ("snapshot", "list")), _TARGET, _ATTEMPT)
 
 
-@pytest.mark.parametrize(("listed", "first"), [([], True), ([_COMPLETE], False), ([_CHECKPOINTS[0]], False)])
-async def test_a_source_without_any_snapshot_is_backed_up_for_the_first_time(
-    listed: list[dict[str, Any]], first: bool
-) -> None:
-    """A checkpoint may be of a backup of Velero's, which has set another policy."""
-    other = _listed("parent", 0, 0, source={**_SOURCE, "path": "some"})
-    assert (await inherit(_Lister([*listed, other]), _TARGET, None)).first is first
-
-
 def _complete(name: str, attempt: str | None) -> dict[str, Any]:
     tags = {"tag:nodeagent.io/transfer-uid": "u"} | ({} if attempt is None else {"tag:nodeagent.io/attempt": attempt})
     return _listed(name, 0, 600, incomplete="", tags=tags)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from datamover.arguments import LocalBackup
 from datamover.kopia.endless import EndlessFiles
 from datamover.local.command import LocalMover
 from tests.datamover.support.backup_movers import BACKUP_VERB, plain_only
@@ -51,7 +52,8 @@ async def test_content_that_changes_under_the_same_size_and_time_is_backed_up_wh
     for text, read_all in (("old", False), ("new", False), ("new", True)):
         file.write_text(text)
         os.utime(file, ns=(0, 0))
-        await local_mover.back_up(file.parent, "", None, read_all_files=read_all)
+        wanted = LocalBackup(file.parent, read_all_files=read_all)
+        await local_mover.back_up(file.parent, "", None, wanted=wanted)
     old, unnoticed, new = (one["rootEntry"]["obj"] for one in kopia.snapshots())
     assert old == unnoticed != new
 

@@ -14,12 +14,15 @@ from core.kube.transport import Request, Response
 from core.kube.types import NodeRequirement
 from core.models.attempts import RetryRules
 from core.models.compression import Compression
+from core.models.exclusions import Exclusions
 from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
     CacheVolume,
     CompressionRules,
+    ExclusionRule,
+    ExclusionRules,
     ExposeSettings,
     MoverOptions,
     PodSettings,
@@ -66,6 +69,14 @@ def test_the_way_to_run_kopia_is_that_of_the_key() -> None:
 def test_the_namespaces_with_files_of_rules_are_those_of_the_key() -> None:
     assert build(**{"nodeagent.io": {"ignoreFilesNamespaces": ["a", "b"]}}).ignore_files_namespaces == {"a", "b"}
     assert build(**{"nodeagent.io": {"readAllFilesNamespaces": ["a"]}}).read_all_files_namespaces == {"a"}
+
+
+def test_exclusions_are_those_of_the_key() -> None:
+    which = {"namespaces": ["a"], "storageClasses": ["fast"], "patterns": ["*.tmp"], "sets": ["lost+found"]}
+    rule = {**which, "oneFileSystem": True, "largestSize": "1Gi"}
+    found = build(**{"nodeagent.io": {"exclude": {"rules": [rule], "annotationNamespaces": ["b"]}}}).exclusions
+    exclude = Exclusions(patterns=("*.tmp", "/lost+found/"), max_bytes=2**30, one_file_system=True)
+    assert found == ExclusionRules((ExclusionRule(exclude, frozenset("a"), frozenset({"fast"})),), frozenset("b"))
 
 
 def test_attributes_of_restored_files_are_required_by_the_key() -> None:

@@ -35,6 +35,27 @@ def test_the_namespaces_with_files_of_rules_are_names() -> None:
     assert str(error).startswith('["nodeagent.io"].ignoreFilesNamespaces[0]: expected a name of lower-case letters')
 
 
+@pytest.mark.parametrize(
+    ("rules", "error"),
+    [
+        (
+            [{"patterns": ["!kept"]}],
+            'exclude.rules[0].patterns[0]: expected a pattern that kopia takes: pattern "!kept"',
+        ),
+        ([{"sets": ["tapes"]}], "exclude.rules[0].sets[0]: expected"),
+        (
+            [{"largestSize": "1Ki"}],
+            "exclude.rules[0]: expected valid exclusions: the largest size must be at least 4096",
+        ),
+        ([{"patterns": [f"a{number}" for number in range(201)]}], "exclude.rules: expected at most 200 patterns"),
+    ],
+    ids=["pattern", "set", "size", "too many"],
+)
+def test_exclusions_that_kopia_would_not_take_are_refused(rules: list[JsonDict], error: str) -> None:
+    (found,) = parse_config(json.dumps({"nodeagent.io": {"exclude": {"rules": rules}}})).errors
+    assert str(found).startswith(f'["nodeagent.io"].{error}')
+
+
 def test_a_shared_volume_is_a_claim_or_a_directory_of_a_server() -> None:
     volumes = [
         {"mountPath": "/backups", "persistentVolumeClaim": "shared"},

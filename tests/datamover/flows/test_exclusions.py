@@ -1,0 +1,200 @@
+"""Exclusions in a backup: what they leave out, what is known of it, and that none of them stays in the repository."""
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from core.contract import BackupMover, BackupResult, VolumeMode
+from core.errors import DataPathError
+from core.models.base import JsonDict
+from core.models.exclusions import Exclusions, LeftOut
+from core.models.in_place import InPlace
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kopia.policy import excluding
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import read_snapshot
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.plainkopia import PlainKopia
+
+pytestmark = pytest.mark.processes
+
+_SOURCE: Final = "some/volume"
+_TARGET: Final = f"default@default:{_SOURCE}"
+
+_PATTERNS: Final = (
+    "q01*.tmp",
+    "/q02",
+    "q03/x",
+    "**/q04/x",
+    "q05/**",
+    "q06/**/x",
+    "q07?",
+    "q08[a-c]",
+    "q09[!a-c]",
+    "q10/",
+    "/q11/*/x",
+    "q12\\*",
+    "q13[a-]",
+    "**q14",
+    "q15**x",
+    "q16/*",
+    "*/q17",
+    "q18[\\]]",
+    "**/sub/q19",
+    "q20/d*/",
+    "q21[\\d]",
+    "**q22/x",
+)
+"""Each is about names that begin alike."""
+
+
+@pytest.fixture
+def kopia(kopia_program: Path, tmp_path: Path, repository: Path) -> PlainKopia:
+    """kopia as a person runs it, connected to the repository."""
+    plain = PlainKopia(kopia_program, tmp_path)
+    plain.connect(repository)
+    return plain
+
+
+async def _back_up(repository: Repository, volume: Path, exclude: Exclusions, **more: Any) -> BackupResult:
+    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, exclude=exclude, **more)
+    return await back_up(repository, parameters, backup_data_path())
+
+
+def _walk(root: Path) -> Iterator[tuple[str, bool]]:
+    """Yield each entry below the root: its path, and whether it is a directory."""
+    for directory, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            yield os.path.relpath(Path(directory) / name, root), name in folders
+
+
+def _write(volume: Path, *files: str, size: int = 1) -> None:
+    for name in files:
+        (volume / name).parent.mkdir(parents=True, exist_ok=True)
+        (volume / name).write_bytes(b"a" * size)
+
+
+def _files_policy(kopia: PlainKopia) -> JsonDict:
+    found: JsonDict = json.loads(kopia.run("policy", "show", "--json", _TARGET))["files"]
+    return {key: found.get(key) for key in ("ignore", "maxFileSize", "oneFileSystem")}
+
+
+async def test_kopia_leaves_out_what_this_module_says(mover_repository: Repository, tmp_path: Path) -> None:
+    volume, out = tmp_path / "volume", tmp_path / "out"
+    for number in range(1, len(_PATTERNS) + 1):
+        name = f"q{number:02}"
+        _write(volume, *(f"{name}/{below}" for below in ("x", "y", "d/x", "d/e/x", ".x")))
+        _write(volume, *(f"{name}{end}" for end in ("a", "d", "-", "*", "]", "zx", "aax", ".tmp", "é")))
+        _write(volume, f"sub/{name}", f"sub/x{name}", f"sub/deep/{name}/x", f"sub/deep/x{name}/x", f"sub/{name}.tmp")
+    exclude = Exclusions(patterns=_PATTERNS)
+    out.mkdir()
+    result = await _back_up(mover_repository, volume, exclude)
+    wanted = RestoreParameters(result.snapshot_id, out, VolumeMode.FILESYSTEM, workers=2)
+    await restore(mover_repository, wanted, restore_data_path())
+    every = dict(_walk(volume))
+    kept = {path for path, is_dir in every.items() if not exclude.excludes_path(path, is_dir=is_dir)}
+    assert {path for path, _ in _walk(out)} == kept
+    assert isinstance(result.left_out, LeftOut)
+    gone = [is_dir for path, is_dir in every.items() if path not in kept]
+    assert (result.left_out.files, result.left_out.directories) == (gone.count(False), gone.count(True))
+    assert result.files == sum(not every[path] for path in kept)
+
+
+async def test_what_is_left_out_is_counted_and_named_and_its_rules_are_in_tags(
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, "kept", "cache/one", "cache/below/two", "lost+found/x")
+    _write(volume, "large", size=5000)
+    exclude = Exclusions(patterns=("/cache/", "/lost+found/"), max_bytes=4096, one_file_system=True)
+    result = await _back_up(mover_repository, volume, exclude)
+    assert isinstance(result.left_out, LeftOut)
+    names = ("cache", "cache/below", "cache/below/two", "cache/one", "large", "lost+found", "lost+found/x")
+    assert set(result.left_out.names) < set(names)
+    found = (result.left_out.files, result.left_out.bytes, result.left_out.directories)
+    assert (found, result.left_out.rules, result.files) == ((4, 5003, 3), exclude.digest, 1)
+    assert str(result.note).startswith("left out 4 files with 5003 bytes and 3 directories by exclusions (rules ")
+    snapshot = await read_snapshot(mover_repository.kopia, result.snapshot_id)
+    assert (Exclusions.parse(snapshot.exclude), snapshot.rules) == (exclude, exclude.digest)
+    assert _files_policy(kopia) == {"ignore": None, "maxFileSize": None, "oneFileSystem": None}
+
+
+async def test_what_an_operator_has_set_stays(mover_repository: Repository, kopia: PlainKopia, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, "kept", "a.tmp", "cache/one")
+    kopia.run("policy", "set", _TARGET, "--add-ignore=*.tmp", "--max-file-size=9000", "--one-file-system=false")
+    before = _files_policy(kopia)
+    exclude = Exclusions(patterns=("*.tmp", "cache/"), max_bytes=5000, one_file_system=True)
+    result = await _back_up(mover_repository, volume, exclude)
+    assert (result.files, _files_policy(kopia)) == (1, before)
+
+
+@pytest.mark.parametrize("mover", list(BackupMover), ids=str)
+@pytest.mark.parametrize("exclude", [Exclusions(), Exclusions(patterns=("b",))], ids=["without", "with others"])
+async def test_what_a_killed_backup_has_left_is_taken_back_before_the_next(
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path, exclude: Exclusions, mover: BackupMover
+) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, "a", "b")
+    await mover_repository.open(partial(asyncio.sleep, 0))
+    killed = Exclusions(patterns=("a",), max_bytes=4096, one_file_system=True)
+    async with excluding(mover_repository.kopia, _TARGET, killed):
+        left = json.loads(kopia.run("policy", "export", _TARGET))
+    kopia.run("policy", "set", _TARGET, *(f"--add-ignore={one}" for one in left[_TARGET]["files"]["ignore"]))
+    kopia.run("policy", "set", _TARGET, "--max-file-size=4096", "--one-file-system=true")
+    result = await _back_up(mover_repository, volume, exclude, mover=mover)
+    assert result.files == 2 - bool(exclude)
+    assert _files_policy(kopia) == {"ignore": None, "maxFileSize": None, "oneFileSystem": None}
+
+
+async def test_rules_are_taken_back_after_a_backup_that_fails(mover_repository: Repository, kopia: PlainKopia) -> None:
+    await mover_repository.open(partial(asyncio.sleep, 0))
+
+    async def fail() -> None:
+        async with excluding(mover_repository.kopia, _TARGET, Exclusions(patterns=("a",))):
+            assert "a" in _files_policy(kopia)["ignore"]
+            raise DataPathError
+
+    with pytest.raises(DataPathError):
+        await fail()
+    assert _files_policy(kopia)["ignore"] is None
+
+
+async def test_a_new_rule_makes_no_backup_shrunk_and_lost_files_do(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    volume, exclude = tmp_path / "volume", Exclusions(patterns=("/cache/",))
+    _write(volume, *(f"cache/{number}" for number in range(200)), *(f"{number}" for number in range(150)))
+    results = [await _back_up(mover_repository, volume, rules) for rules in (Exclusions(), exclude)]
+    for number in range(140):
+        (volume / str(number)).unlink()
+    results.append(await _back_up(mover_repository, volume, exclude))
+    assert [one.files for one in results] == [350, 150, 10]
+    assert [bool(one.shrunk) for one in results] == [False, False, True]
+
+
+@pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "full"])
+async def test_a_restore_in_place_deletes_nothing_that_was_left_out(
+    mover_repository: Repository, tmp_path: Path, incremental: bool
+) -> None:
+    volume = tmp_path / "volume"
+    exclude = Exclusions(patterns=("/cache/", "*.tmp"), max_bytes=4096)
+    _write(volume, "file", "deep/file", "cache/old", "way/below")
+    result = await _back_up(mover_repository, volume, exclude)
+    _write(volume, "cache/new", "x.tmp", "deep/y.tmp", "extra/z.tmp", "extra/gone", "extra/far/gone", "gone")
+    _write(volume, "large", "deep/large", size=5000)
+    (volume / "way/below").unlink()
+    rule = InPlace(incremental=incremental, delete_extra_files=True)
+    wanted = RestoreParameters(result.snapshot_id, volume, VolumeMode.FILESYSTEM, workers=2, in_place=rule)
+    await restore(mover_repository, wanted, restore_data_path())
+    kept = {path for path, is_dir in _walk(volume) if not is_dir}
+    restored = {"file", "deep/file", "way/below"}
+    assert kept == restored | {"cache/old", "cache/new", "x.tmp", "deep/y.tmp", "extra/z.tmp", "large", "deep/large"}
+    assert not (volume / "extra/far").exists()
