@@ -71,6 +71,10 @@ _RARE = {
         "only for a mover whose files the agent does not see",
         "tests/nodeagent/node/test_progress_watch.py::test_twenty_running_transfers_need_one_watch",
     ),
+    "patch volumesnapshotcontents/status": (
+        "only for the snapshots of a group that the driver deletes only together",
+        "tests/exposer/test_csi_snapshot_group.py::test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_reported",
+    ),
     "create backuprepositories": (
         "only for a transfer that a leader without a repository controller accepted",
         "tests/datamover/pod/test_cluster_repository.py::test_a_missing_backup_repository_is_created_and_awaited",

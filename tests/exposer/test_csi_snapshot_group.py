@@ -34,7 +34,7 @@ def _in_group(scene: BackupScene) -> None:
     )
 
 
-async def test_a_member_of_a_group_that_the_driver_deletes_only_as_a_whole_is_exposed_and_reported() -> None:
+async def test_a_member_that_is_deleted_only_with_its_group_is_exposed_and_reported() -> None:
     scene = BackupScene()
     _in_group(scene)
     said: list[str] = []
