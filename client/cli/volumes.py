@@ -16,7 +16,7 @@ from core.text import format_age
 from nodeagent.coverage.states import Coverage, VolumeCoverage, VolumeState
 from nodeagent.runtime.connection import ClusterAccess, connect
 
-__all__ = ["volumes"]
+__all__ = ["print_table", "volumes"]
 
 _ROWS: Final = 100
 """Rows of a table beside those that need attention; a wide answer has all of them."""
@@ -87,12 +87,13 @@ async def _run(access: ClusterAccess, form: OutputFormat, namespace: str, states
 
     def print_page() -> None:
         printer.line(sentence)
-        _print_table(printer, chosen, snapshot.at, wide=form is OutputFormat.WIDE)
+        print_table(printer, chosen, snapshot.at, wide=form is OutputFormat.WIDE)
 
     printer.answer(answer, form, print_page, coverage.notes)
 
 
-def _print_table(printer: Printer, chosen: Sequence[VolumeCoverage], now: datetime, *, wide: bool) -> None:
+def print_table(printer: Printer, chosen: Sequence[VolumeCoverage], now: datetime, *, wide: bool) -> None:
+    """Print a row for each volume; all of them if `wide`."""
     urgent = sum(one.needs_attention for one in chosen)
     shown = chosen if wide else chosen[: urgent + _ROWS]
     if not shown:

@@ -12,8 +12,10 @@ from rich.text import Text
 
 from client.cli.output import Printer
 from client.cli.status_pages import print_status
+from client.cli.volumes import print_table
 from client.status.view import build_view
 from tests.client.support.status_scene import StatusScene
+from tests.client.support.volumes_scene import volumes_scene
 
 _IMAGES = Path(__file__).parents[2] / "docs" / "images"
 _COLUMNS = 132
@@ -32,14 +34,33 @@ def _picture(text: str, title: str) -> str:
     return console.export_svg(title=title, code_format=template, unique_id="terminal")
 
 
-async def test_the_picture_of_the_status_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> _Terminal:
     for name, value in (("TERM", "xterm-256color"), ("COLUMNS", str(_COLUMNS)), ("LINES", "60")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)
-    scene, terminal = StatusScene(), _Terminal()
-    scene.put_transfers()
-    print_status(Printer(terminal), build_view(await scene.reader.read()), wide=False)
-    drawn, path = _picture(terminal.getvalue(), "nodeagent status -w"), _IMAGES / "status.svg"
+    return _Terminal()
+
+
+def _assert_current(terminal: _Terminal, title: str, name: str) -> None:
+    drawn, path = _picture(terminal.getvalue(), title), _IMAGES / name
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(drawn, encoding="utf-8")
     assert path.read_text(encoding="utf-8") == drawn
+
+
+async def test_the_picture_of_the_status_is_current(terminal: _Terminal) -> None:
+    scene = StatusScene()
+    scene.put_transfers()
+    print_status(Printer(terminal), build_view(await scene.reader.read()), wide=False)
+    _assert_current(terminal, "nodeagent status -w", "status.svg")
+
+
+async def test_the_picture_of_the_volumes_is_current(terminal: _Terminal) -> None:
+    snapshot = await volumes_scene().reader.read_volumes()
+    coverage = snapshot.coverage
+    assert coverage is not None
+    printer = Printer(terminal)
+    printer.line(coverage.sentence)
+    print_table(printer, coverage.volumes[:10], snapshot.at, wide=False)
+    _assert_current(terminal, "nodeagent volumes", "volumes.svg")
