@@ -25,7 +25,7 @@ _RESTORE_TYPE: Final = "spec.restoreType"
 
 _FIELDS: Final[dict[Resource, tuple[str, ...]]] = {
     DATA_UPLOADS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
-    DATA_DOWNLOADS: (_RESTORE_TYPE, "spec.snapshotSize", *_OF_ALL),
+    DATA_DOWNLOADS: (_RESTORE_TYPE, "spec.csiSnapshot", "spec.snapshotSize", *_OF_ALL),
     POD_VOLUME_BACKUPS: ("spec.parentSnapshot", *_OF_ALL, "status.sourceSize"),
     POD_VOLUME_RESTORES: (_RESTORE_TYPE, "spec.snapshotSize", *_OF_ALL),
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _UPLOAD, _DOWNLOAD = "datauploads.velero.io", "datadownloads.velero.io"
 _NAMES = (_DOWNLOAD, _UPLOAD, "podvolumebackups.velero.io", "podvolumerestores.velero.io")
-_NOT_USED = (".spec.csiSnapshot", ".spec.sourceFSType", ".spec.targetVolume.fsType")
+_NOT_USED = (".spec.csiSnapshot.", ".spec.sourceFSType", ".spec.targetVolume.fsType")
 
 
 def _ours() -> dict[str, JsonDict]:
@@ -71,7 +71,9 @@ def test_those_of_an_older_velero_server_need_no_action() -> None:
     report = judge_definitions(_veleros("1.18.2").values())
     assert not report.warning
     assert not report.next_velero
-    assert report.message.startswith(f"definition {_DOWNLOAD} lacks spec.restoreType, status.activities, ")
+    assert report.message.startswith(
+        f"definition {_DOWNLOAD} lacks spec.restoreType, spec.csiSnapshot, status.activities, "
+    )
     assert report.message.endswith(": as those of Velero before 1.19, whose server uses none")
 
 
