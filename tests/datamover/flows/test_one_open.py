@@ -19,13 +19,15 @@ from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.policy import SourcePolicy, ensure_policy
 from datamover.kopia.repository import Repository
 from datamover.storage.providers import FileStorage
+from tests.datamover.support.backup_movers import plain_only
 from tests.datamover.support.commandlines import record_kopia
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.repositories import opened
 from tests.datamover.support.trees import describe_tree
 
-pytestmark = pytest.mark.processes
+# It names each way itself, so the run with the other default has nothing to add.
+pytestmark = [pytest.mark.processes, plain_only]
 
 _SOURCE: Final = "some/volume"
 _TARGET: Final = f"default@default:{_SOURCE}"
