@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -119,8 +119,7 @@ class InPlaceRestore:
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
     `precision_ns` is that of the volume's times. `written_bytes` are the sizes of what was written, `kept` is how many
-    files and links were not. `blocked` are paths where a directory is that the snapshot does not have, with entries
-    that are not to be deleted.
+    files and links were not. `blocked`: directories with entries that are not to be deleted are in the place of files.
     """
 
     repository: Repository
@@ -137,7 +136,7 @@ class InPlaceRestore:
     kept_bytes: int = 0
     deleted: int = 0
     entries: int = 0
-    blocked: list[bytes] = field(default_factory=list)
+    blocked: bool = False
 
     def __post_init__(self) -> None:
         """Choose where kopia writes."""
@@ -155,8 +154,7 @@ class InPlaceRestore:
         """
         doing = f"comparing {self.target} with the snapshot"
         try:
-            self._mounts = find_mounts(self.target)
-            await self._in_thread(self._stage.make, f"removing what an earlier restore left in {self.target}")
+            await self._in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
             with ExitStack() as files:
                 one, other, output = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(3))
                 directories, pending = Directories(one), Pending(other)
@@ -179,6 +177,10 @@ class InPlaceRestore:
                 await run_shielded(remove, name="stage", deadline=deadline)
             raise
         _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self.deleted)
+
+    def _prepare(self, stop: ShouldStop) -> None:
+        self._mounts = find_mounts(self.target)
+        self._stage.make(stop)
 
     # -- comparison ---------------------------------------------------------------------------------------------------
     def _compare(
@@ -396,7 +398,7 @@ class InPlaceRestore:
             if stage.place(number, name, fd, delete=self._deletes(fd, name, unit.path)):
                 self.written_bytes += unit.size_bytes
             else:
-                self._block(unit.path)
+                self._block()
 
     def _place_directory(self, stage: OpenStage, number: str, path: bytes, stop: ShouldStop) -> None:
         """Move a directory to its place; if there is one with entries, what is in it replaces them."""
@@ -409,7 +411,7 @@ class InPlaceRestore:
                     continue
                 status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
                 if not stat.S_ISDIR(status.st_mode):
-                    self._block(path)
+                    self._block()
                     continue
                 merged.append((path, Attributes.of_status(status)))
                 with open_below(stage.new, os.fsencode(number)) as new, open_below(fd, os.fsencode(name)) as old:
@@ -420,9 +422,9 @@ class InPlaceRestore:
         for path, wanted in reversed(merged):
             self._set_directory(stage.root, path, wanted)
 
-    def _block(self, path: bytes) -> None:
+    def _block(self) -> None:
         self.restorer.refusals += 1
-        self.blocked.append(path)
+        self.blocked = True
 
     # -- attributes ---------------------------------------------------------------------------------------------------
     def _set(self, name: str, fd: int, wanted: Attributes) -> None:

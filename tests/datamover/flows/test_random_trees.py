@@ -232,7 +232,7 @@ async def test_any_tree_becomes_any_other_one_in_place_and_then_nothing_is_writt
     mover_repository: Repository, folder: Path, tree: Folder, other: Folder, *, incremental: bool, content: bool
 ) -> None:
     # In their place, the probe finds something that it did not make, so that nothing may be deleted.
-    assume(not any(name.startswith(b".nodeagent-probe") for name in other.entries))
+    assume(not any(name.startswith(b".nodeagent-probe") for name in (*tree.entries, *other.entries)))
     with _created(folder, tree) as (here, before):
         outcome = restorable(before, here / "v")
         if outcome.refused:
