@@ -15,7 +15,7 @@ from core.models.phases import Phase
 from core.models.retention import RetentionReport
 from core.models.storage import RepositoryPhase
 from core.text import format_age
-from nodeagent.coverage.states import VolumeState
+from nodeagent.coverage.states import CoverageState
 
 __all__ = ["print_status", "summarize"]
 
@@ -30,7 +30,7 @@ _MESSAGE: Final = 90
 _NONE: Final = "-"
 _UNKNOWN: Final = Styled("unknown", WARN)
 _INDENT: Final = 2
-_IN_ORDER: Final = frozenset({VolumeState.PROTECTED, VolumeState.LEFT_OUT})
+_IN_ORDER: Final = frozenset({CoverageState.PROTECTED, CoverageState.LEFT_OUT})
 
 
 class _Section:

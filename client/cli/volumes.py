@@ -13,7 +13,7 @@ from client.cli.output import BAD, GOOD, WARN, Cell, OutputFormat, Printer, Styl
 from client.status.read import StatusReader
 from client.text import format_bytes
 from core.text import format_age
-from nodeagent.coverage.states import Coverage, VolumeCoverage, VolumeState
+from nodeagent.coverage.states import Coverage, CoverageState, VolumeCoverage
 from nodeagent.runtime.connection import ClusterAccess, connect
 
 __all__ = ["print_table", "volumes"]
@@ -26,12 +26,12 @@ _REASON: Final = 110
 
 _NONE: Final = "-"
 _STYLES: Final = {
-    VolumeState.PROTECTED: GOOD,
-    VolumeState.LEFT_OUT: "",
-    VolumeState.STALE: WARN,
-    VolumeState.SNAPSHOT_ONLY: WARN,
+    CoverageState.PROTECTED: GOOD,
+    CoverageState.LEFT_OUT: "",
+    CoverageState.STALE: WARN,
+    CoverageState.SNAPSHOT_ONLY: WARN,
 }
-_STATES: Final = [state.value for state in VolumeState]
+_STATES: Final = [state.value for state in CoverageState]
 
 _EXAMPLES: Final = """\
 examples:

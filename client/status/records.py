@@ -19,7 +19,7 @@ from core.models.retention import RetentionReport
 from core.models.shrinkage import Shrinkage
 from core.models.verification import Verification
 from nodeagent.coverage.read import PlannedVolumes
-from nodeagent.coverage.states import Copy, Coverage, build_coverage
+from nodeagent.coverage.states import CompletedBackup, Coverage, build_coverage
 from nodeagent.runtime.settings import Settings
 
 __all__ = [
@@ -98,11 +98,11 @@ class TransferRecord(WireModel):
         return self.phase in {Phase.IN_PROGRESS, Phase.CANCELING} and self.stage in {None, AttemptStage.RUNNING}
 
 
-def copy_of(one: TransferRecord) -> Copy | None:
+def copy_of(one: TransferRecord) -> CompletedBackup | None:
     """Return the backup of a volume that a transfer was; None: it has not ended, or is none."""
     if not one.phase.final or one.fault or one.kind not in _BACKUPS or not one.created or not one.volume:
         return None
-    return Copy(
+    return CompletedBackup(
         (one.queue, one.claim or one.volume),
         parse_time(one.created),
         one.shown,

@@ -37,7 +37,7 @@ from datamover.data_path.parts import PLACEHOLDER, count_refusal
 from datamover.data_path.refused import Directories, Directory
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import OpenStage, Stage, find_mounts, is_kept_at_root
-from datamover.data_path.units import RUN_BYTES, Pending, Unit
+from datamover.data_path.units import RUN_BYTES, PendingUnits, Unit
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
@@ -45,7 +45,7 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.tree import is_name, join, open_below
 
-__all__ = ["InPlaceRestore", "Step", "decide_file", "has_entries"]
+__all__ = ["InPlaceRestorer", "Step", "decide_file", "has_entries"]
 
 _logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def has_entries(target: Path, _: ShouldStop) -> bool:
 
 
 @dataclass
-class InPlaceRestore:
+class InPlaceRestorer:
     """One restore of a snapshot into a volume with data.
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
@@ -157,7 +157,7 @@ class InPlaceRestore:
             await self._in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
             with ExitStack() as files:
                 one, other, output = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(3))
-                directories, pending = Directories(one), Pending(other)
+                directories, pending = Directories(one), PendingUnits(other)
                 directories.add(b"", self.snapshot.root_entry)
                 while batch := directories.take():
                     objects = [directory.entry.get("obj", "") for directory in batch]
@@ -188,7 +188,7 @@ class InPlaceRestore:
         batch: Sequence[Directory],
         listed: Iterator[Iterable[JsonDict]],
         directories: Directories,
-        pending: Pending,
+        pending: PendingUnits,
         stop: ShouldStop,
     ) -> None:
         with self._opened() as stage:
@@ -221,7 +221,7 @@ class InPlaceRestore:
         directory: bytes,
         entry: JsonDict,
         directories: Directories,
-        pending: Pending,
+        pending: PendingUnits,
     ) -> None:
         name, status = entry["name"], None
         unit = Unit(join(directory, name), entry)
@@ -322,7 +322,7 @@ class InPlaceRestore:
         self.kept_bytes = 0
 
     # -- writing ------------------------------------------------------------------------------------------------------
-    async def _write(self, pending: Pending, fd: int) -> None:
+    async def _write(self, pending: PendingUnits, fd: int) -> None:
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
         while pending.count:
             units = await self._in_thread(partial(self._take, pending), f"looking for room in {self.target}")
@@ -333,7 +333,7 @@ class InPlaceRestore:
             await self.data_path.wait_for(sync_file_system(fd, self.target), WRITING)
             await self._in_thread(self._place_all, f"moving restored files in {self.target}")
 
-    def _take(self, pending: Pending, _: ShouldStop) -> Sequence[Unit]:
+    def _take(self, pending: PendingUnits, _: ShouldStop) -> Sequence[Unit]:
         """Return what the volume has room for beside what is there; a file that does not fit is removed first."""
         with self._opened() as stage:
             room = _room_bytes(stage.root)

@@ -23,7 +23,7 @@ from core.errors import DataPathError, UnsetAttributesError
 from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.block import restore_device
 from datamover.data_path.compare import find_changed
-from datamover.data_path.in_place import InPlaceRestore, has_entries
+from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
 from datamover.data_path.parts import Placeholders, find_parts
@@ -193,7 +193,7 @@ async def _restore_in_place(
     if rule.incremental and rule.compare_content:
         changed = await find_changed(repository, snapshot, target, data_path.watchdog)
     restorer = _restorer(repository, snapshot, parameters, data_path, tolerant=probe.refuses)
-    restoring = InPlaceRestore(
+    restoring = InPlaceRestorer(
         repository,
         snapshot,
         target,

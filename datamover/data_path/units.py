@@ -12,7 +12,7 @@ from core.models.base import JsonDict
 from datamover.data_path.parts import Part
 from datamover.data_path.refused import count_entries
 
-__all__ = ["RUN_BYTES", "Pending", "Unit"]
+__all__ = ["RUN_BYTES", "PendingUnits", "Unit"]
 
 _DIRECTORY: Final = "d"
 _LINK: Final = "s"
@@ -60,7 +60,7 @@ class Unit:
         return json.dumps({**self.entry, **({"mtime": time} if time else {})}).encode()
 
 
-class Pending:
+class PendingUnits:
     """The units that are to be written, in a file: there may be millions; how many, and their size together."""
 
     def __init__(self, file: IO[bytes]) -> None:

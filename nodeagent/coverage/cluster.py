@@ -19,15 +19,15 @@ from core.models.names import (
 from core.models.units import parse_quantity
 
 __all__ = [
-    "Claim",
     "ClusterVolumes",
     "CsiSource",
     "Namespace",
     "NfsSource",
-    "PersistentVolume",
-    "Pod",
     "PodVolume",
+    "StoredVolume",
+    "VolumeClaim",
     "VolumeKey",
+    "WorkloadPod",
     "decode_object",
 ]
 
@@ -87,7 +87,7 @@ class _PhaseStatus(WireModel, gc=False):
     phase: str = ""
 
 
-class Claim(WireModel, gc=False):
+class VolumeClaim(WireModel, gc=False):
     """A PVC."""
 
     metadata: _ClaimMeta
@@ -141,7 +141,7 @@ Source: Velero v1.18, getVolumeTypeFromPV in internal/resourcepolicies/volume_ty
 """
 
 
-class PersistentVolume(WireModel, gc=False):
+class StoredVolume(WireModel, gc=False):
     """A volume; `spec` is kept as text, of which little is read."""
 
     metadata: _Meta
@@ -251,7 +251,7 @@ class _PodSpec(WireModel, gc=False):
     containers: tuple[_Container, ...] = ()
 
 
-class Pod(WireModel, gc=False):
+class WorkloadPod(WireModel, gc=False):
     """A pod with volumes."""
 
     metadata: _PodMeta
@@ -298,25 +298,25 @@ class Namespace(WireModel, gc=False):
 class ClusterVolumes:
     """What was read of the cluster; `volumes` are PersistentVolumes by name, None: they may not be read."""
 
-    claims: Mapping[VolumeKey, Claim]
-    pods: tuple[Pod, ...] = ()
-    volumes: Mapping[str, PersistentVolume] | None = field(default_factory=dict)
+    claims: Mapping[VolumeKey, VolumeClaim]
+    pods: tuple[WorkloadPod, ...] = ()
+    volumes: Mapping[str, StoredVolume] | None = field(default_factory=dict)
     namespaces: Mapping[str, Namespace] = field(default_factory=dict)
 
     @cached_property
-    def pods_by_claim(self) -> Mapping[VolumeKey, tuple[Pod, ...]]:
+    def pods_by_claim(self) -> Mapping[VolumeKey, tuple[WorkloadPod, ...]]:
         """The pods that name each PVC."""
-        found: dict[VolumeKey, list[Pod]] = {}
+        found: dict[VolumeKey, list[WorkloadPod]] = {}
         for pod in self.pods:
             for claim in {volume.claim for volume in pod.spec.volumes if volume.claim}:
                 found.setdefault((pod.metadata.namespace, claim), []).append(pod)
         return {key: tuple(pods) for key, pods in found.items()}
 
     @cached_property
-    def by_namespace(self) -> Mapping[str, Sequence[Claim | Pod]]:
+    def by_namespace(self) -> Mapping[str, Sequence[VolumeClaim | WorkloadPod]]:
         """The PVCs and pods of each namespace."""
-        found: dict[str, list[Claim | Pod]] = {}
-        objects: tuple[Claim | Pod, ...] = (*self.claims.values(), *self.pods)
+        found: dict[str, list[VolumeClaim | WorkloadPod]] = {}
+        objects: tuple[VolumeClaim | WorkloadPod, ...] = (*self.claims.values(), *self.pods)
         for one in objects:
             found.setdefault(one.metadata.namespace, []).append(one)
         return found
@@ -326,6 +326,6 @@ class ClusterVolumes:
         """The namespaces with Velero's label against backups."""
         return frozenset(name for name, one in self.namespaces.items() if one.metadata.left_out)
 
-    def volume_of(self, claim: Claim) -> PersistentVolume | None:
+    def volume_of(self, claim: VolumeClaim) -> StoredVolume | None:
         """Return the volume of a PVC; None: it is not known."""
         return (self.volumes or {}).get(claim.spec.volume_name)

@@ -17,14 +17,14 @@ import yaml
 from core.errors import ContractError
 from core.models.base import WireModel, explain_invalid
 from core.models.units import parse_quantity
-from nodeagent.coverage.cluster import Claim, CsiSource, NfsSource, PersistentVolume, PodVolume
+from nodeagent.coverage.cluster import CsiSource, NfsSource, PodVolume, StoredVolume, VolumeClaim
 
-__all__ = ["Action", "Policies", "parse_policies"]
+__all__ = ["Policies", "PolicyAction", "parse_policies"]
 
 _VERSION: Final = "v1"
 
 
-class Action(StrEnum):
+class PolicyAction(StrEnum):
     """What a policy asks for."""
 
     SKIP = "skip"
@@ -48,7 +48,7 @@ class _Conditions(WireModel, forbid_unknown_fields=True):
 
 
 class _ActionText(WireModel):
-    type: Action
+    type: PolicyAction
 
 
 class _Policy(WireModel, forbid_unknown_fields=True):
@@ -122,8 +122,8 @@ class Policies:
         return Policies((*self.policies, *others.policies), self.resources)
 
     def match(
-        self, claim: Claim | None, volume: PersistentVolume | None, pod_volume: PodVolume | None = None
-    ) -> Action | None:
+        self, claim: VolumeClaim | None, volume: StoredVolume | None, pod_volume: PodVolume | None = None
+    ) -> PolicyAction | None:
         """Return the action for a PVC with its PersistentVolume, or for a volume of a pod without one."""
         if not self.policies:
             return None
@@ -153,7 +153,7 @@ def parse_policies(data: Mapping[str, str] | None) -> Policies:
     return Policies(tuple(document.volume_policies), document.include_exclude_policy)
 
 
-def _see(claim: Claim | None, volume: PersistentVolume | None, pod_volume: PodVolume | None) -> _Volume:
+def _see(claim: VolumeClaim | None, volume: StoredVolume | None, pod_volume: PodVolume | None) -> _Volume:
     of_claim: dict[str, Any] = {}
     if claim is not None:
         of_claim = {

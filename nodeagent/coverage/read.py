@@ -24,16 +24,23 @@ from core.models.base import ObjectMeta, WireModel
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.config.windows import parse_interval
 from nodeagent.coverage.cluster import (
-    Claim,
     ClusterVolumes,
     Namespace,
-    PersistentVolume,
-    Pod,
+    StoredVolume,
+    VolumeClaim,
     VolumeKey,
+    WorkloadPod,
     decode_object,
 )
 from nodeagent.coverage.policies import Policies, parse_policies
-from nodeagent.coverage.selection import Choice, Method, Schedule, ServerDefaults, explain_fault, select_volumes
+from nodeagent.coverage.selection import (
+    BackupMethod,
+    BackupSchedule,
+    ServerDefaults,
+    VolumeChoice,
+    explain_fault,
+    select_volumes,
+)
 from nodeagent.coverage.selectors import parse_selector
 from nodeagent.coverage.states import BackupSource, VolumePlan, plan_volumes
 
@@ -77,7 +84,7 @@ class ObservedVolumes:
 class _VeleroPlan:
     """A Schedule with its volume policies; `fault` is why no Backup of it succeeds, None: nothing known."""
 
-    schedule: Schedule
+    schedule: BackupSchedule
     policies: Policies = field(default_factory=Policies)
     fault: str | None = None
 
@@ -122,7 +129,7 @@ class VolumeReader:
         self._notes, self._passing = [], False
         no_cron_jobs: list[UncheckedObject] = []
         no_namespaces: Mapping[str, Namespace] = {}
-        no_pods: tuple[Pod, ...] = ()
+        no_pods: tuple[WorkloadPod, ...] = ()
         claims, namespaces, cron_jobs, velero = await asyncio.gather(
             self._try("PVCs", "volumes that were never backed up are not known", self._read_claims, None),
             self._try("Namespaces", "those that are left out are not known", self._read_namespaces, no_namespaces),
@@ -171,23 +178,25 @@ class VolumeReader:
                     self._notes.append(f"a {resource.kind} cannot be read: {e}")
         return found
 
-    async def _read_claims(self) -> Mapping[VolumeKey, Claim] | None:
-        found = await self._read_all(kube.PERSISTENT_VOLUME_CLAIMS, Claim, self._volume_namespace)
+    async def _read_claims(self) -> Mapping[VolumeKey, VolumeClaim] | None:
+        found = await self._read_all(kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace)
         return {claim.key: claim for claim in found}
 
     async def _read_namespaces(self) -> Mapping[str, Namespace]:
         return {one.metadata.name: one for one in await self._read_all(kube.NAMESPACES, Namespace)}
 
-    async def _pods(self) -> tuple[Pod, ...]:
-        return tuple(pod for pod in await self._read_all(kube.PODS, Pod, self._volume_namespace) if pod.spec.volumes)
+    async def _pods(self) -> tuple[WorkloadPod, ...]:
+        return tuple(
+            pod for pod in await self._read_all(kube.PODS, WorkloadPod, self._volume_namespace) if pod.spec.volumes
+        )
 
-    async def _read_volumes(self) -> Mapping[str, PersistentVolume] | None:
-        return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, PersistentVolume)}
+    async def _read_volumes(self) -> Mapping[str, StoredVolume] | None:
+        return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)}
 
     async def _list_cron_jobs(self) -> list[UncheckedObject]:
         return await self._client.list(Selection(kube.CRON_JOBS, self._namespace, label_selector=SCHEDULE_LABEL))
 
-    def _read_cron_job(self, raw: UncheckedObject, claims: Mapping[VolumeKey, Claim]) -> BackupSource | None:
+    def _read_cron_job(self, raw: UncheckedObject, claims: Mapping[VolumeKey, VolumeClaim]) -> BackupSource | None:
         """Return what a CronJob of ours backs up; None: it is not one, or cannot be read."""
         try:
             cron_job = _CronJob.from_wire(raw)
@@ -196,7 +205,7 @@ class VolumeReader:
             if chosen is None:
                 return None
             spec, name = cron_job.spec, f"schedule {cron_job.metadata.name}"
-            choices = {key: Choice(Method.MOVED) for key in chosen}
+            choices = {key: VolumeChoice(BackupMethod.MOVED) for key in chosen}
             if spec.suspend:
                 return BackupSource(name, None, choices, "it is suspended")
             return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices)
@@ -226,7 +235,7 @@ class VolumeReader:
         plans = []
         for raw in listed:
             try:
-                schedule = Schedule.from_wire(raw)
+                schedule = BackupSchedule.from_wire(raw)
             except ContractError as e:
                 self._notes.append(f"Schedule {self._namespace}/{raw['metadata']['name']} cannot be read: {e}")
                 continue
@@ -262,7 +271,7 @@ class VolumeReader:
             policies=policies,
         )
 
-    async def _with_policies(self, schedule: Schedule) -> _VeleroPlan:
+    async def _with_policies(self, schedule: BackupSchedule) -> _VeleroPlan:
         template = schedule.spec.template
         if (fault := explain_fault(template)) is not None:
             return _VeleroPlan(schedule, fault=f"the server rejects its Backups: {fault}")
@@ -365,7 +374,7 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def _chosen(words: Sequence[str], claims: Mapping[VolumeKey, Claim]) -> list[VolumeKey]:
+def _chosen(words: Sequence[str], claims: Mapping[VolumeKey, VolumeClaim]) -> list[VolumeKey]:
     """Return the PVCs that the words after `run-schedule` choose, as `client.schedules.request` reads them.
 
     Raises:

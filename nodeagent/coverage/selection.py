@@ -15,14 +15,22 @@ from typing import Final
 import msgspec
 
 from core.models.base import ObjectMeta, WireModel
-from nodeagent.coverage.cluster import Claim, ClusterVolumes, Pod, PodVolume, VolumeKey
-from nodeagent.coverage.policies import Action, Policies
+from nodeagent.coverage.cluster import ClusterVolumes, PodVolume, VolumeClaim, VolumeKey, WorkloadPod
+from nodeagent.coverage.policies import Policies, PolicyAction
 from nodeagent.coverage.selectors import Selector, includes
 
-__all__ = ["BackupTemplate", "Choice", "Method", "Schedule", "ServerDefaults", "explain_fault", "select_volumes"]
+__all__ = [
+    "BackupMethod",
+    "BackupSchedule",
+    "BackupTemplate",
+    "ServerDefaults",
+    "VolumeChoice",
+    "explain_fault",
+    "select_volumes",
+]
 
 
-class Method(StrEnum):
+class BackupMethod(StrEnum):
     """How a volume is backed up; the last three keep no copy of its files in the bucket."""
 
     MOVED = "data-mover"
@@ -34,14 +42,14 @@ class Method(StrEnum):
     @property
     def copies(self) -> bool:
         """Whether the data is copied to the bucket."""
-        return self in {Method.MOVED, Method.FS_BACKUP}
+        return self in {BackupMethod.MOVED, BackupMethod.FS_BACKUP}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VolumeChoice:
     """How a volume is backed up, and why if no data is copied."""
 
-    method: Method
+    method: BackupMethod
     why: str = ""
 
 
@@ -96,7 +104,7 @@ class _ScheduleStatus(WireModel):
     phase: str = ""
 
 
-class Schedule(WireModel):
+class BackupSchedule(WireModel):
     """A Schedule of Velero."""
 
     metadata: ObjectMeta
@@ -138,7 +146,7 @@ def explain_fault(template: BackupTemplate) -> str | None:
 
 def select_volumes(
     template: BackupTemplate, cluster: ClusterVolumes, defaults: ServerDefaults, policies: Policies | None = None
-) -> Mapping[VolumeKey, Choice]:
+) -> Mapping[VolumeKey, VolumeChoice]:
     """Return the volumes that a Backup by the template concerns now, and what it does with each.
 
     `policies` are those of its ConfigMap. PVCs that are not bound are left out.
@@ -222,33 +230,33 @@ class _Selection:
 
         return is_included
 
-    def _passes(self, one: Claim | Pod) -> bool:
+    def _passes(self, one: VolumeClaim | WorkloadPod) -> bool:
         """Return whether nothing but labels may keep the object out."""
         meta = one.metadata
         return (
-            (self._takes_pods if isinstance(one, Pod) else self._takes_claims)
+            (self._takes_pods if isinstance(one, WorkloadPod) else self._takes_claims)
             and meta.deletion_timestamp is None
             and not meta.left_out
             and self._namespaces(meta.namespace)
         )
 
-    def _is_labeled(self, one: Claim | Pod) -> bool:
+    def _is_labeled(self, one: VolumeClaim | WorkloadPod) -> bool:
         selectors = self.template.selectors
         return not selectors or any(each.matches(one.metadata.labels) for each in selectors)
 
     @cached_property
-    def _selected(self) -> tuple[Mapping[VolumeKey, Claim], Mapping[tuple[str, str], Pod]]:
+    def _selected(self) -> tuple[Mapping[VolumeKey, VolumeClaim], Mapping[tuple[str, str], WorkloadPod]]:
         """The PVCs and pods by namespace and name that the Backup has: selected ones, and what they bring with them."""
-        claims: dict[VolumeKey, Claim] = {}
-        pods: dict[tuple[str, str], Pod] = {}
+        claims: dict[VolumeKey, VolumeClaim] = {}
+        pods: dict[tuple[str, str], WorkloadPod] = {}
         chosen = [objects for name, objects in self.cluster.by_namespace.items() if self._namespaces(name)]
         found = [one for each in chosen for one in each if self._passes(one) and self._is_labeled(one)]
         while found:
             one = found.pop()
             key = (one.metadata.namespace, one.metadata.name)
-            if key in (pods if isinstance(one, Pod) else claims):
+            if key in (pods if isinstance(one, WorkloadPod) else claims):
                 continue
-            if isinstance(one, Pod):
+            if isinstance(one, WorkloadPod):
                 pods[key] = one
             else:
                 claims[key] = one
@@ -256,45 +264,45 @@ class _Selection:
                 found += [each for each in self._related(one) if self._passes(each)]
         return claims, pods
 
-    def _related(self, one: Claim | Pod) -> Iterator[Claim | Pod]:
+    def _related(self, one: VolumeClaim | WorkloadPod) -> Iterator[VolumeClaim | WorkloadPod]:
         """Yield what an object brings with it whatever its labels: a pod its PVCs, a bound PVC its running pods."""
         namespace = one.metadata.namespace
-        if isinstance(one, Pod):
+        if isinstance(one, WorkloadPod):
             names = {volume.claim for volume in one.spec.volumes if volume.claim}
             yield from (claim for name in names if (claim := self.cluster.claims.get((namespace, name))) is not None)
         elif one.bound:
             yield from (pod for pod in self.cluster.pods_by_claim.get(one.key, ()) if pod.running)
             yield from self._group_of(one)
 
-    def _group_of(self, claim: Claim) -> Sequence[Claim]:
+    def _group_of(self, claim: VolumeClaim) -> Sequence[VolumeClaim]:
         """Return the PVCs whose snapshots are taken together with that of the PVC."""
         label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
         group = claim.metadata.labels.get(label)
         return self._groups.get((claim.metadata.namespace, group), ()) if group else ()
 
     @cached_property
-    def _groups(self) -> Mapping[tuple[str, str], Sequence[Claim]]:
+    def _groups(self) -> Mapping[tuple[str, str], Sequence[VolumeClaim]]:
         label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
-        groups: dict[tuple[str, str], list[Claim]] = {}
+        groups: dict[tuple[str, str], list[VolumeClaim]] = {}
         for claim in self.cluster.claims.values():
             if group := claim.metadata.labels.get(label):
                 groups.setdefault((claim.metadata.namespace, group), []).append(claim)
         return groups
 
-    def choices(self) -> Mapping[VolumeKey, Choice]:
+    def choices(self) -> Mapping[VolumeKey, VolumeChoice]:
         """Return what the Backup does with each volume."""
         claims, pods = self._selected
-        choices: dict[VolumeKey, Choice] = {}
+        choices: dict[VolumeKey, VolumeChoice] = {}
         for pod in pods.values():
             for volume in pod.spec.volumes:
                 if pod.running and pod.is_mounted(volume) and self._is_fs_backup(pod, volume):
-                    choices[pod.key_of(volume)] = Choice(Method.FS_BACKUP)
+                    choices[pod.key_of(volume)] = VolumeChoice(BackupMethod.FS_BACKUP)
         for key, claim in claims.items():
             if claim.bound and key not in choices:
                 choices[key] = self._snapshot_of(claim)
         return choices
 
-    def _is_fs_backup(self, pod: Pod, volume: PodVolume) -> bool:
+    def _is_fs_backup(self, pod: WorkloadPod, volume: PodVolume) -> bool:
         claim = self.cluster.claims.get(pod.key_of(volume)) if volume.claim else None
         if not volume.has_data or (volume.claim and (claim is None or not self._takes_claims)):
             return False
@@ -302,54 +310,62 @@ class _Selection:
         if stored is not None and stored.type == "hostPath":
             return False
         action = self.policies.match(claim, stored, volume)
-        return action is Action.FS_BACKUP if action is not None else self._is_opted_in(pod, volume)
+        return action is PolicyAction.FS_BACKUP if action is not None else self._is_opted_in(pod, volume)
 
-    def _is_opted_in(self, pod: Pod, volume: PodVolume) -> bool:
+    def _is_opted_in(self, pod: WorkloadPod, volume: PodVolume) -> bool:
         annotations = pod.metadata.annotations
         if self._fs_by_default:
             return volume.name not in annotations.opted_out.split(",")
         return volume.name in annotations.opted_in.split(",")
 
-    def _snapshot_of(self, claim: Claim) -> Choice:
+    def _snapshot_of(self, claim: VolumeClaim) -> VolumeChoice:
         """Return what becomes of a PVC whose files no fs-backup copies."""
         stored = self.cluster.volume_of(claim)
         match self.policies.match(claim, stored):
-            case Action.SKIP:
-                return Choice(Method.SKIPPED, "its volume policy skips the volume")
-            case Action.CUSTOM:
-                return Choice(Method.SNAPSHOT, "its volume policy leaves the volume to another plugin")
-            case Action.FS_BACKUP:
-                return Choice(Method.NONE, "its volume policy asks for fs-backup, and no running pod mounts the volume")
-            case Action.SNAPSHOT:
+            case PolicyAction.SKIP:
+                return VolumeChoice(BackupMethod.SKIPPED, "its volume policy skips the volume")
+            case PolicyAction.CUSTOM:
+                return VolumeChoice(BackupMethod.SNAPSHOT, "its volume policy leaves the volume to another plugin")
+            case PolicyAction.FS_BACKUP:
+                return VolumeChoice(
+                    BackupMethod.NONE, "its volume policy asks for fs-backup, and no running pod mounts the volume"
+                )
+            case PolicyAction.SNAPSHOT:
                 pass
             case None:
                 for pod in self.cluster.pods_by_claim.get(claim.key, ()):
                     if any(
                         one.claim == claim.metadata.name and self._is_opted_in(pod, one) for one in pod.spec.volumes
                     ):
-                        return Choice(Method.NONE, f"fs-backup needs pod {pod.metadata.name} to run and to mount it")
+                        return VolumeChoice(
+                            BackupMethod.NONE, f"fs-backup needs pod {pod.metadata.name} to run and to mount it"
+                        )
                 if self.template.snapshot_volumes is False:
                     return self._unsaved(claim)
         return self._moved_or_not(claim)
 
-    def _unsaved(self, claim: Claim) -> Choice:
+    def _unsaved(self, claim: VolumeClaim) -> VolumeChoice:
         """Return that no data is saved: by hooks at most, which is what such a backup may be meant for."""
         pods = self.cluster.pods_by_claim.get(claim.key, ())
         if any(pod.has_hooks for pod in pods):
-            return Choice(Method.SNAPSHOT, "it runs hooks only: snapshotVolumes is false")
+            return VolumeChoice(BackupMethod.SNAPSHOT, "it runs hooks only: snapshotVolumes is false")
         opted_out = [pod.metadata.name for pod in pods if pod.metadata.annotations.opted_out]
         if self._fs_by_default and opted_out:
-            return Choice(Method.SKIPPED, f"pod {opted_out[0]} opts out of fs-backup")
-        return Choice(Method.NONE, "snapshotVolumes is false")
+            return VolumeChoice(BackupMethod.SKIPPED, f"pod {opted_out[0]} opts out of fs-backup")
+        return VolumeChoice(BackupMethod.NONE, "snapshotVolumes is false")
 
-    def _moved_or_not(self, claim: Claim) -> Choice:
+    def _moved_or_not(self, claim: VolumeClaim) -> VolumeChoice:
         stored = self.cluster.volume_of(claim)
         if stored is not None and stored.type in {"nfs", "hostPath", "local", ""}:
-            return Choice(Method.NONE, f"no snapshot of a volume of type {stored.type or 'unknown'} is possible")
+            return VolumeChoice(
+                BackupMethod.NONE, f"no snapshot of a volume of type {stored.type or 'unknown'} is possible"
+            )
         if stored is not None and stored.type != "csi":
-            return Choice(Method.SNAPSHOT, "it takes native snapshots, which are not moved")
+            return VolumeChoice(BackupMethod.SNAPSHOT, "it takes native snapshots, which are not moved")
         if claim.spec.storage_class_name is None:
-            return Choice(Method.NONE, "the PVC has no storage class, which a snapshot needs")
+            return VolumeChoice(BackupMethod.NONE, "the PVC has no storage class, which a snapshot needs")
         if not self._moves:
-            return Choice(Method.SNAPSHOT, "it takes snapshots, which are not moved: snapshotMoveData is not true")
-        return Choice(Method.MOVED)
+            return VolumeChoice(
+                BackupMethod.SNAPSHOT, "it takes snapshots, which are not moved: snapshotMoveData is not true"
+            )
+        return VolumeChoice(BackupMethod.MOVED)

@@ -12,7 +12,7 @@ from core.models.base import WireModel
 __all__ = ["Selector", "includes", "parse_selector"]
 
 
-class Requirement(WireModel):
+class LabelRequirement(WireModel):
     """One of `matchExpressions`."""
 
     key: str
@@ -41,7 +41,7 @@ class Selector(WireModel):
     """
 
     match_labels: dict[str, str] = field(default_factory=dict)
-    match_expressions: list[Requirement] = field(default_factory=list)
+    match_expressions: list[LabelRequirement] = field(default_factory=list)
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Return whether an object with these labels is selected."""
@@ -75,15 +75,17 @@ def parse_selector(text: str) -> Selector:
     return Selector(match_expressions=requirements)
 
 
-def _requirement(term: re.Match[str]) -> Requirement:
+def _requirement(term: re.Match[str]) -> LabelRequirement:
     if term["absent"]:
-        return Requirement(key=term["no"], operator="DoesNotExist")
+        return LabelRequirement(key=term["no"], operator="DoesNotExist")
     if term["set"]:
         values = [value.strip() for value in term["values"].split(",")]
-        return Requirement(key=term["key"], operator="In" if term["set"] == "in" else "NotIn", values=values)
+        return LabelRequirement(key=term["key"], operator="In" if term["set"] == "in" else "NotIn", values=values)
     if term["sign"]:
-        return Requirement(key=term["key"], operator="NotIn" if term["sign"] == "!=" else "In", values=[term["value"]])
-    return Requirement(key=term["key"], operator="Exists")
+        return LabelRequirement(
+            key=term["key"], operator="NotIn" if term["sign"] == "!=" else "In", values=[term["value"]]
+        )
+    return LabelRequirement(key=term["key"], operator="Exists")
 
 
 def includes(name: str, included: Sequence[str], excluded: Sequence[str]) -> bool:

@@ -11,17 +11,17 @@ from core.models.base import Time, WireModel
 from core.models.names import BACKUP_INTERVAL_ANNOTATION, EXCLUDE_ANNOTATION, EXCLUDE_LABEL
 from core.models.units import parse_positive_duration
 from core.text import format_age
-from nodeagent.coverage.cluster import Claim, ClusterVolumes, VolumeKey
-from nodeagent.coverage.selection import Choice, Method
+from nodeagent.coverage.cluster import ClusterVolumes, VolumeClaim, VolumeKey
+from nodeagent.coverage.selection import BackupMethod, VolumeChoice
 
 __all__ = [
     "BackupSource",
-    "Copy",
+    "CompletedBackup",
     "Coverage",
     "CoverageRules",
+    "CoverageState",
     "VolumeCoverage",
     "VolumePlan",
-    "VolumeState",
     "build_coverage",
     "decide_state",
     "plan_volumes",
@@ -34,7 +34,7 @@ _LONGEST_RUN: Final = timedelta(hours=1)
 """How late a run may complete a volume before it counts as missed; a quarter of the interval, if that is shorter."""
 
 
-class VolumeState(StrEnum):
+class CoverageState(StrEnum):
     """How well a volume is protected, from worst to best."""
 
     NEVER_BACKED_UP = "never-backed-up"
@@ -48,7 +48,7 @@ class VolumeState(StrEnum):
     @property
     def words(self) -> str:
         """The state as people read it."""
-        return "left out on purpose" if self is VolumeState.LEFT_OUT else self.replace("-", " ")
+        return "left out on purpose" if self is CoverageState.LEFT_OUT else self.replace("-", " ")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class BackupSource:
 
     name: str
     interval: timedelta | None
-    choices: Mapping[VolumeKey, Choice]
+    choices: Mapping[VolumeKey, VolumeChoice]
     why: str = ""
 
 
@@ -74,14 +74,14 @@ class Expectation:
     """What one schedule does with one volume."""
 
     source: BackupSource
-    choice: Choice
+    choice: VolumeChoice
 
     @property
     def copies(self) -> bool:
         """Whether it is going to copy the data."""
         return self.choice.method.copies and self.source.interval is not None
 
-    def does(self, method: Method) -> bool:
+    def does(self, method: BackupMethod) -> bool:
         """Return whether it runs, and uses this method."""
         return self.choice.method is method and self.source.interval is not None
 
@@ -123,7 +123,7 @@ def plan_volumes(
     """
     expected: dict[VolumeKey, list[Expectation]] = {}
     for source in sources:
-        shared: dict[Choice, Expectation] = {}
+        shared: dict[VolumeChoice, Expectation] = {}
         for key, choice in source.choices.items():
             expected.setdefault(key, []).append(shared.setdefault(choice, Expectation(source, choice)))
     claims = [claim for claim in cluster.claims.values() if claim.bound]
@@ -141,7 +141,10 @@ def plan_volumes(
 
 
 def _plan_claim(
-    claim: Claim, cluster: ClusterVolumes, expected: tuple[Expectation, ...], leave_out_namespaces: Collection[str]
+    claim: VolumeClaim,
+    cluster: ClusterVolumes,
+    expected: tuple[Expectation, ...],
+    leave_out_namespaces: Collection[str],
 ) -> VolumePlan:
     namespace, meta = claim.metadata.namespace, claim.metadata
     reason, note = meta.annotations.left_out, ""
@@ -158,7 +161,7 @@ def _plan_claim(
     )
 
 
-def _left_out(claim: Claim, cluster: ClusterVolumes, reason: str, expected: Sequence[Expectation]) -> str | None:
+def _left_out(claim: VolumeClaim, cluster: ClusterVolumes, reason: str, expected: Sequence[Expectation]) -> str | None:
     namespace = cluster.namespaces.get(claim.metadata.namespace)
     if claim.metadata.left_out:
         return f"the PVC has the label {EXCLUDE_LABEL}"
@@ -168,7 +171,7 @@ def _left_out(claim: Claim, cluster: ClusterVolumes, reason: str, expected: Sequ
         return f"annotation of the PVC: {reason}"
     if namespace is not None and namespace.metadata.annotations.left_out:
         return f"annotation of its namespace: {namespace.metadata.annotations.left_out}"
-    skipping = [one for one in expected if one.does(Method.SKIPPED)]
+    skipping = [one for one in expected if one.does(BackupMethod.SKIPPED)]
     if skipping and not any(one.copies for one in expected):
         return f"{skipping[0].source.name}: {skipping[0].choice.why}"
     return None
@@ -182,7 +185,7 @@ def _parse_interval(text: str) -> timedelta | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CompletedBackup:
     """A backup of a volume that has ended; `name` is that of its transfer as text.
 
     `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
@@ -203,10 +206,10 @@ class Copy:
 class _History:
     """The newest complete and the newest failed backup of a volume."""
 
-    good: Copy | None = None
-    bad: Copy | None = None
+    good: CompletedBackup | None = None
+    bad: CompletedBackup | None = None
 
-    def add(self, copy: Copy) -> None:
+    def add(self, copy: CompletedBackup) -> None:
         if copy.complete and (self.good is None or copy.created >= self.good.created):
             self.good = copy
         if copy.failed and (self.bad is None or copy.created >= self.bad.created):
@@ -223,7 +226,7 @@ class VolumeCoverage(WireModel):
 
     namespace: str
     volume: str
-    state: VolumeState
+    state: CoverageState
     reason: str
     note: str = ""
     expected_by: str = ""
@@ -241,9 +244,9 @@ class VolumeCoverage(WireModel):
     @property
     def needs_attention(self) -> bool:
         """Whether someone has to act; a volume that is new, and whose first backup is not due, is in order."""
-        if self.state is VolumeState.NEVER_BACKED_UP:
+        if self.state is CoverageState.NEVER_BACKED_UP:
             return self.overdue
-        return self.state not in {VolumeState.PROTECTED, VolumeState.LEFT_OUT}
+        return self.state not in {CoverageState.PROTECTED, CoverageState.LEFT_OUT}
 
 
 class Coverage(WireModel):
@@ -257,17 +260,17 @@ class Coverage(WireModel):
     notes: tuple[str, ...] = ()
 
     @property
-    def counts(self) -> Mapping[VolumeState, int]:
+    def counts(self) -> Mapping[CoverageState, int]:
         """How many volumes are in each state."""
         found = Counter(one.state for one in self.volumes)
-        return {state: found[state] for state in VolumeState if found[state]}
+        return {state: found[state] for state in CoverageState if found[state]}
 
     @property
     def sentence(self) -> str:
         """The answer in one sentence, such as `38 of 40 volumes protected; 1 stale, 1 never backed up`."""
         counts = dict(self.counts)
-        left_out = counts.pop(VolumeState.LEFT_OUT, 0)
-        protected, every = counts.pop(VolumeState.PROTECTED, 0), len(self.volumes) - left_out
+        left_out = counts.pop(CoverageState.LEFT_OUT, 0)
+        protected, every = counts.pop(CoverageState.PROTECTED, 0), len(self.volumes) - left_out
         if not every:
             return "; ".join(["no volumes" if self.complete else "no volumes are known", *_left_out_words(left_out)])
         parts = [f"{protected} of {every} volume{'' if every == 1 else 's'} protected"]
@@ -280,11 +283,11 @@ class Coverage(WireModel):
 
 
 def _left_out_words(number: int) -> list[str]:
-    return [f"{number} {VolumeState.LEFT_OUT.words}"] if number else []
+    return [f"{number} {CoverageState.LEFT_OUT.words}"] if number else []
 
 
 def build_coverage(
-    plans: Iterable[VolumePlan] | None, copies: Iterable[Copy], now: datetime, notes: Sequence[str] = ()
+    plans: Iterable[VolumePlan] | None, copies: Iterable[CompletedBackup], now: datetime, notes: Sequence[str] = ()
 ) -> Coverage:
     """Return the state of each volume at `now`, a time by the API server's clock, by the backups that have ended.
 
@@ -296,7 +299,7 @@ def build_coverage(
     none = _History()
     known = plans if plans is not None else [VolumePlan(key) for key in histories]
     volumes = [decide_state(plan, histories.get(plan.key, none), now) for plan in known]
-    order = list(VolumeState)
+    order = list(CoverageState)
     volumes.sort(key=lambda one: (not one.needs_attention, order.index(one.state), one.namespace, one.volume))
     return Coverage(volumes=tuple(volumes), complete=plans is not None, notes=tuple(notes))
 
@@ -336,35 +339,35 @@ def _lateness(interval: timedelta) -> timedelta:
     return min(interval / 4, _LONGEST_RUN)
 
 
-def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[VolumeState, str]:
+def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[CoverageState, str]:
     good, bad, interval = history.good, history.bad, plan.interval
     if plan.left_out is not None:
-        return VolumeState.LEFT_OUT, plan.left_out
+        return CoverageState.LEFT_OUT, plan.left_out
     if bad is not None and (good is None or bad.created > good.created):
         why = f"{bad.name} failed {format_age(now - bad.created)} ago: {bad.message or 'no message'}"
-        return VolumeState.FAILING, why
+        return CoverageState.FAILING, why
     if good is None:
         return _judge_without_copy(plan, now)
     if good.shrunk is not None:
-        return VolumeState.SHRUNK, f"{good.name}: {good.shrunk}"
+        return CoverageState.SHRUNK, f"{good.name}: {good.shrunk}"
     age = now - good.created
     why = f"expected every {format_age(interval)} by {plan.by}" if interval is not None else _why_unexpected(plan)
     longest = 2 * interval + _lateness(interval) if interval is not None else _UNSCHEDULED
     if age > longest:
-        return VolumeState.STALE, f"the last backup is {format_age(age)} old: {why}"
-    return VolumeState.PROTECTED, why
+        return CoverageState.STALE, f"the last backup is {format_age(age)} old: {why}"
+    return CoverageState.PROTECTED, why
 
 
-def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[VolumeState, str]:
+def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[CoverageState, str]:
     if (interval := plan.interval) is None:
-        snapshots = [one for one in plan.expected if one.does(Method.SNAPSHOT)]
+        snapshots = [one for one in plan.expected if one.does(BackupMethod.SNAPSHOT)]
         if snapshots:
-            return VolumeState.SNAPSHOT_ONLY, f"{snapshots[0].source.name}: {snapshots[0].choice.why}"
-        return VolumeState.NEVER_BACKED_UP, _why_unexpected(plan)
+            return CoverageState.SNAPSHOT_ONLY, f"{snapshots[0].source.name}: {snapshots[0].choice.why}"
+        return CoverageState.NEVER_BACKED_UP, _why_unexpected(plan)
     every = f"expected every {format_age(interval)} by {plan.by}"
     if plan.created is not None and now - plan.created <= interval + _lateness(interval):
         every = f"the volume is {format_age(now - plan.created)} old; {every}"
-    return VolumeState.NEVER_BACKED_UP, every
+    return CoverageState.NEVER_BACKED_UP, every
 
 
 def _why_unexpected(plan: VolumePlan) -> str:

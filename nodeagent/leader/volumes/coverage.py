@@ -12,7 +12,7 @@ from core.kube.errors import KubeError
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
 from core.models.phases import Phase
 from nodeagent.coverage.read import ObservedVolumes, TooManyObjectsError, VolumeReader
-from nodeagent.coverage.states import Copy, Coverage, CoverageRules, VolumePlan, build_coverage
+from nodeagent.coverage.states import CompletedBackup, Coverage, CoverageRules, VolumePlan, build_coverage
 from nodeagent.leader.index import Entry
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import MAX_NAMED_VOLUMES, VOLUME_NOT_PROTECTED, VOLUMES
@@ -90,11 +90,11 @@ def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Iterable[
     metrics.show(VOLUME_NOT_PROTECTED, named)
 
 
-def _copy_of(entry: Entry) -> Copy | None:
+def _copy_of(entry: Entry) -> CompletedBackup | None:
     copy = entry.copy
     if copy is None:
         return None
-    return Copy(
+    return CompletedBackup(
         (entry.queue, copy.claim),
         copy.created,
         entry.name,

@@ -9,7 +9,7 @@ from client.status.view import build_view
 from client.ui.tables import PAGE_ROWS, TransferFilter, choose_transfers, cut, list_volumes
 from core.models.phases import Phase
 from core.models.verification import Verification, VerificationOutcome
-from nodeagent.coverage.states import VolumeCoverage, VolumeState
+from nodeagent.coverage.states import CoverageState, VolumeCoverage
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -103,7 +103,7 @@ def test_volumes_that_need_attention_come_first() -> None:
 
 def test_rows_follow_the_states_of_volumes_and_those_without_a_pvc_are_last() -> None:
     states = [
-        VolumeCoverage(namespace="app", volume=name, state=VolumeState(state), reason="why", overdue=True)
+        VolumeCoverage(namespace="app", volume=name, state=CoverageState(state), reason="why", overdue=True)
         for name, state in (("new", "never-backed-up"), ("old", "stale"), ("fine", "protected"), ("skip", "left-out"))
     ]
     rows = list_volumes(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from datamover.data_path.units import Pending, Unit
+from datamover.data_path.units import PendingUnits, Unit
 
 
 def _unit(name: str, size: int, **more: Any) -> Unit:
@@ -32,7 +32,7 @@ def _directory(name: str, size: int, files: int) -> Unit:
 def test_one_kopia_writes_what_there_is_room_for_or_a_single_unit(
     units: list[Unit], room_bytes: int, runs: list[str]
 ) -> None:
-    pending = Pending(io.BytesIO())
+    pending = PendingUnits(io.BytesIO())
     for unit in units:
         pending.add(unit)
     taken = []

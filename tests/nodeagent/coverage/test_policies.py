@@ -3,8 +3,8 @@
 import pytest
 
 from core.errors import ContractError
-from nodeagent.coverage.cluster import Claim, PersistentVolume
-from nodeagent.coverage.policies import Action, parse_policies
+from nodeagent.coverage.cluster import StoredVolume, VolumeClaim
+from nodeagent.coverage.policies import PolicyAction, parse_policies
 from tests.nodeagent.support.volume_scene import a_claim, a_volume, decoded
 
 
@@ -42,10 +42,10 @@ def skipping(conditions: str) -> dict[str, str]:
     ],
 )
 def test_a_condition(conditions: str, matches: bool) -> None:
-    (claim,) = decoded(Claim, [a_claim("data", labels={"yes": "1"})])
-    (volume,) = decoded(PersistentVolume, [a_volume("data")])
+    (claim,) = decoded(VolumeClaim, [a_claim("data", labels={"yes": "1"})])
+    (volume,) = decoded(StoredVolume, [a_volume("data")])
     found = parse_policies(skipping(conditions)).match(claim, volume)
-    assert found is (Action.SKIP if matches else None)
+    assert found is (PolicyAction.SKIP if matches else None)
 
 
 @pytest.mark.parametrize(
@@ -68,5 +68,5 @@ def test_policies_that_velero_rejects(data: dict[str, str] | None, words: str) -
 
 
 def test_the_type_of_a_volume() -> None:
-    volumes = decoded(PersistentVolume, [a_volume("a"), a_volume("b", storageos={}), a_volume("c", unheard={})])
+    volumes = decoded(StoredVolume, [a_volume("a"), a_volume("b", storageos={}), a_volume("c", unheard={})])
     assert [one.type for one in volumes] == ["csi", "storageOS", ""]

@@ -7,7 +7,7 @@ from core.kube.errors import UnreachableError
 from core.kube.retry import Retry
 from core.models.names import SCHEDULE_COMMAND, SCHEDULE_LABEL
 from nodeagent.coverage.read import PlannedVolumes, VolumeReader
-from nodeagent.coverage.states import VolumeState, build_coverage
+from nodeagent.coverage.states import CoverageState, build_coverage
 from tests.nodeagent.coverage.test_states import NOW
 from tests.nodeagent.support.volume_scene import a_claim, a_pod, a_schedule, a_volume, an_object
 from tests.support.clock import LoopClock
@@ -111,7 +111,7 @@ async def test_fs_backup_of_pods_is_read() -> None:
 async def test_a_schedule_that_does_not_run_expects_nothing(objects: list[JsonDict], reason: str) -> None:
     found = await read(a_kube(*objects))
     coverage = build_coverage(found.plans, (), NOW, found.notes)
-    assert [one.state for one in coverage.volumes] == [VolumeState.NEVER_BACKED_UP] * 2
+    assert [one.state for one in coverage.volumes] == [CoverageState.NEVER_BACKED_UP] * 2
     assert all(f"night does not run: {reason}" in one.reason for one in coverage.volumes)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodeagent.coverage.policies import parse_policies
-from nodeagent.coverage.selection import Method, Schedule, ServerDefaults, explain_fault, select_volumes
+from nodeagent.coverage.selection import BackupMethod, BackupSchedule, ServerDefaults, explain_fault, select_volumes
 from tests.nodeagent.support.volume_scene import a_claim, a_cluster, a_pod, a_schedule, a_volume, an_object
 from tests.support.objects import JsonDict
 
@@ -40,7 +40,7 @@ CLUSTER = a_cluster(
     a_pod("db-0", "db", claims=["main"], annotations={"backup.velero.io/backup-volumes": "main"}),
 )
 
-MOVED, FS, SNAPSHOT, SKIPPED, NONE = Method
+MOVED, FS, SNAPSHOT, SKIPPED, NONE = BackupMethod
 ALL_MOVED = {
     "app/data": MOVED,
     "app/logs": MOVED,
@@ -60,8 +60,8 @@ def policies(*rules: tuple[JsonDict, str], **more: object) -> str:
     return "version: v1\nvolumePolicies:\n" + "\n".join(parts) + f"\n{extra}"
 
 
-def selected(template: JsonDict, text: str = "", defaults: ServerDefaults | None = None) -> dict[str, Method]:
-    schedule = Schedule.from_wire(a_schedule("night", **template))
+def selected(template: JsonDict, text: str = "", defaults: ServerDefaults | None = None) -> dict[str, BackupMethod]:
+    schedule = BackupSchedule.from_wire(a_schedule("night", **template))
     found = parse_policies({"policies": text}) if text else None
     choices = select_volumes(schedule.spec.template, CLUSTER, defaults or ServerDefaults(), found)
     return {"/".join(key): choice.method for key, choice in choices.items()}
@@ -132,7 +132,7 @@ FS_APP = {key: method for key, method in FS_ALL.items() if key.startswith("app/"
         ),
     ],
 )
-def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str, Method]) -> None:
+def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str, BackupMethod]) -> None:
     assert selected(MOVE | template) == expected
 
 
@@ -160,7 +160,7 @@ def test_volumes_that_a_schedule_selects(template: JsonDict, expected: dict[str,
         pytest.param(OPT_OUT | {"includedResources": ["pods"]}, {"app/web-0:cache": FS}, id="pods without their PVCs"),
     ],
 )
-def test_the_method_that_a_schedule_uses(template: JsonDict, expected: dict[str, Method]) -> None:
+def test_the_method_that_a_schedule_uses(template: JsonDict, expected: dict[str, BackupMethod]) -> None:
     assert selected(template) == expected
 
 
@@ -206,7 +206,7 @@ def test_the_server_decides_what_a_schedule_leaves_open() -> None:
         ),
     ],
 )
-def test_volume_policies_come_before_all_else(rules: Any, expected: dict[str, Method]) -> None:
+def test_volume_policies_come_before_all_else(rules: Any, expected: dict[str, BackupMethod]) -> None:
     assert selected(MOVE | {"includedNamespaces": ["app"]}, policies(*rules)) == APP | expected
 
 
@@ -239,9 +239,11 @@ def test_global_policies_follow_those_of_the_schedule() -> None:
     ],
     ids=["opt-in", "another one", "opt-out", "opt-out without snapshots", "hooks only", "nothing"],
 )
-def test_annotations_of_pods_choose_the_method(annotations: JsonDict, template: JsonDict, expected: Method) -> None:
+def test_annotations_of_pods_choose_the_method(
+    annotations: JsonDict, template: JsonDict, expected: BackupMethod
+) -> None:
     cluster = a_cluster(a_claim("data"), a_volume("data"), a_pod("web-0", claims=["data"], annotations=annotations))
-    schedule = Schedule.from_wire(a_schedule("night", **template))
+    schedule = BackupSchedule.from_wire(a_schedule("night", **template))
     (choice,) = select_volumes(schedule.spec.template, cluster, ServerDefaults()).values()
     assert choice.method is expected
     assert bool(choice.why) is not choice.method.copies
@@ -260,7 +262,7 @@ def test_annotations_of_pods_choose_the_method(annotations: JsonDict, template: 
 def test_fs_backup_needs_a_running_pod_that_mounts_the_volume(pod: JsonDict) -> None:
     """Source: BackupPodVolumes in pkg/podvolume/backupper.go; such a pod keeps the volume from being snapshotted."""
     cluster = a_cluster(a_claim("data"), a_volume("data"), pod)
-    template = Schedule.from_wire(a_schedule("night", **OPT_OUT)).spec.template
+    template = BackupSchedule.from_wire(a_schedule("night", **OPT_OUT)).spec.template
     assert [one.method for one in select_volumes(template, cluster, ServerDefaults()).values()] == [NONE]
 
 
@@ -279,7 +281,7 @@ def test_fs_backup_needs_a_running_pod_that_mounts_the_volume(pod: JsonDict) -> 
     ],
 )
 def test_a_template_that_the_server_rejects(template: JsonDict, words: str) -> None:
-    fault = explain_fault(Schedule.from_wire(a_schedule("night", **template)).spec.template)
+    fault = explain_fault(BackupSchedule.from_wire(a_schedule("night", **template)).spec.template)
     assert fault is not None
     assert words in fault
 
@@ -287,4 +289,4 @@ def test_a_template_that_the_server_rejects(template: JsonDict, words: str) -> N
 def test_a_valid_template_has_no_fault() -> None:
     nulls: JsonDict = {"includedNamespaces": None, "labelSelector": None, "hooks": {"resources": None}}
     template: JsonDict = {"includedNamespaces": ["app-[a-c]*"], "excludedNamespaces": ["app-b"]} | nulls
-    assert explain_fault(Schedule.from_wire(a_schedule("night", **template)).spec.template) is None
+    assert explain_fault(BackupSchedule.from_wire(a_schedule("night", **template)).spec.template) is None

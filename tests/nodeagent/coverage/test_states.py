@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from nodeagent.coverage.selection import Choice, Method
+from nodeagent.coverage.selection import BackupMethod, VolumeChoice
 from nodeagent.coverage.states import (
     BackupSource,
-    Copy,
+    CompletedBackup,
     Coverage,
+    CoverageState,
     VolumeCoverage,
-    VolumeState,
     build_coverage,
     plan_volumes,
 )
@@ -25,20 +25,20 @@ LEFT_OUT = {"velero.io/exclude-from-backup": "true"}
 NAMESPACE = an_object("Namespace", "app")
 
 
-def source(method: Method = Method.MOVED, interval: timedelta | None = DAY, why: str = "") -> BackupSource:
-    return BackupSource("Schedule night", interval, {KEY: Choice(method, why)}, "it is paused")
+def source(method: BackupMethod = BackupMethod.MOVED, interval: timedelta | None = DAY, why: str = "") -> BackupSource:
+    return BackupSource("Schedule night", interval, {KEY: VolumeChoice(method, why)}, "it is paused")
 
 
-def copy(age: timedelta, **more: Any) -> Copy:
-    return Copy(KEY, NOW - age, "DataUpload velero/du-1", **{"complete": True, "bytes": 5} | more)
+def copy(age: timedelta, **more: Any) -> CompletedBackup:
+    return CompletedBackup(KEY, NOW - age, "DataUpload velero/du-1", **{"complete": True, "bytes": 5} | more)
 
 
-def failed(age: timedelta) -> Copy:
+def failed(age: timedelta) -> CompletedBackup:
     return copy(age, complete=False, failed=True, message="disk full")
 
 
 def judged(
-    *copies: Copy,
+    *copies: CompletedBackup,
     sources: tuple[BackupSource, ...] = (),
     namespace: JsonDict = NAMESPACE,
     leave_out_namespaces: tuple[str, ...] = (),
@@ -69,11 +69,11 @@ def judged(
         ([], [], "never-backed-up", "no schedule backs it up"),
         ([], [source()], "never-backed-up", "expected every 24h by Schedule night"),
         ([], [source(interval=None)], "never-backed-up", "Schedule night does not run: it is paused"),
-        ([], [source(Method.NONE, why="reason")], "never-backed-up", "Schedule night copies no data: reason"),
-        ([], [source(Method.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
-        ([], [source(Method.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
-        ([], [source(Method.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
-        ([copy(HOUR)], [source(Method.SKIPPED), source()], "protected", "expected every 24h by Schedule night"),
+        ([], [source(BackupMethod.NONE, why="reason")], "never-backed-up", "Schedule night copies no data: reason"),
+        ([], [source(BackupMethod.SNAPSHOT, why="reason")], "snapshot-only", "Schedule night: reason"),
+        ([], [source(BackupMethod.SNAPSHOT, why="reason"), source()], "never-backed-up", "expected every 24h"),
+        ([], [source(BackupMethod.SKIPPED, why="reason")], "left-out", "Schedule night: reason"),
+        ([copy(HOUR)], [source(BackupMethod.SKIPPED), source()], "protected", "expected every 24h by Schedule night"),
         ([copy(DAY), failed(HOUR)], [source()], "failing", "DataUpload velero/du-1 failed 60m ago: disk full"),
         ([copy(HOUR), failed(DAY)], [source()], "protected", "expected every 24h by Schedule night"),
         ([failed(HOUR)], [], "failing", "disk full"),
@@ -87,7 +87,9 @@ def judged(
         ),
     ],
 )
-def test_the_state_of_a_volume(copies: list[Copy], sources: list[BackupSource], state: str, reason: str) -> None:
+def test_the_state_of_a_volume(
+    copies: list[CompletedBackup], sources: list[BackupSource], state: str, reason: str
+) -> None:
     found = judged(*copies, sources=tuple(sources))
     assert (found.state, reason in found.reason) == (state, True), found.reason
 
@@ -110,27 +112,27 @@ def test_the_state_of_a_volume(copies: list[Copy], sources: list[BackupSource], 
 )
 def test_a_volume_is_left_out_whatever_is_expected(more: Any, reason: str) -> None:
     found = judged(failed(HOUR), sources=(source(),), **more)
-    assert (found.state, reason in found.reason, found.needs_attention) == (VolumeState.LEFT_OUT, True, False)
+    assert (found.state, reason in found.reason, found.needs_attention) == (CoverageState.LEFT_OUT, True, False)
 
 
 def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> None:
     annotations = {"nodeagent.io/exclude-from-backup": "cache"}
     found = judged(annotations=annotations, leave_out_namespaces=("db",))
-    assert found.state is VolumeState.NEVER_BACKED_UP
+    assert found.state is CoverageState.NEVER_BACKED_UP
     assert "does not count: leaveOutNamespaces does not name app" in found.note
 
 
 def test_an_interval_of_the_pvc_counts_where_no_schedule_backs_it_up() -> None:
     annotations = {"nodeagent.io/backup-interval": "12h"}
-    assert judged(copy(2 * DAY), annotations=annotations).state is VolumeState.STALE
+    assert judged(copy(2 * DAY), annotations=annotations).state is CoverageState.STALE
     assert judged(copy(2 * DAY), annotations=annotations).interval_seconds == 12 * 3600
-    assert judged(copy(DAY), annotations=annotations, sources=(source(),)).state is VolumeState.PROTECTED
+    assert judged(copy(DAY), annotations=annotations, sources=(source(),)).state is CoverageState.PROTECTED
     assert judged(annotations={"nodeagent.io/backup-interval": "soon"}).interval_seconds is None
 
 
 def test_a_new_volume_needs_no_attention_before_its_first_backup_is_due() -> None:
     new = judged(created="2026-11-21T09:00:00Z", sources=(source(),))
-    assert (new.state, new.needs_attention) == (VolumeState.NEVER_BACKED_UP, False)
+    assert (new.state, new.needs_attention) == (CoverageState.NEVER_BACKED_UP, False)
     assert new.reason == "the volume is 3h old; expected every 24h by Schedule night"
     assert judged(created="2026-11-20T09:00:00Z", sources=(source(),)).needs_attention
     assert judged(created="2026-11-21T09:00:00Z").needs_attention
@@ -140,7 +142,10 @@ def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are() -> None:
     cluster = a_cluster(
         a_claim("data"), a_claim("new", phase="Pending"), a_pod("web-0", volumes=[{"name": "tmp", "emptyDir": {}}])
     )
-    choices = {("app", "web-0:tmp"): Choice(Method.FS_BACKUP), ("app", "gone"): Choice(Method.MOVED)}
+    choices = {
+        ("app", "web-0:tmp"): VolumeChoice(BackupMethod.FS_BACKUP),
+        ("app", "gone"): VolumeChoice(BackupMethod.MOVED),
+    }
     plans = plan_volumes(cluster, [BackupSource("Schedule night", DAY, choices)])
     assert [plan.key for plan in plans] == [KEY, ("app", "web-0:tmp")]
     assert plans[1].created == datetime(2026, 11, 1, tzinfo=UTC)
@@ -148,7 +153,7 @@ def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are() -> None:
 
 def states(**counts: int) -> Coverage:
     volumes = [
-        VolumeCoverage(namespace="app", volume=f"{state}-{number}", state=VolumeState(state), reason="")
+        VolumeCoverage(namespace="app", volume=f"{state}-{number}", state=CoverageState(state), reason="")
         for state, count in counts.items()
         for number in range(count)
     ]
@@ -173,10 +178,10 @@ def test_the_sentence_about_all_volumes(counts: dict[str, int], sentence: str) -
 def test_what_needs_attention_comes_first() -> None:
     keys = [("app", name) for name in ("fine", "bad", "new")]
     cluster = a_cluster(*(a_claim(name, created="2026-11-21T09:00:00Z") for _, name in keys))
-    source = BackupSource("Schedule night", DAY, {key: Choice(Method.MOVED) for key in keys})
+    source = BackupSource("Schedule night", DAY, {key: VolumeChoice(BackupMethod.MOVED) for key in keys})
     copies = [
-        Copy(keys[0], NOW - HOUR, "du-1", complete=True),
-        Copy(keys[1], NOW - HOUR, "du-2", complete=False, failed=True),
+        CompletedBackup(keys[0], NOW - HOUR, "du-1", complete=True),
+        CompletedBackup(keys[1], NOW - HOUR, "du-2", complete=False, failed=True),
     ]
     found = build_coverage(plan_volumes(cluster, [source]), copies, NOW)
     assert [one.volume for one in found.volumes] == ["bad", "new", "fine"]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from core.models.base import WireModel
-from nodeagent.coverage.cluster import Claim, ClusterVolumes, Namespace, PersistentVolume, Pod, decode_object
+from nodeagent.coverage.cluster import ClusterVolumes, Namespace, StoredVolume, VolumeClaim, WorkloadPod, decode_object
 from tests.support.objects import JsonDict
 
 CREATED = "2026-11-01T00:00:00Z"
@@ -74,8 +74,8 @@ def a_cluster(*objects: JsonDict) -> ClusterVolumes:
     for one in objects:
         by_kind.setdefault(one["kind"], []).append(one)
     return ClusterVolumes(
-        {claim.key: claim for claim in decoded(Claim, by_kind.get("PersistentVolumeClaim", []))},
-        tuple(decoded(Pod, by_kind.get("Pod", []))),
-        {one.metadata.name: one for one in decoded(PersistentVolume, by_kind.get("PersistentVolume", []))},
+        {claim.key: claim for claim in decoded(VolumeClaim, by_kind.get("PersistentVolumeClaim", []))},
+        tuple(decoded(WorkloadPod, by_kind.get("Pod", []))),
+        {one.metadata.name: one for one in decoded(StoredVolume, by_kind.get("PersistentVolume", []))},
         {one.metadata.name: one for one in decoded(Namespace, by_kind.get("Namespace", []))},
     )
