@@ -43,7 +43,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.tree import is_name, join, open_below
+from datamover.runtime.tree import is_name, join, open_below, open_root
 
 __all__ = ["InPlaceRestorer", "Step", "decide_file", "has_entries"]
 
@@ -442,16 +442,13 @@ class InPlaceRestorer:
 
     def _finish(self, directories: Directories, stop: ShouldStop) -> None:
         """Set the attributes of directories, inner ones first: one may be closed to this process then."""
-        fd = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with _named(b""), open_root(self.target) as fd:
             for directory in directories.inner_first():
                 if stop():
                     return
                 wanted = Attributes.of(directory.entry, root=not directory.path)
                 self._set_directory(fd, directory.path, wanted)
                 self.entries += 1
-        finally:
-            os.close(fd)
 
     @contextmanager
     def _opened(self) -> Iterator[OpenStage]:
