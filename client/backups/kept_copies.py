@@ -36,16 +36,26 @@ def explain_scheduled(
             by_schedule.setdefault(one.schedule, []).append(one)
     found: dict[str, str | None] = {}
     for schedule, ones in by_schedule.items():
-        newest = max(ones, key=lambda one: one.age_key)
+        # A copy that a wrong clock has dated would decide for years.
+        newest = max((one for one in ones if not _is_future(one, now)), key=lambda one: one.age_key, default=None)
+        keep = newest.keep if newest else ""
         try:
-            policy = policies[schedule] if schedule in policies else parse_keep(newest.keep) if newest.keep else None
+            policy = policies[schedule] if schedule in policies else parse_keep(keep) if keep else None
         except ValueError as e:
-            why = f"what schedule {schedule} keeps cannot be read in {newest.kind} {newest.transfer}: {e}"
+            why = f"what schedule {schedule} keeps cannot be read in its newest backup: {e}"
             found |= dict.fromkeys((one.uid for one in ones), why)
             continue
         if policy is not None:
             found |= _explain_schedule(schedule, ones, policy, now)
+        elif newest is None or keep or newest.ttl is None:
+            # Their time to live was said together with a count, and the schedule has neither now.
+            why = f"schedule {schedule} had a count when it was made, and has no time to live without one"
+            found |= dict.fromkeys((one.uid for one in ones if one.keep), why)
     return found
+
+
+def _is_future(one: Copy, now: datetime) -> bool:
+    return one.created is not None and one.created > now + CLOCK_TOLERANCE
 
 
 def _explain_schedule(
@@ -54,7 +64,7 @@ def _explain_schedule(
     found: dict[str, str | None] = {}
     by_series: dict[Series, list[Copy]] = {}
     for one in copies:
-        if one.created is not None and one.created > now + CLOCK_TOLERANCE:
+        if one.created is not None and _is_future(one, now):
             # Else copies that a wrong clock has dated would take the places of all that are made until then.
             found[one.uid] = f"it is from the future: it was made at {format_time(one.created)}"
         else:

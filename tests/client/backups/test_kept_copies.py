@@ -1,7 +1,7 @@
 """Retention by count and calendar: restic's own answers, and what restic does not know."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,8 +100,22 @@ def test_copies_from_the_future_stay_and_take_no_place() -> None:
 def test_the_policy_of_the_newest_backup_of_a_schedule_counts() -> None:
     before = _days(1, 2, 3, keep="last=1,zone=UTC")
     assert [uid for uid, why in _explain(*before, *_days(0.5)).items() if not why] == ["n2", "n3"]
-    assert _explain(*before, *_days(0.5), night=None) == {}
     assert _explain(*before, keep="", other=_DAILY).keys() == {"n1", "n2", "n3"}
+
+
+def test_a_copy_from_the_future_does_not_name_the_policy() -> None:
+    found = _explain(*_days(-365, keep="last=1,zone=UTC"), *_days(1, 2, 3, keep="last=3,zone=UTC"))
+    assert all(found.values())
+
+
+@pytest.mark.parametrize(
+    ("ttl", "held"), [(None, ["n1", "n2"]), (timedelta(days=9), [])], ids=["nor a time to live", "but a time to live"]
+)
+def test_copies_with_a_count_stay_once_their_schedule_has_none(ttl: timedelta | None, held: list[str]) -> None:
+    before = _days(1, 2, schedule="night", keep="monthly=12,zone=UTC,ttl=1h0m0s", ttl=timedelta(hours=1))
+    found = explain_scheduled([*before, *_days(0.5, schedule="night", ttl=ttl)], {}, NOON)
+    assert sorted(found) == held
+    assert all(why and why.startswith("schedule night had a count when it was made") for why in found.values())
 
 
 def test_without_a_schedule_or_a_policy_there_is_no_answer() -> None:
@@ -112,7 +126,8 @@ def test_without_a_schedule_or_a_policy_there_is_no_answer() -> None:
 def test_a_policy_that_cannot_be_read_keeps_everything_of_its_schedule(keep: str) -> None:
     found = _explain(*_days(1, 2, 3), *_days(0.5, keep=keep))
     assert all(
-        why and why.startswith("what schedule night keeps cannot be read in DataUpload") for why in found.values()
+        why and why.startswith("what schedule night keeps cannot be read in its newest backup")
+        for why in found.values()
     )
     assert len(found) == 4
 
