@@ -5,7 +5,7 @@ A data mover decides it by the snapshots of the source that are in the repositor
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from core.errors import ContractError
@@ -84,6 +84,9 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
     full: SavedSize | None = None
     shrunk: SavedSize | None = None
     for one in (*history, new):
+        if one.rules == new.rules:
+            # Not recorded in the repository, and about the same under the same rules.
+            one = replace(one, left_out=new.left_out)  # noqa: PLW2901 - the same snapshot
         confirmed = shrunk is not None and one.confirms(shrunk)
         if full is None or confirmed or one.snapshot_id in acknowledged or not one.has_shrunk_from(full):
             full, shrunk = one, None

@@ -48,6 +48,21 @@ def test_an_acknowledged_one_is_not_shrunk() -> None:
     assert find_full(history, new, {"s1"}) is None
 
 
+def test_a_new_rule_does_not_end_what_was_shrunk_before_it() -> None:
+    full = SavedSize("s0", 1_000_000, MIB)
+    shrunk, new = (
+        SavedSize(f"s{n}", files, MIB, "rules", left) for n, files, left in [(1, 1000, None), (2, 800, (5, 5))]
+    )
+    found = find_full([full, shrunk], new)
+    assert found is not None
+    assert found.full_snapshot == "s0"
+
+
+def test_a_new_rule_is_no_loss() -> None:
+    full = SavedSize("s0", 1000, 500 * MIB)
+    assert find_full([full], SavedSize("s1", 100, 50 * MIB, "rules", (900, 450 * MIB))) is None
+
+
 def test_its_annotation_is_read_back_until_somebody_acknowledges_it() -> None:
     (history, new) = _sizes((1000, 2), (1, 1))
     found = find_full([history], new)
