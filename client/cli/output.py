@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Final, NamedTuple, TextIO
 
 import yaml
@@ -119,10 +120,13 @@ class Printer:
     def _print_lines(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int) -> None:
         """Print a line for each row, without colors."""
         lines = [[printable(_plain(cell)) for cell in row] for row in (headers, *rows)]
-        widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+        # A row may have fewer cells than there are headers, or more.
+        widths = [max(map(cell_len, column)) for column in zip_longest(*lines, fillvalue="")]
         with self._paused():
             for line in lines:
-                cells = (cell + " " * (width + _GAP - cell_len(cell)) for cell, width in zip(line, widths, strict=True))
+                cells = (
+                    cell + " " * (width + _GAP - cell_len(cell)) for cell, width in zip(line, widths, strict=False)
+                )
                 self._out.file.write(f"{' ' * indent}{''.join(cells)}".rstrip(" ") + "\n")
 
     def facts(self, facts: Sequence[tuple[str, Cell]]) -> None:

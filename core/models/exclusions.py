@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final, Self
 
+from msgspec.structs import force_setattr
+
 from core.errors import ConfigError, ContractError
 from core.models.base import Int64, WireModel, cut_text
 from core.models.names import LEFT_OUT_ANNOTATION
@@ -122,6 +124,11 @@ class LeftOut(WireModel, omit_defaults=True):
     directories: Int64 = 0
     names: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Cut the names, so that the termination message has room for them."""
+        names = tuple(cut_text(name, _NAME_BYTES) for name in self.names[:_NAMES])
+        force_setattr(self, "names", names)
+
     def add(self, path: str, size: int | None) -> "LeftOut":
         """Return it with one more entry; a `size` of None: a directory."""
         is_dir = size is None
@@ -130,7 +137,7 @@ class LeftOut(WireModel, omit_defaults=True):
             files=self.files + (not is_dir),
             bytes=self.bytes + (size or 0),
             directories=self.directories + is_dir,
-            names=self.names if len(self.names) == _NAMES else (*self.names, cut_text(path, _NAME_BYTES)),
+            names=self.names if len(self.names) == _NAMES else (*self.names, path),
         )
 
     @property

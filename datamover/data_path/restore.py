@@ -22,7 +22,6 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.block import restore_device
-from datamover.data_path.compare import find_changed
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
@@ -191,6 +190,8 @@ async def _restore_in_place(
         raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
     changed = None
     if rule.incremental and rule.compare_content:
+        from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
+
         changed = await find_changed(repository, snapshot, target, data_path.watchdog)
     restorer = _restorer(repository, snapshot, parameters, data_path, tolerant=probe.refuses)
     restoring = InPlaceRestorer(

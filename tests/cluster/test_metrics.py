@@ -33,8 +33,10 @@ _OF_FAULTS = {
     "nodeagent_retries_total",
     "nodeagent_retry_lost_seconds_total",
     "nodeagent_retry_resent_bytes_total",
+    "nodeagent_volume_not_protected",
+    "nodeagent_volume_shrunk",
 }
-"""They have no series before the first interruption, node that fails or report of retention.
+"""They have no series before the first interruption, node that fails, report of retention or volume to look at.
 
 `tests/deploy` finds their names.
 """

@@ -23,6 +23,7 @@ from tests.support.fakekube import FakeKube
 _NAMES: Final = {
     "snapshot_id": "k" * 32,
     "full_snapshot": "k" * 32,
+    "rules": "d" * 64,
     "repository_id": "k" * 64,
     "unique_id": "k" * 64,
     "by_path": "/" + "u" * 36,
@@ -77,6 +78,8 @@ def _fill(kind: inspect.Type, name: str) -> Any:
             return _fill(next(one for one in types if not isinstance(one, inspect.NoneType)), name)
         case inspect.ListType(item_type=item):
             return [_fill(item, name)] * SHOWN_UNREAD
+        case inspect.VarTupleType(item_type=item):
+            return (_fill(item, name),) * SHOWN_UNREAD
         case inspect.EnumType(cls=cls):
             return max(cls, key=lambda one: len(str(one)))
         case inspect.StrType():

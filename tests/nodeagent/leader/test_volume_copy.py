@@ -10,7 +10,7 @@ from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup
 from nodeagent.leader.volume_copy import VolumeCopy, read_copy
 from tests.nodeagent.support.transfers import data_download, data_upload, pod_volume_backup
 
-CREATED = datetime(2026, 11, 21, 11, tzinfo=UTC)
+CREATED = datetime(2026, 11, 21, 11, 58, tzinfo=UTC)
 DONE: JsonDict = {"phase": "Completed", "progress": {"totalBytes": 9, "bytesDone": 9}}
 
 
