@@ -8,12 +8,21 @@ its PVC before it creates the DataDownload, and recreates the PVC, unbound, afte
 pkg/controller/volume/persistentvolume/pv_controller.go (syncVolume, syncUnboundClaim).
 """
 
+import json
+from typing import Any
+
 from core.contract import VolumeMode
 from core.errors import ExposeError
 from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
 from core.kube.types import Manifest, ObjectReference, PersistentVolume, PersistentVolumeClaim
-from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL, RECLAIM_POLICY_ANNOTATION
+from core.models.names import (
+    IN_PLACE_CLAIM_ANNOTATION,
+    IN_PLACE_LABEL,
+    RECLAIM_POLICY_ANNOTATION,
+    RELEASED_CLAIM_ANNOTATION,
+    VELERO_RESTORE_LABEL,
+)
 from core.models.reasons import PendingReason
 from exposer.claims import claim_volume_mode
 from exposer.expose_run import ExposeRun
@@ -30,6 +39,7 @@ __all__ = [
     "is_released",
     "is_taken_by",
     "read_claim_of",
+    "read_released_claim",
 ]
 
 
@@ -175,11 +185,33 @@ async def ensure_taken(
     return await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 
-def is_released(volume: PersistentVolume, request: RestoreRequest) -> bool:
-    """Return whether `volume` refers to the target, and was taken for no restore."""
-    reference = volume["spec"].get("claimRef") or {}
-    taken = IN_PLACE_LABEL in (volume["metadata"].get("labels") or {})
-    return not taken and _refers_to(reference, request.target_namespace, request.target_claim)
+def read_released_claim(volume: PersistentVolume) -> tuple[str, dict[str, Any]] | None:
+    """Return the restore for which a command has released the volume, and the PVC that it had; None: no command has."""
+    try:
+        found = json.loads((volume["metadata"].get("annotations") or {}).get(RELEASED_CLAIM_ANNOTATION, "{}"))
+        return str(found["restore"]), dict(found["claim"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def is_released(volume: PersistentVolume, request: RestoreRequest, target: PersistentVolumeClaim | None) -> bool:
+    """Return whether `volume` was released for this restore, and was neither taken nor bound again.
+
+    A later restore may have released it once more, and must find it as it left it: a command records its name, and a
+    Velero server writes it on the PVC that it recreates.
+    """
+    meta, reference = volume["metadata"], volume["spec"].get("claimRef") or {}
+    if IN_PLACE_LABEL in (meta.get("labels") or {}):
+        return False
+    if not _refers_to(reference, request.target_namespace, request.target_claim):
+        return False
+    if target is not None and reference.get("uid") == target["metadata"]["uid"]:
+        # Also one that is being deleted.
+        return False
+    if recorded := read_released_claim(volume):
+        return recorded[0] == request.restore
+    labels = (target["metadata"].get("labels") or {}) if target is not None else {}
+    return not request.restore or labels.get(VELERO_RESTORE_LABEL, request.restore) == request.restore
 
 
 async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: str, name: str) -> None:
@@ -190,11 +222,15 @@ async def give_back(client: KubeClient, volume: PersistentVolume, *, namespace: 
     reference = volume["spec"].get("claimRef") or {}
     claim = await client.read(PERSISTENT_VOLUME_CLAIMS, namespace, name)
     here = _refers_to(reference, namespace, name)
+    if claim is not None and claim["metadata"].get("deletionTimestamp"):
+        claim = None
     bound = here and claim is not None and reference.get("uid") == claim["metadata"]["uid"]
     patch = without_marks(volume)
     if not bound and (not here or reference.get("uid")):
         patch["spec"]["claimRef"] = _reserve(namespace, name)
         patch["metadata"].setdefault("annotations", {})[BOUND_BY_CONTROLLER] = None
+    elif not patch["metadata"] and patch["spec"].items() <= volume["spec"].items():
+        return
     await client.patch_if_unchanged(PERSISTENT_VOLUMES, volume, patch)
 
 

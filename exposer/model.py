@@ -222,7 +222,7 @@ class RestoreRequest:
 
     `volume` names the existing PersistentVolume, and `in_place` is how the data goes into it; empty: a new one.
     `for_windows`: only Windows nodes can read it. `base_snapshot` is namespace and name of a VolumeSnapshot that was
-    taken for the DataDownload alone, which was created at `requested_at`.
+    taken for the DataDownload alone, which was created at `requested_at`. `restore` is the restore that it is part of.
     """
 
     owner: Owner
@@ -238,6 +238,7 @@ class RestoreRequest:
     volume: str = ""
     base_snapshot: tuple[str, str] | None = None
     requested_at: datetime | None = None
+    restore: str = ""
 
     @property
     def copies(self) -> CopyPlan:

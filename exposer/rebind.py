@@ -88,7 +88,7 @@ class Rebinder:
     async def give_back(self, request: RestoreRequest) -> Pending | None:
         """Give the existing volume of an unfinished restore back to its PVC; None once that is done.
 
-        Also one that was not taken yet: the server has released it.
+        Also one that was not taken yet, if it was released for this restore.
         """
         volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
         if volume is not None and is_taken_by(volume, request.owner):
@@ -96,7 +96,10 @@ class Rebinder:
             if pending:
                 return pending
             volume = await self._client.read(PERSISTENT_VOLUMES, "", request.volume)
-        if volume is not None and (is_taken_by(volume, request.owner) or is_released(volume, request)):
+        if volume is None:
+            return None
+        target = await self._client.read(PERSISTENT_VOLUME_CLAIMS, request.target_namespace, request.target_claim)
+        if is_taken_by(volume, request.owner) or is_released(volume, request, target):
             await give_back(self._client, volume, namespace=request.target_namespace, name=request.target_claim)
         return None
 

@@ -17,6 +17,7 @@ from core.models.names import (
     RESTORE_UID_LABEL,
     SCHEDULE_LABEL,
     VELERO_BACKUP_LABEL,
+    VELERO_RESTORE_LABEL,
     label_value,
 )
 from core.models.phases import Phase
@@ -32,7 +33,7 @@ _OF_VELERO: Final = (
     ASYNC_OPERATION_ID_LABEL,
     RESTORE_UID_LABEL,
     "velero.io/backup-uid",
-    "velero.io/restore-name",
+    VELERO_RESTORE_LABEL,
 )
 """Labels of a transfer that a Velero server made, or that it restored from a backup of the namespace.
 

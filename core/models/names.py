@@ -112,6 +112,7 @@ __all__ = [
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
     "VELERO_BACKUP_LABEL",
+    "VELERO_RESTORE_LABEL",
     "VELERO_SCHEDULE_LABEL",
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
@@ -272,6 +273,11 @@ RESTORE_ANNOTATION: Final = "nodeagent.io/restore"
 """On a transfer and a PVC that `nodeagent restore create` makes: the whole name of the restore."""
 RESTORE_VOLUMES_ANNOTATION: Final = "nodeagent.io/restore-volumes"
 """On such a transfer: how many volumes its restore has, so that a missing one is noticed."""
+VELERO_RESTORE_LABEL: Final = "velero.io/restore-name"
+"""On a transfer and a PVC that a Velero server's restore makes: the name of the restore.
+
+Source: Velero v1.18, pkg/apis/velero/v1/labels_annotations.go (RestoreNameLabel).
+"""
 REPOSITORY_INPUTS_ANNOTATION: Final = "nodeagent.io/repository-inputs"
 """On a BackupRepository: a hash of the location and credentials by which it was opened; others need a new check."""
 REPOSITORY_ID_ANNOTATION: Final = "nodeagent.io/repository-id"

@@ -1,5 +1,6 @@
 """Restore into an existing volume: what takes it, and what gives it back."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -168,6 +169,60 @@ async def test_a_pvc_that_was_made_meanwhile_keeps_its_own_volume() -> None:
     assert claim(scene, "app3", "data")["spec"] == before["spec"]
     assert volume(scene, OLD)["status"]["phase"] == "Available"
     assert scene.world.disks == {OLD}
+
+
+def record(restore: str) -> dict[str, str]:
+    recreated = {"metadata": {"namespace": "app3", "name": "data"}}
+    return {
+        "nodeagent.io/released-claim": json.dumps({"restore": restore, "claim": recreated}),
+        "nodeagent.io/reclaim-policy": "Delete",
+    }
+
+
+@pytest.mark.parametrize("step", ["recorded", "PVC being deleted", "PVC deleted", "PVC recreated"])
+async def test_cleanup_leaves_a_volume_to_the_later_restore_that_has_released_it(step: str) -> None:
+    scene = in_place(policy="Delete")
+    await expose(scene)
+    await give_back(scene)
+    assert_returned(scene, policy="Delete")
+    client = scene.world.client
+    retained = {"spec": {"persistentVolumeReclaimPolicy": "Retain"}}
+    await client.patch(PERSISTENT_VOLUMES, "", OLD, {"metadata": {"annotations": record("r3")}} | retained)
+    if step != "recorded":
+        await client.delete(PERSISTENT_VOLUME_CLAIMS, "app3", "data")
+    if step in {"PVC deleted", "PVC recreated"}:
+        await scene.world.settle()
+    if step == "PVC recreated":
+        scene.world.put(PERSISTENT_VOLUME_CLAIMS, "data", namespace="app3", uid="uid-again", spec={"volumeName": OLD})
+    before = volume(scene, OLD)
+
+    await scene.exposer().give_back(scene.request)
+
+    assert volume(scene, OLD) == before
+
+
+async def test_cleanup_leaves_a_volume_to_a_later_restore_of_a_velero_server() -> None:
+    scene = in_place()
+    label = {"metadata": {"labels": {"velero.io/restore-name": "r3"}}}
+    await scene.world.client.patch(PERSISTENT_VOLUME_CLAIMS, "app3", "data", label)
+    before = volume(scene, OLD)
+
+    await give_back(scene)
+
+    assert volume(scene, OLD) == before
+
+
+async def test_a_volume_that_was_not_taken_is_given_back_once_to_the_restore_that_released_it() -> None:
+    scene = in_place()
+    scene.request = replace(scene.request, restore="again")
+    await scene.world.client.patch(PERSISTENT_VOLUMES, "", OLD, {"metadata": {"annotations": record("again")}})
+
+    await give_back(scene)
+    assert_returned(scene, policy="Delete")
+    before = volume(scene, OLD)
+    await give_back(scene)
+
+    assert volume(scene, OLD) == before
 
 
 async def test_the_volume_is_not_given_back_while_it_is_attached() -> None:

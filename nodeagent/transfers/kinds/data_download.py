@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.in_place import InPlace
-from core.models.names import DATA_MOVER_FINALIZER
+from core.models.names import DATA_MOVER_FINALIZER, RESTORE_ANNOTATION, VELERO_RESTORE_LABEL
 from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload
@@ -140,7 +140,7 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
 
     def _request(self, cr: DataDownload) -> RestoreRequest:
         settings, spec = self.expose_settings().for_attempt(cr), cr.spec
-        target = spec.target_volume
+        target, meta = spec.target_volume, cr.metadata
         return RestoreRequest(
             owner=Owner.of(cr),
             target_namespace=target.namespace,
@@ -155,7 +155,8 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
             volume=target.pv,
             in_place=_read_in_place(cr),
             base_snapshot=_base_snapshot(cr),
-            requested_at=cr.metadata.creation_timestamp,
+            requested_at=meta.creation_timestamp,
+            restore=meta.annotations.get(RESTORE_ANNOTATION, "") or meta.labels.get(VELERO_RESTORE_LABEL, ""),
         )
 
 
