@@ -26,7 +26,7 @@ from exposer.handover import settle_source
 from exposer.in_place import give_back, read_claim_of
 from exposer.ownership import delete_object, patch_if_there
 from exposer.snapshots import VOLUME_ANNOTATION
-from exposer.volumes import DELETE, delete_with_volume, is_provisioned, set_reclaim_policy
+from exposer.volumes import DELETE, attached_nodes, delete_with_volume, is_provisioned, set_reclaim_policy
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 
@@ -159,12 +159,19 @@ async def _delete_claims(client: KubeClient, leaked: LeakedObjects) -> str:
 
 
 async def _give_back_volumes(client: KubeClient, leaked: LeakedObjects) -> str:
-    """Give existing volumes back to their PVCs: no pod and no PVC of the restore is left."""
+    """Give existing volumes back to their PVCs, once they are detached: no pod and no PVC of the restore is left."""
+    pending = []
     for volume in leaked.taken:
-        if (claim := read_claim_of(volume)) is not None:
-            with suppress(NotFoundError):
-                await give_back(client, volume, namespace=claim[1], name=claim[2])
-    return ""
+        if (claim := read_claim_of(volume)) is None:
+            continue
+        name, reference = volume["metadata"]["name"], volume["spec"].get("claimRef") or {}
+        lent = (reference.get("namespace"), reference.get("name")) != claim[1:]
+        if lent and (nodes := await attached_nodes(client, name)):
+            pending.append(f"PersistentVolume {name} is being detached from node {', '.join(nodes)}")
+            continue
+        with suppress(NotFoundError):
+            await give_back(client, volume, namespace=claim[1], name=claim[2])
+    return "; ".join(pending)
 
 
 async def _delete_volumes(client: KubeClient, leaked: LeakedObjects) -> str:

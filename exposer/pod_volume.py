@@ -12,12 +12,14 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.attempts import Interruption
+from core.models.names import VELERO_RESTORE_LABEL
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
 from exposer.claims import cache_claim_name
 from exposer.expose_run import ExposeRun
 from exposer.host_pods import find_volume_directory
+from exposer.in_place import find_users
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
 from exposer.ownership import belongs, delete_owned
 from exposer.pods import build_pod_volume_pod
@@ -33,6 +35,7 @@ from exposer.workload import (
     claim_of,
     describe_users,
     find_volume,
+    is_held,
     pod_of_directory,
     restore_wait_completed,
     tolerations_to_stay,
@@ -120,7 +123,7 @@ class PodVolumeExposer:
         check_restore_wait(ref, check_alive(ref, await _read_workload(request, self._client)))
 
     async def confirm_alone(self, request: PodVolumeRequest) -> None:
-        """Check that no other pod uses the volume of a restore in place; reads only.
+        """Check that nothing else uses the volume of a restore in place; reads only.
 
         Raises:
             ExposeError: one does, or the workload pod is gone.
@@ -133,16 +136,27 @@ class PodVolumeExposer:
             raise ExposeError(use)
 
     async def _find_use(self, request: PodVolumeRequest, claim: str) -> str | None:
-        """Return which pods use the claim beside the workload pod, if a restore in place needs it alone."""
+        """Return what uses the volume beside the workload pod, if a restore in place needs it alone.
+
+        The pods of one restore may share it: a Velero server asks for a restore in place also where the PVC is new, and
+        restores a shared volume through one of them only.
+        Source: Velero, pkg/backup/item_backupper.go (TakenForPodVolume).
+        """
         if request.in_place is None or not claim:
             return None
         ref = request.workload
-        pods = await self._client.list(Selection(PODS, ref.namespace))
-        users = describe_users([pod for pod in pods if pod["metadata"]["name"] != ref.name], claim)
-        if not users:
-            return None
+        listed = {pod["metadata"]["name"]: pod for pod in await self._client.list(Selection(PODS, ref.namespace))}
+        restore = _restore_of(listed.pop(ref.name, None))
+        others = [pod for pod in listed.values() if not is_held(pod) and (not restore or _restore_of(pod) != restore)]
         place = f"PersistentVolumeClaim {ref.namespace}/{claim}"
-        return f"{place} is in use by {', '.join(users)}: a restore in place needs it alone"
+        if users := describe_users(others, claim):
+            return f"{place} is in use by {', '.join(users)}: a restore in place needs it alone"
+        found = await self._client.read(PERSISTENT_VOLUME_CLAIMS, ref.namespace, claim)
+        name = found["spec"].get("volumeName", "") if found is not None else ""
+        volume = await self._client.read(PERSISTENT_VOLUMES, "", name) if name else None
+        if volume is not None and (use := await find_users(self._client, volume)):
+            return f"{place} is in use: {use}: a restore in place needs it alone"
+        return None
 
     async def ensure(self, request: PodVolumeRequest, guard: Guard) -> Exposed | Pending:
         """Create the mover pod and return it, or why it is pending.
@@ -205,6 +219,11 @@ class PodVolumeExposer:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
         return replace(ref, uid=pod_of_directory(directory))
+
+
+def _restore_of(pod: Pod | None) -> str:
+    """Return the restore of a Velero server that made `pod`; empty: none did."""
+    return ((pod["metadata"].get("labels") or {}) if pod is not None else {}).get(VELERO_RESTORE_LABEL, "")
 
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:

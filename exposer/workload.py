@@ -30,6 +30,7 @@ __all__ = [
     "describe_restore_wait",
     "describe_users",
     "find_volume",
+    "is_held",
     "join_directory",
     "pod_of_directory",
     "restore_wait_completed",
@@ -147,6 +148,14 @@ def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
         return False
     terminated = _restore_wait_state(pod).get("terminated") or {}
     return bool(terminated) and terminated.get("exitCode") == 0
+
+
+def is_held(pod: Pod) -> bool:
+    """Return whether `pod` does not use its volumes yet: it has no node, or still waits for its own data."""
+    if not pod["spec"].get("nodeName"):
+        return True
+    waits = any(container["name"] == _RESTORE_WAIT for container in pod["spec"].get("initContainers") or [])
+    return waits and "terminated" not in _restore_wait_state(pod)
 
 
 def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:

@@ -305,12 +305,14 @@ class DataDownload(_DataMoverTransfer):
 
     @property
     def unfinished(self) -> str:
-        """An existing volume is given back in any case."""
+        """An existing volume is given back, which one that never became the restore's may not be."""
         target = self.spec.target_volume
         if not target.pv:
             return ""
-        state = "was not changed" if self.status.start_timestamp is None else "may have been restored in part"
-        return f"PersistentVolume {target.pv} {state}, and is given back to PVC {target.namespace}/{target.pvc}"
+        place = f"PVC {target.namespace}/{target.pvc}"
+        if self.status.start_timestamp is None:
+            return f"PersistentVolume {target.pv} was not changed; if it was released for this, {place} gets it back"
+        return f"PersistentVolume {target.pv} may have been restored in part, and is given back to {place}"
 
 
 class PodReference(WireModel):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
 from core.models.names import IN_PLACE_CLAIM_ANNOTATION, IN_PLACE_LABEL, OWNER_UID_LABEL
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import KeptVolume, NotOwnerError, Pending
@@ -124,6 +124,25 @@ async def test_the_volume_of_a_deleted_transfer_is_given_back(applied: bool) -> 
             # It was taken.
             assert_returned(scene, policy="Delete")
     assert at > 20
+
+
+async def test_the_volume_of_a_deleted_transfer_is_given_back_once_it_is_detached() -> None:
+    scene = in_place()
+    client = scene.world.client
+    await expose(scene)
+    await client.delete(PODS, "velero", scene.request.owner.name)
+    await client.delete(PERSISTENT_VOLUME_CLAIMS, "velero", scene.request.owner.name)
+    await scene.world.settle()
+    attach(scene, OLD, "node-a")
+    (leaked,) = (await list_leaked_objects(client, "velero")).values()
+
+    assert await delete_leaked_objects(client, leaked) == f"PersistentVolume {OLD} is being detached from node node-a"
+    assert IN_PLACE_LABEL in volume(scene, OLD)["metadata"]["labels"]
+    await client.delete(VOLUME_ATTACHMENTS, "", f"{OLD}-node-a")
+    assert await delete_leaked_objects(client, leaked) == ""
+
+    await scene.world.settle()
+    assert_returned(scene)
 
 
 async def test_a_volume_of_another_installation_is_left_to_that() -> None:

@@ -1,25 +1,45 @@
 """Restores in place into a volume of a pod: no other pod may use it."""
 
 import re
+from typing import Any
 
 import pytest
 
 from core.errors import ExposeError
-from core.kube.resources import PODS
+from core.kube.resources import PERSISTENT_VOLUMES, PODS
+from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from exposer.model import Pending
 from tests.exposer.support.world import no_guard
-from tests.exposer.test_pod_volume import Scene
+from tests.exposer.test_pod_volume import WAITING_STATE, Scene, init_status
+
+RESTORED = {"velero.io/restore-name": "r2"}
+HELD = {"initContainers": [{"name": "restore-wait"}]}
 
 
-def _other_pod(scene: Scene, name: str, claim: str = "fsdata", *, phase: str = "Running") -> None:
+def _other_pod(
+    scene: Scene,
+    name: str,
+    claim: str = "fsdata",
+    *,
+    namespace: str = "",
+    labels: JsonDict | None = None,
+    status: JsonDict | None = None,
+    **spec: Any,
+) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web", "uid": "u", "controller": True}
     obj = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": scene.request.workload.namespace, "ownerReferences": [owner]},
-        "spec": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]},
-        "status": {"phase": phase},
+        "metadata": {
+            "name": name,
+            "namespace": namespace or scene.request.workload.namespace,
+            "ownerReferences": [owner],
+            "labels": labels or {},
+        },
+        "spec": {"nodeName": "node-b", "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": claim}}]}
+        | spec,
+        "status": status or {"phase": "Running"},
     }
     scene.world.kube.put(obj)
 
@@ -48,15 +68,58 @@ async def test_a_restore_in_place_waits_while_another_pod_uses_the_claim_and_fai
 
 @pytest.mark.parametrize(
     "other",
-    [{"claim": "other"}, {"phase": "Succeeded"}, {"phase": "Failed"}],
-    ids=["another claim", "succeeded", "failed"],
+    [
+        {"claim": "other"},
+        {"status": {"phase": "Succeeded"}},
+        {"status": {"phase": "Failed"}},
+        {"nodeName": ""},
+        HELD,
+        HELD | {"status": {"phase": "Pending"} | init_status(WAITING_STATE)},
+        {"labels": RESTORED},
+    ],
+    ids=["another claim", "succeeded", "failed", "unscheduled", "held", "waiting for its data", "of the same restore"],
 )
-async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(other: dict[str, str]) -> None:
+async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
+    scene.put_pod(init_status(WAITING_STATE), labels=RESTORED)
     _other_pod(scene, "web-0", **other)
     await scene.exposer.ensure(scene.request, no_guard)
     assert await scene.world.client.read(PODS, "velero", scene.request.owner.name) is not None
     await scene.exposer.confirm_alone(scene.request)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        HELD | {"status": init_status({"terminated": {"exitCode": 0}})},
+        {"labels": {"velero.io/restore-name": "r1"}},
+        {"status": {"phase": "Pending"}},
+    ],
+    ids=["has its data", "of another restore", "starts"],
+)
+async def test_a_pod_that_may_write_delays_a_restore_in_place(other: dict[str, Any]) -> None:
+    scene = Scene("podvolumerestore", in_place=InPlace())
+    scene.put_pod(init_status(WAITING_STATE), labels=RESTORED)
+    _other_pod(scene, "web-0", **other)
+    assert isinstance(await scene.exposer.ensure(scene.request, no_guard), Pending)
+
+
+async def test_a_restore_in_place_waits_while_the_storage_is_used_through_another_volume() -> None:
+    scene = Scene("podvolumerestore", in_place=InPlace())
+    share = {"nfs": {"server": "s", "path": "/p"}}
+    scene.put_volume(share)
+    scene.world.put(PERSISTENT_VOLUMES, "pv-2", spec=share | {"claimRef": {"namespace": "app9", "name": "twin"}})
+    _other_pod(scene, "web-0", "twin", namespace="app9")
+
+    found = await scene.exposer.ensure(scene.request, no_guard)
+
+    text = (
+        "PersistentVolumeClaim app3/fsdata is in use: pod app9/web-0 of StatefulSet web has PersistentVolume pv-2 "
+        "of the same storage: a restore in place needs it alone"
+    )
+    assert found == Pending("VolumeInUse", text, blocked=True)
+    with pytest.raises(ExposeError, match=f"^{re.escape(text)}$"):
+        await scene.exposer.confirm_alone(scene.request)
 
 
 async def test_a_plain_restore_asks_for_no_other_pods() -> None:
