@@ -15,9 +15,8 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -27,17 +26,17 @@ from core.clock import Deadline
 from core.errors import DataPathError
 from core.models.base import JsonDict
 from core.models.exclusions import Exclusions
-from core.models.in_place import InPlace
-from datamover.data_path.attributes import Attribute, Attributes
+from core.models.in_place import DELETE_EXTRA_FILES, InPlace
+from datamover.data_path.attributes import Attributes
 from datamover.data_path.file_names import mangle
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import open_directories, show_path
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal
-from datamover.data_path.refused import Directories, Directory
+from datamover.data_path.refused import Directories, Directory, Refused
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import OpenStage, Stage, find_mounts, is_kept_at_root
-from datamover.data_path.units import RUN_BYTES, PendingUnits, Unit
+from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit, decide_file
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot
@@ -45,7 +44,7 @@ from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.tree import is_name, join, open_below, open_root
 
-__all__ = ["InPlaceRestorer", "Step", "decide_file", "has_entries"]
+__all__ = ["InPlaceRestorer", "has_entries"]
 
 _logger = logging.getLogger(__name__)
 
@@ -67,42 +66,6 @@ _CLEANUP: Final = timedelta(seconds=1)
 """A canceled transfer ends within 2 seconds."""
 
 
-class Step(Enum):
-    """What is done with a file or link of the snapshot."""
-
-    KEEP = "keep"
-    SET = "set"
-    """Only owner, mode or time are set."""
-    WRITE = "write"
-
-
-def decide_file(
-    entry: JsonDict,
-    status: os.stat_result | None,
-    rule: InPlace,
-    *,
-    path: bytes = b"",
-    changed: Fingerprints | None = None,
-    precision_ns: int = 1,
-) -> Step:
-    """Return what is done with a file, of which the volume has `status`; None: it has nothing there.
-
-    `changed` has the paths of files with another content; None: those of equal size and time have the same one. Times
-    that differ by less than `precision_ns` are alike to the volume.
-    """
-    if status is None or not rule.incremental or not stat.S_ISREG(status.st_mode):
-        return Step.WRITE
-    wanted = Attributes.of(entry)
-    unset = wanted.find_unset(status, tolerance_ns=precision_ns)
-    same = wanted.time_ns is not None and Attribute.TIME not in unset if changed is None else not changed.has_text(path)
-    if status.st_size != int(entry.get("size", 0)) or not same:
-        return Step.WRITE
-    if not unset:
-        return Step.KEEP
-    # Another name of the file would change too.
-    return Step.SET if status.st_nlink == 1 else Step.WRITE
-
-
 def has_entries(target: Path, _: ShouldStop) -> bool:
     """Return whether a volume has anything; a new one may have a folder `lost+found`.
 
@@ -119,7 +82,7 @@ class InPlaceRestorer:
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
     `precision_ns` is that of the volume's times. `written_bytes` are the sizes of what was written, `kept` is how many
-    files and links were not. `blocked`: directories with entries that are not to be deleted are in the place of files.
+    files and links were not. `refused` is what the volume did not take: what it has there stays.
     """
 
     repository: Repository
@@ -136,7 +99,7 @@ class InPlaceRestorer:
     kept_bytes: int = 0
     deleted: int = 0
     entries: int = 0
-    blocked: bool = False
+    refused: Refused = field(default_factory=Refused)
 
     def __post_init__(self) -> None:
         """Choose where kopia writes."""
@@ -202,7 +165,11 @@ class InPlaceRestorer:
                         self.entries += 1
                         if self._is_restored(directory.path, entry):
                             known.add_text(os.fsencode(entry["name"]))
-                            self._compare_entry(stage, fd, directory.path, entry, directories, pending)
+                            unit = Unit(join(directory.path, entry["name"]), entry)
+                            try:
+                                self._compare_entry(stage, fd, unit, directories, pending)
+                            except OSError as e:
+                                self._refuse(unit.path, e)
                     if self.rule.delete_extra_files:
                         self._delete(stage, fd, directory.path, partial(_is_known, known=known), stop)
                         stage.empty(stop)
@@ -218,13 +185,14 @@ class InPlaceRestorer:
         self,
         stage: OpenStage,
         fd: int,
-        directory: bytes,
-        entry: JsonDict,
+        unit: Unit,
         directories: Directories,
         pending: PendingUnits,
     ) -> None:
-        name, status = entry["name"], None
-        unit = Unit(join(directory, name), entry)
+        entry, name, status = unit.entry, unit.entry["name"], None
+        if unit.path in self._mounts:
+            self._refuse(unit.path, "another volume is mounted there")
+            return
         # A name that is too long for the target is refused where it is moved.
         with suppress(OSError):
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -285,8 +253,9 @@ class InPlaceRestorer:
                         return
 
     def _may_delete(self, path: bytes) -> bool:
-        """Return whether a directory may be deleted with all in it: nothing is mounted there."""
-        mounted = any((mount + b"/").startswith(path + b"/") for mount in self._mounts)
+        """Return whether a directory may be deleted with all in it: nothing is mounted there, or above it."""
+        inner, mounts = path + b"/", [mount + b"/" for mount in self._mounts]
+        mounted = any(mount.startswith(inner) or inner.startswith(mount) for mount in mounts)
         return self.rule.delete_extra_files and not mounted
 
     def _deletes(self, fd: int, name: str, path: bytes) -> bool:
@@ -369,15 +338,18 @@ class InPlaceRestorer:
             for number, unit in self._run:
                 if stop():
                     return
-                with _named(unit.path):
-                    try:
-                        self._place(stage, number, unit, stop)
-                    except OSError as e:
-                        self.restorer.refusals += count_refusal(e)
+                try:
+                    self._place(stage, number, unit, stop)
+                except OSError as e:
+                    self._refuse(unit.path, e)
             stage.empty(stop)
 
     def _place(self, stage: OpenStage, number: str, unit: Unit, stop: ShouldStop) -> None:
-        status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
+        try:
+            status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
+        except FileNotFoundError:
+            self._refuse(unit.path, "it could not be written")
+            return
         if unit.is_directory:
             self._place_directory(stage, number, unit.path, stop)
             self.written_bytes += unit.size_bytes
@@ -392,39 +364,62 @@ class InPlaceRestorer:
                 return
             if stat.S_ISREG(status.st_mode) and status.st_size != unit.size_bytes:
                 # kopia could not write all of it, and has gone on.
-                self.restorer.refusals += 1
+                self._refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
                 return
             self._set(number, stage.new, wanted)
             if stage.place(number, name, fd, delete=self._deletes(fd, name, unit.path)):
                 self.written_bytes += unit.size_bytes
             else:
-                self._block()
+                self._block(unit.path)
 
     def _place_directory(self, stage: OpenStage, number: str, path: bytes, stop: ShouldStop) -> None:
         """Move a directory to its place; if there is one with entries, what is in it replaces them."""
         left, merged = [(number, path)], []
         while left and not stop():
             number, path = left.pop()
-            above, name = os.path.split(os.fsdecode(path))
-            with open_below(stage.root, os.fsencode(above)) as fd:
-                if stage.place(number, name, fd, delete=self._deletes(fd, name, path)):
+            try:
+                if (wanted := self._place_entry(stage, number, path)) is None:
                     continue
-                status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
-                if not stat.S_ISDIR(status.st_mode):
-                    self._block()
-                    continue
-                merged.append((path, Attributes.of_status(status)))
-                with open_below(stage.new, os.fsencode(number)) as new, open_below(fd, os.fsencode(name)) as old:
+                with open_below(stage.new, os.fsencode(number)) as new, open_below(stage.root, path) as old:
+                    merged.append((path, wanted))
                     if self.rule.delete_extra_files:
                         self._delete(stage, old, path, partial(_exists, directory=new), stop)
                     left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
                 os.rmdir(number, dir_fd=stage.new)
+            except OSError as e:
+                self._refuse(path, e)
         for path, wanted in reversed(merged):
             self._set_directory(stage.root, path, wanted)
 
-    def _block(self) -> None:
+    def _place_entry(self, stage: OpenStage, number: str, path: bytes) -> Attributes | None:
+        """Move what is in a directory to its place; return the attributes of one that is to replace another."""
+        above, name = os.path.split(os.fsdecode(path))
+        with open_below(stage.root, os.fsencode(above)) as fd:
+            if stage.place(number, name, fd, delete=self._deletes(fd, name, path)):
+                return None
+        status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
+        if stat.S_ISDIR(status.st_mode):
+            return Attributes.of_status(status)
+        self._block(path)
+        return None
+
+    def _block(self, path: bytes) -> None:
+        """Record that a directory with entries, which are not to be deleted, is in the place of a file."""
+        self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
+        self._refuse(path, "something else is there")
+
+    def _refuse(self, path: bytes, cause: OSError | str) -> None:
+        """Record an entry that the volume does not take.
+
+        Raises:
+            DataPathError: it is an error of the volume as a whole.
+        """
+        if isinstance(cause, OSError):
+            with _named(path):
+                count_refusal(cause)
+            cause = str(cause.strerror)
         self.restorer.refusals += 1
-        self.blocked = True
+        self.refused.add_unplaced(path, cause)
 
     # -- attributes ---------------------------------------------------------------------------------------------------
     def _set(self, name: str, fd: int, wanted: Attributes) -> None:

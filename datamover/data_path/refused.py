@@ -21,6 +21,7 @@ from typing import IO, Final
 from core.errors import DataPathError, IncompleteRestoreError
 from core.models.base import JsonDict, cut_text
 from datamover.data_path.attributes import Attributes
+from datamover.data_path.finished import Fingerprints
 from datamover.data_path.links import DirectoryReader, open_directories, read_together, show_path
 from datamover.data_path.probe import Probe
 from datamover.data_path.run import DataPath
@@ -57,6 +58,12 @@ class Refused:
     missing_names: list[str] = field(default_factory=list)
     unset_names: list[str] = field(default_factory=list)
     hint: str = ""
+    unplaced: Fingerprints = field(default_factory=Fingerprints, repr=False, compare=False)
+
+    def add_unplaced(self, path: bytes, instead: str) -> None:
+        """Count an entry that is not moved to its place, where an older one may look like it; but not what is in it."""
+        self.unplaced.add_text(path)
+        self.add_missing(path, instead)
 
     def add_missing(self, path: bytes, instead: str, count: int = 1) -> None:
         """Count an entry that is not restored, and what is below it."""
@@ -110,9 +117,18 @@ def _keep(names: list[str], path: bytes, instead: str) -> None:
 
 
 async def find_refused(
-    kopia: DirectoryReader, snapshot: Snapshot, target: Path, *, probe: Probe, repair: bool, data_path: DataPath
+    kopia: DirectoryReader,
+    snapshot: Snapshot,
+    target: Path,
+    *,
+    probe: Probe,
+    repair: bool,
+    data_path: DataPath,
+    refused: Refused | None = None,
 ) -> Refused:
     """Return what the target lacks of the snapshot; with `repair`, attributes are set before.
+
+    `refused` is what is known already, to which the rest is added.
 
     Raises:
         KopiaError: the snapshot cannot be read.
@@ -122,7 +138,7 @@ async def find_refused(
     with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
         directories = Directories(file)
         directories.add(b"", snapshot.root_entry)
-        comparison = _Comparison(target, probe, repair=repair, directories=directories)
+        comparison = _Comparison(target, probe, repair=repair, directories=directories, refused=refused or Refused())
         while batch := directories.take():
             objects = [one.entry.get("obj", "") for one in batch]
             entries = await open_directories(kopia, snapshot, objects, output)
@@ -178,8 +194,8 @@ class _Comparison:
     probe: Probe
     repair: bool
     directories: Directories
+    refused: Refused
     entries: int = 0
-    refused: Refused = field(default_factory=Refused)
 
     def compare(self, batch: Sequence[Directory], entries: Iterator[Iterator[JsonDict]], stop: ShouldStop) -> None:
         """Compare what is in these directories; of directories in them, the attributes are compared at the end."""
@@ -230,6 +246,9 @@ class _Comparison:
     def _compare_entry(self, fd: int, directory: bytes, entry: JsonDict, names: "_Names | None") -> None:
         name, kind = str(entry.get("name", "")), str(entry.get("type", ""))
         path = join(directory, name)
+        if self.refused.unplaced.has_text(path):
+            self.refused.missing += count_entries(entry) - 1
+            return
         if names is not None and names.is_shared(name):
             # It has the content of one of several, and the others are reported.
             return

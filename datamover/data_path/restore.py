@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
-from core.models.in_place import DELETE_EXTRA_FILES, InPlace
+from core.models.in_place import InPlace
 from datamover.data_path.block import restore_device
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
@@ -206,11 +206,11 @@ async def _restore_in_place(
         precision_ns=probe.precision_ns,
     )
     await restoring.restore(fd)
-    refused = Refused()
+    refused = restoring.refused
     if restorer.refused or not probe.sound:
-        refused = await find_refused(repository, snapshot, target, probe=probe, repair=False, data_path=data_path)
-    if restoring.blocked:
-        refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
+        await find_refused(
+            repository, snapshot, target, probe=probe, repair=False, data_path=data_path, refused=refused
+        )
     all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
     return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
 

@@ -1,18 +1,23 @@
-"""What kopia writes at once in a restore in place, and all that is still to be written.
+"""What a restore in place does with each file, what kopia writes at once, and all that is still to be written.
 
 Source: kopia 0.23.1, snapshot/snapshotfs/repofs.go (loadLocked).
 """
 
 import json
 import os
+import stat
 from dataclasses import dataclass
+from enum import Enum
 from typing import IO, Final
 
 from core.models.base import JsonDict
+from core.models.in_place import InPlace
+from datamover.data_path.attributes import Attribute, Attributes
+from datamover.data_path.finished import Fingerprints
 from datamover.data_path.parts import Part
 from datamover.data_path.refused import count_entries
 
-__all__ = ["RUN_BYTES", "PendingUnits", "Unit"]
+__all__ = ["RUN_BYTES", "PendingUnits", "Step", "Unit", "decide_file"]
 
 _DIRECTORY: Final = "d"
 _LINK: Final = "s"
@@ -22,6 +27,42 @@ _RUN_UNITS: Final = 4000
 
 _RUN_ENTRIES: Final = 50_000
 RUN_BYTES: Final = 1 << 30
+
+
+class Step(Enum):
+    """What is done with a file or link of the snapshot."""
+
+    KEEP = "keep"
+    SET = "set"
+    """Only owner, mode or time are set."""
+    WRITE = "write"
+
+
+def decide_file(
+    entry: JsonDict,
+    status: os.stat_result | None,
+    rule: InPlace,
+    *,
+    path: bytes = b"",
+    changed: Fingerprints | None = None,
+    precision_ns: int = 1,
+) -> Step:
+    """Return what is done with a file, of which the volume has `status`; None: it has nothing there.
+
+    `changed` has the paths of files with another content; None: those of equal size and time have the same one. Times
+    that differ by less than `precision_ns` are alike to the volume.
+    """
+    if status is None or not rule.incremental or not stat.S_ISREG(status.st_mode):
+        return Step.WRITE
+    wanted = Attributes.of(entry)
+    unset = wanted.find_unset(status, tolerance_ns=precision_ns)
+    same = wanted.time_ns is not None and Attribute.TIME not in unset if changed is None else not changed.has_text(path)
+    if status.st_size != int(entry.get("size", 0)) or not same:
+        return Step.WRITE
+    if not unset:
+        return Step.KEEP
+    # Another name of the file would change too.
+    return Step.SET if status.st_nlink == 1 else Step.WRITE
 
 
 @dataclass(frozen=True, slots=True)

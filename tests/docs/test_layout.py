@@ -27,6 +27,7 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/pod/repository_access.py": "tests/datamover/pod/test_snapshot_list.py",
     "client/backups/files.py": "tests/client/cli/test_backup_files.py",
     "client/verifications/read_back.py": "tests/client/verifications/test_verify.py",
+    "datamover/data_path/in_place.py": "tests/datamover/flows/test_in_place.py",
     "datamover/data_path/restore.py": "tests/datamover/flows/test_roundtrip.py",
     "datamover/flags.py": "tests/datamover/test_arguments.py",
     "datamover/kopia/client_config.py": "tests/datamover/kopia/test_repository_open.py",

@@ -41,8 +41,8 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-async def snapshot(repository: Repository, volume: Path) -> str:
-    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
+async def snapshot(repository: Repository, volume: Path, **more: Any) -> str:
+    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, "some/volume", parallel=2, **more)
     return (await back_up(repository, parameters, backup_data_path())).snapshot_id
 
 

@@ -1,16 +1,21 @@
-"""Restores in place into volumes with little room, with other volumes mounted in them, and of large directories."""
+"""Restores in place into volumes with little room, other volumes or immutable files, and of large directories."""
 
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from core.errors import DataPathError
+from core.errors import DataPathError, IncompleteRestoreError
+from core.models.exclusions import Exclusions
 from core.models.in_place import InPlace
 from datamover.data_path import in_place, units
 from datamover.kopia.repository import Repository
-from tests.datamover.flows.test_in_place import RULES, add, change, restore_in_place, snapshot
-from tests.datamover.support.mounts import mounted
+from tests.datamover.flows.test_in_place import INCREMENTAL, RULES, add, change, restore_in_place, snapshot
+from tests.datamover.support.mounts import mounted, need_root
 from tests.datamover.support.trees import describe_tree, make_large_file, make_tree
 
 pytestmark = pytest.mark.processes
@@ -60,3 +65,72 @@ async def test_what_is_mounted_in_the_volume_is_not_deleted(mover_repository: Re
         with pytest.raises(DataPathError, match=r"^cannot delete extra: another volume is mounted in it$"):
             await restore_in_place(mover_repository, snapshot_id, volume, _DELETE)
         assert (other / "file").read_text() == "of another volume"
+
+
+@pytest.mark.sample("incremental, delete")
+@pytest.mark.parametrize("rule", RULES[:4])
+async def test_nothing_changes_in_another_volume_that_is_mounted_where_the_snapshot_has_a_directory(
+    mover_repository: Repository, tmp_path: Path, rule: InPlace
+) -> None:
+    volume = tmp_path / "volume"
+    for name in ("m/d/f", "m/g", "n"):
+        (volume / name).parent.mkdir(parents=True, exist_ok=True)
+        (volume / name).write_text("of the snapshot")
+    snapshot_id = await snapshot(mover_repository, volume)
+    shutil.rmtree(volume / "m")
+    (volume / "n").write_text("changed")
+    with mounted(volume / "m", "size=1m") as other:
+        (other / "d").mkdir(mode=0o700)
+        (other / "d" / "extra").write_text("of another volume")
+        (other / "g").write_text("of another volume")
+        before = describe_tree(other)
+        with pytest.raises(IncompleteRestoreError, match=r"4 missing: m \(another volume is mounted there\)$"):
+            await restore_in_place(mover_repository, snapshot_id, volume, rule)
+        assert describe_tree(other) == before
+    assert (volume / "n").read_text() == "of the snapshot"
+
+
+async def test_what_is_excluded_in_another_volume_does_not_let_the_rest_of_it_be_deleted(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    snapshot_id = await snapshot(mover_repository, volume, exclude=Exclusions(patterns=("*.tmp",)))
+    with mounted(volume / "m", "size=1m") as other:
+        for name in ("a.tmp", "b"):
+            (other / name).write_text("of another volume")
+        with pytest.raises(DataPathError, match=r"^cannot delete m/b: another volume is mounted in it$"):
+            await restore_in_place(mover_repository, snapshot_id, volume, _DELETE)
+        assert sorted(path.name for path in other.iterdir()) == ["a.tmp", "b"]
+
+
+@contextmanager
+def _immutable(path: Path) -> Iterator[None]:
+    """Have the file system refuse every change of a file: its time is the snapshot's, and only its content is not."""
+    need_root("attributes of files")
+    subprocess.run(["chattr", "+i", path], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["chattr", "-i", path], check=True)
+
+
+@pytest.mark.parametrize(("rule", "above"), [(INCREMENTAL, ""), (InPlace(), "d/e")], ids=["alone", "in a directory"])
+async def test_an_old_file_that_cannot_be_replaced_is_missing_and_all_else_is_restored(
+    mover_repository: Repository, tmp_path: Path, rule: InPlace, above: str
+) -> None:
+    volume = tmp_path / "volume"
+    folder = volume / above
+    folder.mkdir(parents=True)
+    for name in ("a", "stale", "z"):
+        (folder / name).write_text("new")
+    os.utime(folder / "stale", ns=(5, 5))
+    snapshot_id = await snapshot(mover_repository, volume)
+    for name in ("a", "stale", "z"):
+        (folder / name).write_text("old")
+    with _immutable(folder / "stale"):
+        name = str((folder / "stale").relative_to(volume))
+        message = rf"all others are restored: 1 missing: {name} \(Operation not permitted\)"
+        with pytest.raises(IncompleteRestoreError, match=message):
+            await restore_in_place(mover_repository, snapshot_id, volume, rule)
+    assert [(folder / name).read_text() for name in ("a", "stale", "z")] == ["new", "old", "new"]
