@@ -124,7 +124,11 @@ class MoverBackup:
         self._listener.keep(line)
 
     def _take_output(self, line: str) -> None:
-        ((key, value),) = json.loads(line).items()
+        try:
+            ((key, value),) = json.loads(line).items()
+        except ValueError:
+            # A kopia that is killed may leave a part of a line. Its exit status is the cause.
+            return
         match key:
             case "offer":
                 if self._offered is not None and not self._offered.done():

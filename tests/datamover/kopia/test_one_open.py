@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -25,10 +26,11 @@ _PROGRESS = {
 class _Program:
     """Writes an offer if it is to, and waits for a decision, unless it is to fail; `decided` is what it read."""
 
-    def __init__(self, exit_code: int = 0, *, offers: bool = True, fails: bool = False) -> None:
+    def __init__(self, exit_code: int = 0, *, offers: bool = True, fails: bool = False, last_line: str = "") -> None:
         self.exit_code = exit_code
         self.offers = offers
         self.fails = fails
+        self.last_line = last_line
         self.decided: Any = None
         self.ended = False
 
@@ -41,6 +43,8 @@ class _Program:
                 self.decided = json.loads(await asyncio.to_thread(os.read, files.stdin_fd, 1 << 16))
                 files.on_output(json.dumps({"progress": _PROGRESS}))
                 files.on_output(json.dumps({"result": {"snapshot": {"id": "s"}, "copied": True}}))
+            if self.last_line and files.on_output:
+                files.on_output(self.last_line)
             return KopiaAnswer(attempted, self.exit_code, b"", ["a line"])
         finally:
             self.ended = True
@@ -79,6 +83,14 @@ async def test_a_kopia_that_ends_before_it_has_read_the_decision_is_no_snapshot(
     await backup.open()
     answer = await backup.carry_out({"delete": ["0" * 32] * 5000})
     assert (answer.exit_code, answer.output, backup.copied) == (1, b"", False)
+    await backup.end()
+
+
+async def test_a_line_that_a_killed_kopia_has_not_ended_is_no_error() -> None:
+    backup = _backup(_Program(-signal.SIGKILL, fails=True, last_line='{"progress": {"hashed'))
+    await backup.open()
+    answer = await backup.carry_out({})
+    assert (answer.crashed, answer.output) == (True, b"")
     await backup.end()
 
 
