@@ -293,37 +293,47 @@ class _OneOpenRun:
             "read_all": read_all,
             "checkpoint_seconds": interval.total_seconds(),
             "changes_tag": CHANGES_TAG,
+            "may_be_copy": not parameters.in_use,
         }
 
 
 def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
     """Return the snapshots that files are taken from, each with the time up to which it has all changes.
 
-    As with kopia: the last complete one of the source, and checkpoints after it, here those of `own`.
+    As with kopia: the last complete one of the source, and checkpoints after it, here those of `own` with our tag.
+    Others have of a file what kopia has taken from an older snapshot, by its size and time.
     """
-    listed = list(snapshots)
+    listed = sorted(snapshots, key=_started)
     complete = [one for one in listed if not one.get("incomplete")]
-    latest = max(complete, key=_started, default=None)
-    checkpoints = [one for one in listed if one["id"] in own and (latest is None or _started(one) > _started(latest))]
-    chosen = [*([latest] if latest else []), *checkpoints]
-    return [{"id": one["id"], "until": _changes_until(one, in_use=in_use)} for one in chosen]
+    parents = [{"id": complete[-1]["id"], "until": _changes_until(complete, in_use=in_use)}] if complete else []
+    checkpoints = [
+        {"id": one["id"], "until": until}
+        for one in listed
+        if one["id"] in own and (until := _read_tag(one)) and (not complete or _started(one) > _started(complete[-1]))
+    ]
+    return [*parents, *checkpoints]
 
 
-def _changes_until(listed: JsonDict, *, in_use: bool) -> str:
-    """Return the time up to which a snapshot has all changes of its volume.
+def _changes_until(complete: Sequence[JsonDict], *, in_use: bool) -> str:
+    """Return the time up to which the last of these snapshots has all changes of its volume.
 
-    Without our tag that is its start; for a volume that is itself a snapshot, taken some time before, the last time of
-    a file in it.
+    That is its tag. One without it has what kopia has taken, by size and time, from those before it, so the last tag
+    counts. Without any that is its start; for a volume that is itself a snapshot, taken some time before, the last
+    time of a file in it.
     """
+    if tags := [tag for one in complete if (tag := _read_tag(one))]:
+        return tags[-1]
+    last = complete[-1]
+    start = str(last["startTime"])
+    newest = str(((last.get("rootEntry") or {}).get("summ") or {}).get("maxTime", ""))
+    at = None if in_use else _parse_time(newest)
+    return newest if at is not None and at < _started(last) else start
+
+
+def _read_tag(listed: JsonDict) -> str | None:
+    """Return the time in our tag, or None."""
     tag = str((listed.get("tags") or {}).get(f"tag:{CHANGES_TAG}", ""))
-    if _parse_time(tag):
-        return tag
-    start = str(listed["startTime"])
-    if in_use or listed.get("incomplete"):
-        return start
-    newest = str(((listed.get("rootEntry") or {}).get("summ") or {}).get("maxTime", ""))
-    at = _parse_time(newest)
-    return newest if at is not None and at < _started(listed) else start
+    return tag if _parse_time(tag) else None
 
 
 def _started(listed: JsonDict) -> datetime:

@@ -38,14 +38,25 @@ def test_a_parent_has_all_changes_until_then(listed: dict[str, Any], in_use: boo
 
 def test_parents_are_the_last_complete_snapshot_and_own_checkpoints_after_it() -> None:
     listed = [
-        _listed("early", _NINE, newest=_NINE, incomplete=True),
+        _listed("early", _NINE, tag=_NINE, incomplete=True),
         _listed("old", _NINE),
         _listed("last", _TEN, newest=_NINE),
-        _listed("own", _ELEVEN, newest=_NINE, incomplete=True),
-        _listed("other", _NOON, incomplete=True),
+        _listed("own", _NOON, tag=_ELEVEN, incomplete=True),
+        _listed("other", _NOON, tag=_ELEVEN, incomplete=True),
     ]
     found = decide_parents(listed, frozenset({"early", "own"}), in_use=False)
     assert found == [{"id": "last", "until": _NINE}, {"id": "own", "until": _ELEVEN}]
+
+
+@pytest.mark.parametrize("in_use", [False, True], ids=["a volume's snapshot", "in use"])
+def test_a_snapshot_by_another_way_has_the_changes_of_the_last_tagged_one(in_use: bool) -> None:
+    older, tagged = _listed("older", _NINE, tag=_NINE), _listed("tagged", _TEN, tag=_TEN)
+    listed = [older, tagged, _listed("plain", _ELEVEN, newest=_ELEVEN), _listed("last", _NOON, newest=_ELEVEN)]
+    assert decide_parents(listed, frozenset(), in_use=in_use) == [{"id": "last", "until": _TEN}]
+
+
+def test_nothing_is_taken_from_checkpoints_by_another_way() -> None:
+    assert decide_parents([_listed("own", _NINE, incomplete=True)], frozenset({"own"}), in_use=True) == []
 
 
 def test_the_first_backup_has_no_parent() -> None:

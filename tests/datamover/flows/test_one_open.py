@@ -132,14 +132,38 @@ async def test_a_copied_volume_is_not_read_again(mover_repository: Repository, v
     assert (third.incremental_bytes, third.note) == (len("one"), UNSET)
 
 
+async def test_a_live_volume_is_no_copy(mover_repository: Repository, volume: Path, tmp_path: Path) -> None:
+    await _back_up(mover_repository, volume, in_use=True)
+    restored = Path(shutil.copytree(volume, tmp_path / "copy"))
+
+    second = await _back_up(mover_repository, restored, in_use=True)
+
+    assert (second.incremental_bytes, second.note) == (second.total_bytes, UNSET)
+
+
+async def test_a_change_that_plain_missed_is_found_later(
+    mover_repository: Repository, volume: Path, tmp_path: Path
+) -> None:
+    await _back_up(mover_repository, volume, in_use=True)
+    _write(volume / "deep" / "two", "DEEP/TWO")
+    await _back_up(mover_repository, volume, BackupMover.PLAIN, in_use=True)
+
+    third = await _back_up(mover_repository, volume, in_use=True)
+
+    assert await _restored(mover_repository, third, tmp_path / "out") == describe_tree(volume)
+
+
 async def test_another_attempt_continues_from_the_checkpoint_of_an_earlier_one(
     mover_repository: Repository, volume: Path, kopia: PlainKopia
 ) -> None:
     first = await _back_up(mover_repository, volume)
     _write(volume / "one", "ONE")
-    kopia.run(
-        "snapshot", "create", "/proc/sys/net/ipv4/route", f"--override-source={_TARGET}", "--fail-fast", fails=True
-    )
+    incomplete = [
+        f"--override-source={_TARGET}",
+        "--fail-fast",
+        f"--tags={CHANGES_TAG}:{datetime.now(UTC).isoformat()}",
+    ]
+    kopia.run("snapshot", "create", "/proc/sys/net/ipv4/route", *incomplete, fails=True)
     (checkpoint,) = [one for one in kopia.snapshots() if one.get("incomplete")]
     started = datetime.fromisoformat(checkpoint["startTime"][:26]).replace(tzinfo=UTC)
     attempt = BackupAttempt("u", 2, AsyncMock(return_value=True), AsyncMock(), (started,))

@@ -53,8 +53,10 @@ type decision struct {
 	Parallel          int               `json:"parallel"`
 	ReadAll           bool              `json:"read_all"`
 	CheckpointSeconds float64           `json:"checkpoint_seconds"`
-	// ChangesTag is the tag of a complete snapshot for the time up to which it has all changes.
+	// ChangesTag is the tag of a snapshot, complete or not, for the time up to which it has all changes.
 	ChangesTag string `json:"changes_tag"`
+	// MayBeCopy: the volume is no live one, so a driver may have copied it.
+	MayBeCopy bool `json:"may_be_copy"`
 }
 
 // parent is a snapshot that unchanged files are taken from: those that were not changed after Until.
@@ -268,6 +270,8 @@ func uploadVolume(
 	uploader.ParallelUploads = decided.Parallel
 	uploader.CheckpointInterval = time.Duration(decided.CheckpointSeconds * float64(time.Second))
 	uploader.Progress = report
+	// All that a checkpoint has is read, or compared with the parents, from now on.
+	uploader.CheckpointLabels = map[string]string{tagPrefix + decided.ChangesTag: formatTime(w.Time().Add(-clockTick))}
 
 	if decided.ReadAll {
 		uploader.ForceHashPercentage = 100
@@ -280,7 +284,7 @@ func uploadVolume(
 		return nil, false, err
 	}
 
-	watched, copied := watchChanges(w, root, decided.Parents, parents, report)
+	watched, copied := watchChanges(w, root, decided, parents, report)
 
 	// The data mover takes this as the start of the snapshot, by which it knows checkpoints.
 	logging.Module("mover-backup")(ctx).Infof("Snapshotting %v ...", source)
@@ -290,18 +294,19 @@ func uploadVolume(
 		return nil, false, err
 	}
 
-	made.Tags = map[string]string{}
+	made.Tags = map[string]string{tagPrefix + decided.ChangesTag: formatTime(watched.changes.until(made.StartTime.ToTime()))}
 	for key, value := range decided.Tags {
 		made.Tags[tagPrefix+key] = value
 	}
 
 	if made.IncompleteReason == "" {
 		made.UpdatePins(decided.Pins, nil)
-		made.Tags[tagPrefix+decided.ChangesTag] = watched.changes.until(made.StartTime.ToTime()).Format(time.RFC3339Nano)
 	}
 
 	return made, copied, nil
 }
+
+func formatTime(at time.Time) string { return at.UTC().Format(time.RFC3339Nano) }
 
 // openVolume returns the directory at the path, which may be a link to it.
 func openVolume(path string) (fs.Directory, error) {

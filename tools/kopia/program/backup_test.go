@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/blob/filesystem"
 	"github.com/kopia/kopia/repo/manifest"
@@ -81,6 +82,16 @@ func (b *bench) write(name, content string) {
 	path, past := filepath.Join(b.volume, name), time.Now().Add(-time.Hour).Truncate(time.Hour)
 	must(b.T, os.WriteFile(path, []byte(content), 0o640))
 	must(b.T, os.Chtimes(path, past, past))
+}
+
+// recreate puts the same files into a new volume.
+func (b *bench) recreate() {
+	b.Helper()
+
+	b.volume = filepath.Join(filepath.Dir(b.volume), "copy")
+	must(b.T, os.MkdirAll(filepath.Join(b.volume, "below"), 0o700))
+	b.write("one", "first")
+	b.write("below/two", "second")
 }
 
 // backUp backs the volume up as is decided, at least two ticks of the clock after the last change in it.
@@ -253,10 +264,8 @@ func TestAllIsReadOnRequest(t *testing.T) {
 func TestCopiedVolumeIsNotReadAgain(t *testing.T) {
 	b := newBench(t)
 	decided := after(t, b.backUp(decision{}).result.Snapshot)
-	b.volume = filepath.Join(filepath.Dir(b.volume), "copy")
-	must(t, os.MkdirAll(filepath.Join(b.volume, "below"), 0o700))
-	b.write("one", "first")
-	b.write("below/two", "second")
+	decided.MayBeCopy = true
+	b.recreate()
 
 	second := b.backUp(decided)
 
@@ -269,6 +278,69 @@ func TestCopiedVolumeIsNotReadAgain(t *testing.T) {
 
 	if third := b.backUp(after(t, second.result.Snapshot)); third.last.HashedFiles != 1 || third.result.Copied {
 		t.Errorf("the result is %+v, the progress %+v", third.result, third.last)
+	}
+}
+
+func TestLiveVolumeIsNoCopy(t *testing.T) {
+	b := newBench(t)
+	decided := after(t, b.backUp(decision{}).result.Snapshot)
+	b.recreate()
+	b.write("one", "FIRST")
+
+	if second := b.backUp(decided); second.last.HashedFiles != 2 || second.result.Copied {
+		t.Errorf("the result is %+v, the progress %+v", second.result, second.last)
+	}
+}
+
+func TestIncompleteSnapshotsSayWhichChangesTheyHave(t *testing.T) {
+	b := newBench(t)
+	decided, report := []byte(`{"path": "/proc/sys/net/ipv4/route", "checkpoint_seconds": 600, "changes_tag": "`+changesTag+`"}`),
+		newReport(&bytes.Buffer{}, &bytes.Buffer{})
+
+	// It has a file that nobody can read.
+	if err := backUp(context.Background(), b.rep, testSource, bytes.NewReader(decided), report); err == nil {
+		t.Fatal("the backup is complete")
+	}
+
+	must(t, b.rep.Refresh(context.Background()))
+
+	left := b.backUp(decision{}).offer.Snapshots[0]
+	if until := after(t, left).Parents[0].Until; left.IncompleteReason == "" || !until.Before(left.StartTime.ToTime()) {
+		t.Errorf("the repository has %+v", left)
+	}
+}
+
+func TestKnownFilesAreCountedWhenTheyAreTaken(t *testing.T) {
+	b := newBench(t)
+	first := b.backUp(decision{}).result.Snapshot
+	b.write("one", "FIRST")
+
+	second := b.backUp(after(t, first)).result.Snapshot
+	decided, report := after(t, first, second), newReport(&bytes.Buffer{}, &bytes.Buffer{})
+
+	defer report.stop()
+
+	root, err := openVolume(b.volume)
+	must(t, err)
+
+	volume, _ := watchChanges(b.rep, root, &decided, []*snapshot.Manifest{first, second}, report)
+
+	var known *knownFile
+
+	must(t, fs.IterateEntries(context.Background(), volume, func(_ context.Context, entry fs.Entry) error {
+		if found, is := entry.(*knownFile); is {
+			known = found
+		}
+
+		return nil
+	}))
+
+	if known == nil || report.read().CachedFiles != 0 {
+		t.Fatalf("known: %+v, the progress is %+v", known, report.read())
+	}
+
+	if _, err := known.DirEntryOrNil(context.Background()); err != nil || report.read().CachedFiles != 1 {
+		t.Errorf("the progress is %+v, %v", report.read(), err)
 	}
 }
 

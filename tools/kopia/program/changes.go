@@ -24,8 +24,9 @@ import (
 // that no parent's entry has, and kopia reads it. What kopia stores has only the bits of fs.ModBits.
 // Source: kopia 0.23.1, snapshot/upload/upload.go (metadataEquals, newDirEntry).
 //
-// A driver that copies files into a new volume, and a restore, give all of them a new ctime. Such a volume is recognized:
-// its root was created after the parent's changes, or has changed since without a new time, as has everything else in it.
+// A driver that copies files into a new volume gives all of them a new ctime. Such a volume is recognized, unless it is a
+// live one: its root was created after the parent's changes, or has changed since without a new time, as has everything
+// else in it. A live volume that was restored is read once.
 
 const (
 	// kopia never stores this bit.
@@ -60,13 +61,13 @@ type watched struct {
 
 // watchChanges returns the volume for kopia's uploader, and whether it is a copy of what one of the parents has.
 func watchChanges(
-	rep repo.Repository, root fs.Directory, choices []parent, manifests []*snapshot.Manifest, progress upload.Progress,
+	rep repo.Repository, root fs.Directory, decided *decision, manifests []*snapshot.Manifest, progress upload.Progress,
 ) (*watched, bool) {
-	c := &changes{parents: choices, progress: progress}
+	c := &changes{parents: decided.Parents, progress: progress}
 	anyCopied := false
 
-	for i, one := range choices {
-		copied := isCopy(root.LocalFilesystemPath(), one.Until)
+	for i, one := range decided.Parents {
+		copied := decided.MayBeCopy && isCopy(root.LocalFilesystemPath(), one.Until)
 		directory, _ := snapshotfs.EntryFromDirEntry(rep, manifests[i].RootEntry).(fs.Directory)
 		c.copied, c.roots = append(c.copied, copied), append(c.roots, directory)
 		anyCopied = anyCopied || copied
@@ -173,9 +174,7 @@ func (w *watched) watchFile(ctx context.Context, file fs.File, changed time.Time
 
 	for _, i := range others {
 		if known := w.find(ctx, i, file); known != nil {
-			w.changes.progress.CachedFile(file.Name(), file.Size())
-
-			return &knownFile{hidden, known}
+			return &knownFile{hidden, known, w.changes.progress}
 		}
 	}
 
@@ -239,11 +238,17 @@ func (l changedLink) Mode() os.FileMode { return l.Symlink.Mode() | changedMode 
 type knownFile struct {
 	changedFile
 
-	entry *snapshot.DirEntry
+	entry    *snapshot.DirEntry
+	progress upload.Progress
 }
 
-// DirEntryOrNil implements snapshot.HasDirEntryOrNil, by which kopia takes a file without reading it.
-func (f knownFile) DirEntryOrNil(context.Context) (*snapshot.DirEntry, error) { return f.entry, nil }
+// DirEntryOrNil implements snapshot.HasDirEntryOrNil, by which kopia takes a file without reading it. Only the uploader
+// asks, once; the estimate of the size walks through the same files.
+func (f knownFile) DirEntryOrNil(context.Context) (*snapshot.DirEntry, error) {
+	f.progress.CachedFile(f.Name(), f.Size())
+
+	return f.entry, nil
+}
 
 // isCopy returns whether all of a volume was written after that time, although it may have older files.
 func isCopy(root string, until time.Time) bool {
