@@ -49,6 +49,9 @@ _NAME_BYTES: Final = 255
 _PATH_BYTES: Final = 3500
 """The limits of file systems and Linux, NAME_MAX and PATH_MAX, the latter without the target's path."""
 
+_ENTRY_BYTES: Final = 64 * 1024
+"""Of a placeholder: it is much smaller."""
+
 _NO_TIME: Final = "1970-01-01T00:00:00Z"
 
 
@@ -201,22 +204,28 @@ class Placeholders:
                 self.done += 1
 
     def remove_left(self, stop: ShouldStop) -> None:
-        """Remove all that an earlier attempt which was killed has left: a split directory has no files of such a name.
+        """Remove all that an earlier attempt which was killed has left; other files of such a name stay.
 
         Raises:
             DataPathError: the target cannot be read or changed.
         """
         with _named(""), open_root(self._target) as root:
-            for directory, entries in walk_tree(self._target, stop, strict=True):
+            device = os.fstat(root).st_dev
+
+            def is_foreign(entry: "os.DirEntry[str]") -> bool:
+                return entry.stat(follow_symlinks=False).st_dev != device
+
+            for directory, entries in walk_tree(self._target, stop, skip=is_foreign, strict=True):
                 names = []
                 for entry in entries:
                     self.done += 1
-                    if entry.name.endswith(PLACEHOLDER) and not entry.is_dir(follow_symlinks=False):
+                    if entry.name.endswith(PLACEHOLDER) and entry.is_file(follow_symlinks=False):
                         names.append(entry.name)
                 # A file system may leave out entries of a directory that changes while it is read.
                 with open_below(root, directory) as fd:
                     for name in names:
-                        os.unlink(name, dir_fd=fd)
+                        if _is_placeholder(name, fd):
+                            os.unlink(name, dir_fd=fd)
 
     def _places(self) -> Iterator[tuple[bytes, bytes, Part]]:
         for part in self._run:
@@ -298,6 +307,20 @@ def _write_placeholder(root: int, directory: bytes, name: bytes, entry: str) -> 
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(name, flags, mode=0o600, dir_fd=fd), "w") as file:
             file.write(entry)
+
+
+def _is_placeholder(name: str, directory: int) -> bool:
+    """Return whether a file is the mover's placeholder of a directory, or empty, as a power loss leaves one.
+
+    kopia's own ones of directories are directories. Source: kopia 0.23.1, fs/localfs/shallow_fs.go (placeholderPath).
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with suppress(OSError, ValueError, AttributeError):
+        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+            text = file.read(_ENTRY_BYTES).strip(b"\0")
+        entry = json.loads(text or b"null")
+        return entry is None or (entry.get("type") == "d" and f"{entry.get('name')}{PLACEHOLDER}" == name)
+    return False
 
 
 def count_refusal(error: OSError) -> bool:

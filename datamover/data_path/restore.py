@@ -185,6 +185,8 @@ async def _restore_in_place(
     """Make the target equal to the snapshot; `fd` is open on it."""
     target, rule = parameters.target, parameters.in_place or InPlace()
     await allow_writing(repository, snapshot, target, data_path=data_path, files=False)
+    # The earlier attempt may have begun when the volume was empty.
+    await _remove_placeholders(parameters, data_path)
     probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
     if rule.delete_extra_files and not probe.names:
         raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
@@ -253,9 +255,8 @@ async def _restore_files(
     resumable = None
     if parameters.resume:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
-    if parameters.again and not parameters.in_use and not (resumable and resumable.resumed):
-        left = Placeholders(target)
-        await data_path.run_in_thread(left.remove_left, f"looking for placeholders in {target}", lambda: left.done)
+    if not (resumable and resumable.resumed):
+        await _remove_placeholders(parameters, data_path)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
     skip = [SKIP_EXISTING] if resumable and resumable.resumed else []
     restorer = _restorer(repository, snapshot, parameters, data_path, *skip, tolerant=probe.refuses)
@@ -269,6 +270,13 @@ async def _restore_files(
     if resumable:
         await resumable.end()
     return restorer, refused
+
+
+async def _remove_placeholders(parameters: RestoreParameters, data_path: DataPath) -> None:
+    """Remove the placeholders that an earlier attempt has left; a volume in use never has any."""
+    if parameters.again and not parameters.in_use:
+        left, doing = Placeholders(parameters.target), f"looking for placeholders in {parameters.target}"
+        await data_path.run_in_thread(left.remove_left, doing, lambda: left.done)
 
 
 @asynccontextmanager

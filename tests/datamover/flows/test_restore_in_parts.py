@@ -9,6 +9,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import IncompleteRestoreError
+from core.models.in_place import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
 from datamover.kopia.progress import Direction
@@ -111,16 +112,19 @@ async def test_a_volume_that_a_pod_uses_is_restored_as_a_whole(
     assert "the limit suffices for about 5" in warn.await_args_list[0].args[0]
 
 
+@pytest.mark.parametrize("rule", [None, InPlace()], ids=["new volume", "in place"])
 async def test_an_interrupted_restore_without_a_list_leaves_no_placeholder(
-    mover_repository: Repository, tree: Path, parameters: RestoreParameters
+    mover_repository: Repository, tree: Path, parameters: RestoreParameters, rule: InPlace | None
 ) -> None:
-    parameters = replace(parameters, fitting_entries=22)
+    parameters = replace(parameters, fitting_entries=22, in_place=rule)
     data_path = build_data_path(Direction.RESTORE, AsyncMock())
     data_path.meter.finish_part = Mock(side_effect=RuntimeError("interrupted"))  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="interrupted"):
         await restore(mover_repository, parameters, data_path)
     # As a mover that was killed leaves them.
-    (parameters.target / f"left{_PLACEHOLDER}").write_text("{}")
-    (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("{}")
+    (parameters.target / f"left{_PLACEHOLDER}").write_text('{"name": "left", "type": "d"}')
+    (parameters.target / "a" / f"left{_PLACEHOLDER}").write_text("")
+    (mine := parameters.target / "a" / f"mine{_PLACEHOLDER}").write_text("{}")
     await restore(mover_repository, replace(parameters, again=True), build_data_path(Direction.RESTORE, AsyncMock()))
+    mine.unlink()
     assert describe_tree(parameters.target) == describe_tree(tree)
