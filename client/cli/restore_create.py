@@ -250,6 +250,8 @@ async def _begin(
                 plans = await plan_in_place(tools, request, volumes, snapshots=wish.in_place.snapshots)
             if plans and not confirm_in_place(creation.printer, wish.in_place, plans, form=creation.form):
                 return None
+            if plans:
+                creation.printer.note(f"restore {request.name}; if it is interrupted: {wish.again}")
             creation.started = True
             return await start_in_place(tools, plans), []
         with creation.printer.progress(checking):

@@ -6,11 +6,13 @@ the volume, so that no provisioner serves it. It is bound again once the transfe
 repetition continues at any step. Acts with the user's permissions.
 """
 
+import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 from client.backups.methods import BackupError, Method, SnapshotWay, choose_method
@@ -40,14 +42,16 @@ from core.models.names import (
 )
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
-from exposer.in_place import find_users, give_back
+from exposer.in_place import find_users, give_back, read_released_claim
 from exposer.snapshots import read_error
 from exposer.volumes import RETAIN, original_policy, without_marks
 from exposer.workload import describe_users
 
 __all__ = ["InPlaceRestore", "plan_in_place", "start_in_place"]
 
-_TIMEOUT: Final = timedelta(minutes=30)
+_TIMEOUT: Final = timedelta(minutes=15)
+"""For one volume: more than its snapshot and the deletion of its PVC together."""
+_READ_SECONDS: Final = 30
 _SNAPSHOT_TIMEOUT: Final = timedelta(minutes=10)
 _DELETION_TIMEOUT: Final = timedelta(minutes=2)
 _POLL_SECONDS: Final = 1.0
@@ -123,11 +127,13 @@ async def _find_volume(
     if claim is not None:
         volume = await tools.client.get(PERSISTENT_VOLUMES, "", claim["spec"]["volumeName"])
         if not _is_bound(claim, volume) and _recorded(one, volume) is None:
+            _refuse_released(one, volume)
             raise RestoreError(f"PVC {target} is not bound to PersistentVolume {volume['metadata']['name']}")
         return claim, volume
     for volume in await tools.client.list(Selection(PERSISTENT_VOLUMES)):
         if _recorded(one, volume) is not None:
             return None, volume
+        _refuse_released(one, volume)
     raise RestoreError(f"PVC {target} does not exist: leave out --in-place")
 
 
@@ -137,13 +143,28 @@ def _is_bound(claim: PersistentVolumeClaim, volume: PersistentVolume) -> bool:
 
 def _recorded(one: PlannedRestore, volume: PersistentVolume) -> Manifest | None:
     """Return the PVC that this restore has recorded on the volume; None: it has not."""
-    try:
-        found = json.loads((volume["metadata"].get("annotations") or {}).get(RELEASED_CLAIM_ANNOTATION, "{}"))
-        meta = found["claim"]["metadata"]
-        place = ClaimName(meta["namespace"], meta["name"])
-    except (ValueError, KeyError, TypeError):
-        return None
-    return found["claim"] if found.get("restore") == one.request.name and place == one.target else None
+    restore, claim = _read_record(one, volume) or ("", None)
+    return claim if restore == one.request.name else None
+
+
+def _read_record(one: PlannedRestore, volume: PersistentVolume) -> tuple[str, Manifest] | None:
+    """Return the restore that has released the volume of this PVC, and the PVC; None: none has."""
+    recorded = read_released_claim(volume)
+    meta = (recorded[1].get("metadata") or {}) if recorded else {}
+    return recorded if (meta.get("namespace"), meta.get("name")) == (one.target.namespace, one.target.name) else None
+
+
+def _refuse_released(one: PlannedRestore, volume: PersistentVolume) -> None:
+    """Check that no other restore has released the volume of this PVC.
+
+    Raises:
+        RestoreError: one has, and was killed before its transfer was created, or has not given the volume back yet.
+    """
+    if recorded := _read_record(one, volume):
+        raise RestoreError(
+            f"PersistentVolume {volume['metadata']['name']} of PVC {one.target} was released for restore {recorded[0]}:"
+            f" to continue that: nodeagent restore create {recorded[0]}, with the options that it had"
+        )
 
 
 def _check_fit(one: PlannedRestore, volume: PersistentVolume) -> None:
@@ -191,7 +212,7 @@ async def _plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persis
         raise RestoreError(f"PVC {one.target}: no snapshot is possible: --no-snapshot restores without a way back")
     kind = VOLUME_SNAPSHOTS
     meta = {
-        "name": f"{one.name}-before",
+        "name": await _find_free_name(tools, one),
         "namespace": one.target.namespace,
         "labels": {RESTORE_LABEL: label_value(one.request.name)},
     }
@@ -202,6 +223,15 @@ async def _plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: Persis
     snapshot = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
     await _try(tools, one, kind, snapshot)
     return snapshot
+
+
+async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
+    """Return a name for the snapshot that no other one has, which may be of older data."""
+    name, number = f"{one.name}-before", 1
+    while await tools.client.read(VOLUME_SNAPSHOTS, one.target.namespace, name) is not None:
+        number += 1
+        name = f"{one.name}-before-{number}"
+    return name
 
 
 async def _try(tools: RestoreTools, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
@@ -220,27 +250,37 @@ async def _try(tools: RestoreTools, one: PlannedRestore, resource: Resource, man
 async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
     """Release the volumes and create the transfers, one after the other; return whether one was created.
 
-    An interruption lets it finish.
+    An interruption lets the volume finish that is being started.
 
     Raises:
         RestoreError: a volume is not restored; the message says in what state it is.
     """
-    deadline = Deadline.after(tools.clock, _TIMEOUT)
-    try:
-        return await run_shielded(lambda: _start_all(tools, planned), name="restore in place", deadline=deadline)
-    except TimeoutError as e:
-        raise RestoreError(f"not started within {_TIMEOUT.seconds // 60} minutes: repeat the command") from e
-
-
-async def _start_all(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
     created = False
     for started, plan in enumerate(planned):
+        deadline = Deadline.after(tools.clock, _TIMEOUT)
         try:
-            created |= await _start(tools, plan)
-        except AgentError as e:
+            created |= await run_shielded(partial(_start, tools, plan), name="restore in place", deadline=deadline)
+        except (AgentError, TimeoutError) as e:
+            late = f"not started within {_TIMEOUT.seconds // 60} minutes"
+            failure = e if isinstance(e, AgentError) else f"{late}; {await _describe_state(tools, plan.one)}"
             state = f"{started} of {len(planned)} volumes were started" if started else "none was started"
-            raise RestoreError(f"PVC {plan.one.target} is not restored: {e}; {state}") from e
+            raise RestoreError(f"PVC {plan.one.target} is not restored: {failure}; {state}") from e
     return created
+
+
+async def _describe_state(tools: RestoreTools, one: PlannedRestore) -> str:
+    """Return how far the start has come, as text."""
+    try:
+        async with asyncio.timeout(_READ_SECONDS):
+            claim = await tools.client.read(PERSISTENT_VOLUME_CLAIMS, one.target.namespace, one.target.name)
+            volume = await tools.client.get(PERSISTENT_VOLUMES, "", one.existing)
+    except (AgentError, TimeoutError):
+        return f"the state of PersistentVolume {one.existing} cannot be read"
+    if claim is None or claim["metadata"].get("deletionTimestamp"):
+        state = "does not exist" if claim is None else "is being deleted"
+        return f"the PVC {state}, and PersistentVolume {one.existing} is retained and records it"
+    bound = _is_bound(claim, volume)
+    return f"the PVC is {'still bound' if bound else 'recreated, and not bound'} to PersistentVolume {one.existing}"
 
 
 async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
@@ -275,7 +315,7 @@ async def _make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     """Create the VolumeSnapshot, and wait until it can be restored.
 
     Raises:
-        RestoreError: it is not ready in time, or failed.
+        RestoreError: it is not ready in time, or failed, or another run has created it.
     """
     meta = snapshot["metadata"]
     namespace, name = meta["namespace"], meta["name"]
@@ -283,9 +323,8 @@ async def _make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
     try:
         await tools.client.create(VOLUME_SNAPSHOTS, snapshot)
     except AlreadyExistsError as e:
-        stored = await tools.client.get(VOLUME_SNAPSHOTS, namespace, name)
-        if (stored["metadata"].get("labels") or {}).get(RESTORE_LABEL) != meta["labels"][RESTORE_LABEL]:
-            raise RestoreError(f"{place} exists already, and is not of this restore") from e
+        # It may have been made long before.
+        raise RestoreError(f"{place} was made meanwhile, nothing was changed: repeat the command") from e
     deadline = Deadline.after(tools.clock, _SNAPSHOT_TIMEOUT)
     while True:
         stored = await tools.client.get(VOLUME_SNAPSHOTS, namespace, name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,6 +93,20 @@ async def test_a_snapshot_is_ready_before_anything_is_released() -> None:
     name = snapshot["metadata"]["name"]
     assert name.endswith("-before")
     assert scene.notes == [f"VolumeSnapshot app/{name} has the data before the restore"]
+
+
+async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back() -> None:
+    scene = InPlaceScene()
+    (first,) = await plan(scene, snapshots=True)
+    assert first.snapshot is not None
+    scene.kube.put(first.snapshot | {"status": {"readyToUse": True}})
+
+    (second,) = await plan(scene, snapshots=True)
+    with pytest.raises(RestoreError, match=f"{first.snapshot_name} was made meanwhile, nothing was changed"):
+        await start_in_place(scene.tools, [first])
+
+    assert second.snapshot_name == f"{first.snapshot_name}-2"
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
 
 
 async def test_a_snapshot_that_fails_leaves_everything_as_it_was() -> None:
@@ -266,6 +281,54 @@ async def test_a_pvc_without_a_snapshot_class_needs_no_snapshot() -> None:
 
     with pytest.raises(RestoreError, match="--no-snapshot restores without a way back"):
         await plan(scene, snapshots=True)
+
+
+@pytest.mark.parametrize("lost", ["persistentvolumeclaims", "datadownloads"])
+async def test_the_restore_that_a_killed_command_began_is_named(lost: str) -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    kube = scene.kube
+
+    class Killed(Cut):
+        async def request(self, request: Request) -> Response:
+            if request.method == "POST" and lost in request.path:
+                raise asyncio.CancelledError
+            return await self._inner.request(request)
+
+    scene.kube = Killed(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
+    with pytest.raises(asyncio.CancelledError):
+        await start_in_place(scene.tools, plans)
+    scene.kube = kube
+    other = replace(request(scene), name="later")
+
+    with pytest.raises(
+        RestoreError, match=r"pv-1 of PVC app/data was released for restore \S+: to continue that: nodeagent"
+    ):
+        await plan_in_place(scene.tools, other, [saved(DATA, "s1")], snapshots=False)
+
+    assert await restore(scene)
+    assert_started(scene)
+
+
+async def test_a_volume_that_cannot_be_started_in_time_is_told_with_its_state() -> None:
+    scene = InPlaceScene()
+    plans = await plan(scene)
+    kube = scene.kube
+
+    class Hanging(Cut):
+        async def request(self, request: Request) -> Response:
+            if request.method == "POST" and "persistentvolumeclaims" in request.path:
+                await asyncio.sleep(3600)
+            return await self._inner.request(request)
+
+    scene.kube = Hanging(kube, 0, applied=True)  # type: ignore[assignment] # as a transport
+
+    with pytest.raises(
+        RestoreError,
+        match="PVC app/data is not restored: not started within 15 minutes; the PVC does not exist, "
+        "and PersistentVolume pv-1 is retained and records it; none was started",
+    ):
+        await start_in_place(scene.tools, plans)
 
 
 async def test_a_missing_pvc_is_not_restored_in_place() -> None:
