@@ -258,11 +258,12 @@ def _shrunk(snapshot: ClusterSnapshot) -> Iterator[Finding]:
     newest: dict[tuple[str, str, str], TransferRecord] = {}
     for one in sorted(snapshot.transfers, key=lambda one: one.created):
         if one.is_backup and one.phase is Phase.COMPLETED and is_managed(snapshot, one):
-            newest[one.queue, one.volume, one.location] = one
-    for one in newest.values():
+            # Each pod that mounts a PVC, one after the other, has another name.
+            newest[one.queue, one.claim or one.volume, one.location] = one
+    for (namespace, volume, _), one in newest.items():
         if one.shrunk is not None and one.shrunk.acknowledged is None:
             todo = f": if that is right, run nodeagent backup acknowledge {one.backup}" if one.backup else ""
-            message = f"the newest backup of {one.queue}/{one.volume}, {one.shown}, {one.shrunk.text}{todo}"
+            message = f"the newest backup of {namespace}/{volume}, {one.shown}, {one.shrunk.text}{todo}"
             yield _degraded(Rule.BACKUPS_SHRUNK, message, "alerts.md#nodeagentbackupshrunk")
 
 

@@ -34,6 +34,9 @@ _LONGEST_RUN: Final = timedelta(hours=1)
 """How late a run may complete a volume before it counts as missed; a quarter of the interval, if that is shorter."""
 
 
+_EARLIER: Final = "older backups do not count: they are of a deleted PVC of the same name"
+
+
 class CoverageState(StrEnum):
     """How well a volume is protected, from worst to best."""
 
@@ -100,6 +103,14 @@ class VolumePlan:
     annotated: timedelta | None = None
     expected: tuple[Expectation, ...] = ()
     note: str = ""
+
+    @property
+    def began(self) -> datetime | None:
+        """When the PVC was created: an older backup is of another volume.
+
+        None: not known; such as of a volume of a pod, which may be a share that is older than the pod.
+        """
+        return None if ":" in self.key[1] else self.created
 
     @property
     def interval(self) -> timedelta | None:
@@ -215,6 +226,11 @@ class _History:
         if copy.failed and (self.bad is None or copy.created >= self.bad.created):
             self.bad = copy
 
+    def since(self, began: datetime | None) -> "_History":
+        """Return the history of a volume that began then: without the backups of a deleted PVC of the same name."""
+        good, bad = (one if one and (began is None or one.created >= began) else None for one in (self.good, self.bad))
+        return _History(good, bad)
+
 
 class VolumeCoverage(WireModel):
     """One volume: its state and why.
@@ -306,6 +322,7 @@ def build_coverage(
 
 def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCoverage:
     """Return the state of one volume, and why."""
+    earlier, history = history.good, history.since(plan.began)
     good, interval = history.good, plan.interval
     last = good.created if good is not None else plan.created
     overdue, due = good is None, None
@@ -317,7 +334,7 @@ def decide_state(plan: VolumePlan, history: _History, now: datetime) -> VolumeCo
         volume=plan.key[1],
         state=state,
         reason=reason,
-        note=plan.note,
+        note="; ".join(note for note in (plan.note, _EARLIER if good is not earlier else "") if note),
         expected_by=plan.by,
         interval_seconds=interval.total_seconds() if interval is not None else None,
         last_backup=good.created if good is not None else None,

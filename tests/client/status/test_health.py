@@ -9,7 +9,7 @@ from client.status.health import Health, Rule, is_blocked, judge, worst
 from client.status.kinds import TRANSFER_KINDS
 from client.status.parse import transfer_record
 from core.kube.resources import DAEMON_SETS, LEASES
-from core.models.names import BACKUP_ANNOTATION, SHRUNK_ANNOTATION
+from core.models.names import BACKUP_ANNOTATION, PVC_NAME_ANNOTATION, SHRUNK_ANNOTATION
 from core.models.reasons import PendingReason
 from tests.client.support.status_scene import StatusScene, transfer
 from tests.nodeagent.support.maintenance_scene import repository_object
@@ -133,6 +133,20 @@ async def test_a_shrunk_backup_counts_until_a_newer_one_or_somebody_says_that_it
     scene = StatusScene()
     _put_backups(scene, "x", acknowledged="2026-11-21T11:00:00Z")
     assert judge(await scene.reader.read()) == []
+
+
+async def test_a_shrunk_backup_counts_until_a_newer_one_through_another_pod() -> None:
+    scene = StatusScene()
+    for day, pod in enumerate(("web-a", "web-b"), start=1):
+        raw = transfer("PodVolumeBackup", pod, "Completed")
+        marks = {PVC_NAME_ANNOTATION: "data"} | (
+            {SHRUNK_ANNOTATION: '{"bytes": 1, "fullBytes": 100}'} if day == 1 else {}
+        )
+        raw["metadata"] |= {"annotations": marks, "creationTimestamp": f"2026-11-2{day}T00:00:00Z"}
+        raw["spec"]["pod"] |= {"name": pod}
+        scene.kube.put(raw)
+        messages = [finding.message for finding in judge(await scene.reader.read())]
+        assert [one.split(",")[0] for one in messages] == ["the newest backup of app/data"][day - 1 :]
 
 
 async def test_agents_that_have_no_pod_keep_a_cluster_from_being_healthy() -> None:

@@ -118,6 +118,14 @@ async def test_without_the_permission_to_list_pvcs_the_overview_says_so(scene: S
     assert "PVCs cannot be read, so volumes that were never backed up are not known" in text
 
 
+async def test_the_overview_is_not_green_while_no_volumes_are_known() -> None:
+    scene = StatusScene()
+    scene.kube.fail_next("GET", "/persistentvolumeclaims", 403, message="forbidden", times=99)
+    async with open_site(scene) as site:
+        text = await site.until("/", "no volumes are known")
+    assert '<strong class="health unknown">no volumes are known</strong>' in text
+
+
 async def test_events_that_carry_progress_are_not_shown_as_they_are(scene: StatusScene) -> None:
     (raw,) = [one for one in scene.kube.objects(DATA_UPLOADS) if one["metadata"]["name"] == "moving"]
     uid = raw["metadata"]["uid"]

@@ -138,6 +138,25 @@ def test_a_new_volume_needs_no_attention_before_its_first_backup_is_due() -> Non
     assert judged(created="2026-11-21T09:00:00Z").needs_attention
 
 
+@pytest.mark.parametrize("before", [copy(2 * DAY), failed(2 * DAY), copy(2 * DAY, shrunk="from 2 to 1")])
+def test_a_backup_of_a_deleted_pvc_of_the_same_name_does_not_count(before: CompletedBackup) -> None:
+    new = judged(before, created="2026-11-21T09:00:00Z", sources=(source(),))
+    assert (new.state, new.needs_attention, new.last_backup) == (CoverageState.NEVER_BACKED_UP, False, None)
+    assert new.due == datetime(2026, 11, 22, 9, tzinfo=UTC)
+    assert ("deleted PVC of the same name" in new.note) is before.complete
+    later = judged(before, created="2026-11-20T09:00:00Z", sources=(source(),))
+    assert (later.state, later.needs_attention) == (CoverageState.NEVER_BACKED_UP, True)
+    assert judged(before, copy(HOUR), created="2026-11-21T09:00:00Z").state is CoverageState.PROTECTED
+
+
+def test_a_volume_of_a_pod_may_be_older_than_the_pod() -> None:
+    key = ("app", "web-0:share")
+    cluster = a_cluster(a_pod("web-0", volumes=[{"name": "share", "nfs": {}}], created="2026-11-21T11:30:00Z"))
+    plans = plan_volumes(cluster, [BackupSource("Schedule night", DAY, {key: VolumeChoice(BackupMethod.FS_BACKUP)})])
+    done = CompletedBackup(key, NOW - HOUR, "PodVolumeBackup velero/b", complete=True)
+    assert build_coverage(plans, [done], NOW).volumes[0].state is CoverageState.PROTECTED
+
+
 def test_pvcs_without_a_volume_are_none_and_volumes_of_pods_are() -> None:
     cluster = a_cluster(
         a_claim("data"), a_claim("new", phase="Pending"), a_pod("web-0", volumes=[{"name": "tmp", "emptyDir": {}}])
