@@ -86,7 +86,7 @@ class StatusFollower:
         self._clock = clock
         self._rules: ClusterSnapshot | None = None
         self._volumes: ObservedVolumes | None = None
-        self._planned: tuple[tuple[str, ...], PlannedVolumes] | None = None
+        self._planned: tuple[tuple[str, ...] | None, PlannedVolumes] | None = None
 
         def watched(part: UnreadPart, selection: Selection, trim: Callable[[Any], object]) -> _Watched:
             informer = Informer(client, selection, clock=clock, trim=trim, on_change=self._note_change)
@@ -204,7 +204,7 @@ class StatusFollower:
             self.changed.set()
             await self._clock.sleep(_VOLUMES_SECONDS)
 
-    def _plan_volumes(self, leave_out_namespaces: tuple[str, ...]) -> PlannedVolumes | None:
+    def _plan_volumes(self, leave_out_namespaces: tuple[str, ...] | None) -> PlannedVolumes | None:
         """Return the plans of the volumes that were read last, computed once."""
         if self._volumes is None:
             return None

@@ -308,7 +308,10 @@ def lease_record(raw: LeaseObject | None, changed_at: str = "") -> LeaseRecord:
 def config_record(name: str, raw: ConfigObject | None) -> tuple[ConfigRecord, LoadConcurrency]:
     """Return the record of the agents' ConfigMap, None if it does not exist, and its `loadConcurrency`."""
     if raw is None:
-        absent = ConfigRecord(name=name, errors=(f"ConfigMap {name} does not exist",)) if name else ConfigRecord()
+        absent = ConfigRecord(leave_out_namespaces=())
+        if name:
+            # Agents keep the configuration that they had.
+            absent = ConfigRecord(name=name, errors=(f"ConfigMap {name} does not exist",))
         defaults = LoadConcurrency()
         return msgspec.structs.replace(absent, slots=defaults.global_config), defaults
     try:

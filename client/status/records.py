@@ -137,7 +137,7 @@ class ConfigRecord(WireModel):
 
     `hash` is that of the document; `errors` keep agents from using it, `warnings` do not. `slots` is how many
     transfers a node runs at a time where no rule for it exists; `queue_length` of None: no limit.
-    `leave_out_namespaces` are those whose users may leave PVCs out of backups.
+    `leave_out_namespaces` are those whose users may leave PVCs out of backups; None: not known.
     """
 
     name: str = ""
@@ -147,7 +147,7 @@ class ConfigRecord(WireModel):
     slots: int = 0
     queue_length: int | None = None
     restores_first: bool = False
-    leave_out_namespaces: tuple[str, ...] = ()
+    leave_out_namespaces: tuple[str, ...] | None = None
 
 
 class LocationRecord(WireModel):
@@ -185,6 +185,10 @@ class UnreadPart(StrEnum):
     PAGE = "leader's status page"
     FLAGS = "flags of the agents"
     RETENTION = "retention"
+
+
+_OF_COVERAGE: Final = frozenset({UnreadPart.TRANSFERS, UnreadPart.FLAGS, UnreadPart.CONFIG})
+"""What decides, beside volumes and schedules, which state a volume has."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +239,8 @@ class ClusterSnapshot:
         if self.volumes is None:
             return None
         copies = [copy for one in self.transfers if (copy := copy_of(one)) is not None]
-        notes = [f"transfers cannot be read: {one.why}" for one in self.unread if one.part is UnreadPart.TRANSFERS]
-        if notes and not copies:
+        notes = [f"{one.part} cannot be read: {one.why}" for one in self.unread if one.part in _OF_COVERAGE]
+        if self.is_unread(UnreadPart.TRANSFERS) and not copies:
             # Without any, each volume would look as if it was never backed up.
             return Coverage(complete=False, notes=(*notes, *self.volumes.notes))
         return build_coverage(self.volumes.plans, copies, self.at, (*notes, *self.volumes.notes))

@@ -264,6 +264,12 @@ class WorkloadPod(WireModel, gc=False):
         return self.status.phase == "Running"
 
     @property
+    def matters(self) -> bool:
+        """Whether it may decide how a volume is backed up: it names a PVC, or has not ended and has data of its own."""
+        ended = self.status.phase in {"Succeeded", "Failed"}
+        return any(volume.claim or (volume.has_data and not ended) for volume in self.spec.volumes)
+
+    @property
     def has_hooks(self) -> bool:
         """Whether its annotations have a command that a backup runs."""
         annotations = self.metadata.annotations

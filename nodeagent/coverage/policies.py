@@ -111,10 +111,19 @@ class _Range:
 
 
 @dataclass(frozen=True)
+class _Rule:
+    """A policy with its sizes, which are parsed once for all volumes."""
+
+    conditions: _Conditions
+    sizes: _Range
+    action: PolicyAction
+
+
+@dataclass(frozen=True)
 class Policies:
     """The policies of a Backup in their order: the first that matches counts."""
 
-    policies: tuple[_Policy, ...] = ()
+    policies: tuple[_Rule, ...] = ()
     resources: ResourceFilter | None = None
 
     def __add__(self, others: "Policies") -> "Policies":
@@ -128,7 +137,7 @@ class Policies:
         if not self.policies:
             return None
         seen = _see(claim, volume, pod_volume)
-        return next((one.action.type for one in self.policies if _matches(one.conditions, seen)), None)
+        return next((one.action for one in self.policies if _matches(one, seen)), None)
 
 
 def parse_policies(data: Mapping[str, str] | None) -> Policies:
@@ -144,13 +153,15 @@ def parse_policies(data: Mapping[str, str] | None) -> Policies:
         # Text of an operator, read without the types of YAML; BaseLoader makes nothing but texts, lists and mappings.
         raw: Any = yaml.load(texts[0], Loader=yaml.BaseLoader)  # noqa: S506 - as above
         document = msgspec.convert(raw, _Document)
-        for policy in document.volume_policies:
-            _Range.parse(policy.conditions.capacity)
+        rules = tuple(
+            _Rule(one.conditions, _Range.parse(one.conditions.capacity), one.action.type)
+            for one in document.volume_policies
+        )
     except (yaml.YAMLError, ValueError, RecursionError) as e:
         raise ContractError(explain_invalid(e) if isinstance(e, ValueError) else str(e)) from e
     if document.version != _VERSION:
         raise ContractError(f'version "{document.version}" is not {_VERSION}')
-    return Policies(tuple(document.volume_policies), document.include_exclude_policy)
+    return Policies(rules, document.include_exclude_policy)
 
 
 def _see(claim: VolumeClaim | None, volume: StoredVolume | None, pod_volume: PodVolume | None) -> _Volume:
@@ -176,9 +187,10 @@ def _see(claim: VolumeClaim | None, volume: StoredVolume | None, pod_volume: Pod
     return _Volume(**of_claim)
 
 
-def _matches(wanted: _Conditions, volume: _Volume) -> bool:
+def _matches(rule: _Rule, volume: _Volume) -> bool:
+    wanted = rule.conditions
     return (
-        _Range.parse(wanted.capacity).has(volume.capacity)
+        rule.sizes.has(volume.capacity)
         and (not wanted.storage_class or volume.storage_class in wanted.storage_class)
         and _matches_nfs(wanted.nfs, volume.nfs)
         and _matches_csi(wanted.csi, volume.csi)

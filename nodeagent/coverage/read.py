@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Final, NoReturn, TypeVar
 
+from msgspec import Raw
 from msgspec import field as wire_field
 
 from core.errors import AgentError, ContractError
@@ -73,8 +74,8 @@ class ObservedVolumes:
     notes: tuple[str, ...] = ()
     passing: bool = False
 
-    def plan(self, leave_out_namespaces: Collection[str]) -> PlannedVolumes:
-        """Return the plans, with the annotations of PVCs that count in these namespaces."""
+    def plan(self, leave_out_namespaces: Collection[str] | None) -> PlannedVolumes:
+        """Return the plans, with the annotations of PVCs that count in these namespaces; None: they are not known."""
         if self.cluster is None:
             return PlannedVolumes(None, self.notes)
         return PlannedVolumes(plan_volumes(self.cluster, self.sources, leave_out_namespaces), self.notes)
@@ -148,9 +149,19 @@ class VolumeReader:
                 self._try("PersistentVolumes", "they are taken for volumes of CSI drivers", self._read_volumes, None),
             )
             cluster = ClusterVolumes(claims, pods, volumes, namespaces)
-        sources = [source for raw in cron_jobs if (source := self._read_cron_job(raw, claims)) is not None]
-        sources += [self._build_source(one, cluster, defaults) for one in schedules]
-        return ObservedVolumes(cluster, tuple(sources), tuple(self._notes), self._passing)
+        # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
+        sources = await asyncio.to_thread(self._build_sources, cron_jobs, schedules, cluster, defaults)
+        return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
+
+    def _build_sources(
+        self,
+        cron_jobs: Sequence[UncheckedObject],
+        schedules: Sequence[_VeleroPlan],
+        cluster: ClusterVolumes,
+        defaults: ServerDefaults,
+    ) -> tuple[BackupSource, ...]:
+        ours = [source for raw in cron_jobs if (source := self._read_cron_job(raw, cluster.claims)) is not None]
+        return (*ours, *(self._build_source(one, cluster, defaults) for one in schedules))
 
     async def _try(self, what: str, without: str, read: Callable[[], Awaitable[_T]], otherwise: _T) -> _T:
         """Return what `read` returns; `otherwise`, and note why, if the API server rejects that."""
@@ -166,17 +177,26 @@ class VolumeReader:
             self._passing = self._passing or not isinstance(e, ForbiddenError)
             return otherwise
 
-    async def _read_all(self, resource: Resource, model: type[_Model], namespace: str = "") -> list[_Model]:
+    async def _read_all(
+        self,
+        resource: Resource,
+        model: type[_Model],
+        namespace: str = "",
+        keep: Callable[[_Model], bool] = lambda _: True,
+    ) -> list[_Model]:
         found: list[_Model] = []
         async for page in self._client.raw_pages(Selection(resource, namespace)):
-            if self._most is not None and len(found) + len(page) > self._most:
+            found += [one for text in page if (one := self._decode(resource, model, text)) is not None and keep(one)]
+            if self._most is not None and len(found) > self._most:
                 raise TooManyObjectsError(f"there are more than {self._most} {resource.plural}")
-            for text in page:
-                try:
-                    found.append(decode_object(model, text))
-                except ContractError as e:
-                    self._notes.append(f"a {resource.kind} cannot be read: {e}")
         return found
+
+    def _decode(self, resource: Resource, model: type[_Model], text: Raw) -> _Model | None:
+        try:
+            return decode_object(model, text)
+        except ContractError as e:
+            self._notes.append(f"a {resource.kind} cannot be read: {e}")
+            return None
 
     async def _read_claims(self) -> Mapping[VolumeKey, VolumeClaim] | None:
         found = await self._read_all(kube.PERSISTENT_VOLUME_CLAIMS, VolumeClaim, self._volume_namespace)
@@ -186,9 +206,7 @@ class VolumeReader:
         return {one.metadata.name: one for one in await self._read_all(kube.NAMESPACES, Namespace)}
 
     async def _pods(self) -> tuple[WorkloadPod, ...]:
-        return tuple(
-            pod for pod in await self._read_all(kube.PODS, WorkloadPod, self._volume_namespace) if pod.spec.volumes
-        )
+        return tuple(await self._read_all(kube.PODS, WorkloadPod, self._volume_namespace, lambda pod: pod.matters))
 
     async def _read_volumes(self) -> Mapping[str, StoredVolume] | None:
         return {one.metadata.name: one for one in await self._read_all(kube.PERSISTENT_VOLUMES, StoredVolume)}
@@ -205,7 +223,7 @@ class VolumeReader:
             if chosen is None:
                 return None
             spec, name = cron_job.spec, f"schedule {cron_job.metadata.name}"
-            choices = {key: VolumeChoice(BackupMethod.MOVED) for key in chosen}
+            choices = dict.fromkeys(chosen, VolumeChoice(BackupMethod.MOVED))
             if spec.suspend:
                 return BackupSource(name, None, choices, "it is suspended")
             return BackupSource(name, self._interval(spec.schedule, spec.time_zone), choices)

@@ -53,6 +53,10 @@ class VolumeChoice:
     why: str = ""
 
 
+_MOVED: Final = VolumeChoice(BackupMethod.MOVED)
+_FS_BACKUP: Final = VolumeChoice(BackupMethod.FS_BACKUP)
+
+
 class _PolicyReference(WireModel):
     kind: str = ""
     name: str = ""
@@ -296,7 +300,7 @@ class _Selection:
         for pod in pods.values():
             for volume in pod.spec.volumes:
                 if pod.running and pod.is_mounted(volume) and self._is_fs_backup(pod, volume):
-                    choices[pod.key_of(volume)] = VolumeChoice(BackupMethod.FS_BACKUP)
+                    choices[pod.key_of(volume)] = _FS_BACKUP
         for key, claim in claims.items():
             if claim.bound and key not in choices:
                 choices[key] = self._snapshot_of(claim)
@@ -368,4 +372,4 @@ class _Selection:
             return VolumeChoice(
                 BackupMethod.SNAPSHOT, "it takes snapshots, which are not moved: snapshotMoveData is not true"
             )
-        return VolumeChoice(BackupMethod.MOVED)
+        return _MOVED

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cached_property
 from typing import Final
 
 from core.models.base import Time, WireModel
@@ -72,21 +73,43 @@ class BackupSource:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Expectation:
-    """What one schedule does with one volume."""
+    """What the schedule `name` does with volumes, and how often; None: never, and `why`."""
 
-    source: BackupSource
+    name: str
+    interval: timedelta | None
     choice: VolumeChoice
+    why: str = ""
 
     @property
     def copies(self) -> bool:
         """Whether it is going to copy the data."""
-        return self.choice.method.copies and self.source.interval is not None
+        return self.choice.method.copies and self.interval is not None
 
     def does(self, method: BackupMethod) -> bool:
         """Return whether it runs, and uses this method."""
-        return self.choice.method is method and self.source.interval is not None
+        return self.choice.method is method and self.interval is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Expectations:
+    """What all schedules do with a volume; one for all volumes with which they do the same."""
+
+    each: tuple[Expectation, ...] = ()
+
+    @cached_property
+    def interval(self) -> timedelta | None:
+        """The shortest interval of those that copy it; None: none does."""
+        return min((one.interval for one in self.each if one.copies and one.interval is not None), default=None)
+
+    @cached_property
+    def by(self) -> str:
+        """The names of those that copy it."""
+        return ", ".join(one.name for one in self.each if one.copies)
+
+
+_UNEXPECTED: Final = Expectations()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +124,7 @@ class VolumePlan:
     created: datetime | None = None
     left_out: str | None = None
     annotated: timedelta | None = None
-    expected: tuple[Expectation, ...] = ()
+    expected: Expectations = _UNEXPECTED
     note: str = ""
 
     @property
@@ -115,35 +138,31 @@ class VolumePlan:
     @property
     def interval(self) -> timedelta | None:
         """The shortest interval of schedules that copy it, else that of its annotation; None: nothing expects one."""
-        intervals = [one.source.interval for one in self.expected if one.copies and one.source.interval is not None]
-        return min(intervals, default=self.annotated)
+        return self.expected.interval or self.annotated
 
     @property
     def by(self) -> str:
         """What expects its backups, as text."""
-        names = [one.source.name for one in self.expected if one.copies]
-        return ", ".join(names) or (f"its annotation {BACKUP_INTERVAL_ANNOTATION}" if self.annotated else "")
+        return self.expected.by or (f"its annotation {BACKUP_INTERVAL_ANNOTATION}" if self.annotated else "")
 
 
 def plan_volumes(
-    cluster: ClusterVolumes, sources: Sequence[BackupSource], leave_out_namespaces: Collection[str] = ()
+    cluster: ClusterVolumes, sources: Sequence[BackupSource], leave_out_namespaces: Collection[str] | None = ()
 ) -> tuple[VolumePlan, ...]:
     """Return all bound PVCs, and the volumes of pods that fs-backup covers, with the backups that are expected of them.
 
-    `leave_out_namespaces` are those in which the annotation of a PVC counts.
+    `leave_out_namespaces` are those in which the annotation of a PVC counts; None: they are not known.
     """
-    expected: dict[VolumeKey, list[Expectation]] = {}
-    for source in sources:
-        shared: dict[VolumeChoice, Expectation] = {}
-        for key, choice in source.choices.items():
-            expected.setdefault(key, []).append(shared.setdefault(choice, Expectation(source, choice)))
+    expected = _collect_expectations(sources)
     claims = [claim for claim in cluster.claims.values() if claim.bound]
-    plans = [_plan_claim(claim, cluster, tuple(expected.pop(claim.key, ())), leave_out_namespaces) for claim in claims]
+    plans = [
+        _plan_claim(claim, cluster, expected.pop(claim.key, _UNEXPECTED), leave_out_namespaces) for claim in claims
+    ]
     created = {
         pod.key_of(volume): pod.metadata.creation_timestamp for pod in cluster.pods for volume in pod.spec.volumes
     }
     others = [
-        VolumePlan(key, created.get(key), expected=tuple(found))
+        VolumePlan(key, created.get(key), expected=found)
         for key, found in expected.items()
         # What is left is of pods, or of PVCs that are named and do not exist, or are not bound.
         if ":" in key[1]
@@ -151,21 +170,36 @@ def plan_volumes(
     return (*plans, *others)
 
 
+def _collect_expectations(sources: Sequence[BackupSource]) -> dict[VolumeKey, Expectations]:
+    """Return what is expected of each volume; the choices of the sources, one for each volume, are not kept."""
+    found: dict[VolumeKey, list[Expectation]] = {}
+    for source in sources:
+        shared: dict[VolumeChoice, Expectation] = {}
+        for key, choice in source.choices.items():
+            if (one := shared.get(choice)) is None:
+                one = shared[choice] = Expectation(source.name, source.interval, choice, source.why)
+            found.setdefault(key, []).append(one)
+    groups: dict[tuple[Expectation, ...], Expectations] = {}
+    return {key: groups.setdefault(tuple(each), Expectations(tuple(each))) for key, each in found.items()}
+
+
 def _plan_claim(
     claim: VolumeClaim,
     cluster: ClusterVolumes,
-    expected: tuple[Expectation, ...],
-    leave_out_namespaces: Collection[str],
+    expected: Expectations,
+    leave_out_namespaces: Collection[str] | None,
 ) -> VolumePlan:
     namespace, meta = claim.metadata.namespace, claim.metadata
     reason, note = meta.annotations.left_out, ""
-    allowed = namespace in leave_out_namespaces
-    if reason and not allowed:
+    allowed = namespace in (leave_out_namespaces or ())
+    if reason and leave_out_namespaces is None:
+        note = f"whether its annotation {EXCLUDE_ANNOTATION} counts is not known: the configuration cannot be read"
+    elif reason and not allowed:
         note = f"its annotation {EXCLUDE_ANNOTATION} does not count: leaveOutNamespaces does not name {namespace}"
     return VolumePlan(
         claim.key,
         meta.creation_timestamp,
-        left_out=_left_out(claim, cluster, reason if allowed else "", expected),
+        left_out=_left_out(claim, cluster, reason if allowed else "", expected.each),
         annotated=_parse_interval(meta.annotations.interval),
         expected=expected,
         note=note,
@@ -184,7 +218,7 @@ def _left_out(claim: VolumeClaim, cluster: ClusterVolumes, reason: str, expected
         return f"annotation of its namespace: {namespace.metadata.annotations.left_out}"
     skipping = [one for one in expected if one.does(BackupMethod.SKIPPED)]
     if skipping and not any(one.copies for one in expected):
-        return f"{skipping[0].source.name}: {skipping[0].choice.why}"
+        return f"{skipping[0].name}: {skipping[0].choice.why}"
     return None
 
 
@@ -377,9 +411,9 @@ def _judge(plan: VolumePlan, history: _History, now: datetime) -> tuple[Coverage
 
 def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[CoverageState, str]:
     if (interval := plan.interval) is None:
-        snapshots = [one for one in plan.expected if one.does(BackupMethod.SNAPSHOT)]
+        snapshots = [one for one in plan.expected.each if one.does(BackupMethod.SNAPSHOT)]
         if snapshots:
-            return CoverageState.SNAPSHOT_ONLY, f"{snapshots[0].source.name}: {snapshots[0].choice.why}"
+            return CoverageState.SNAPSHOT_ONLY, f"{snapshots[0].name}: {snapshots[0].choice.why}"
         return CoverageState.NEVER_BACKED_UP, _why_unexpected(plan)
     every = f"expected every {format_age(interval)} by {plan.by}"
     if plan.created is not None and now - plan.created <= interval + _lateness(interval):
@@ -389,9 +423,10 @@ def _judge_without_copy(plan: VolumePlan, now: datetime) -> tuple[CoverageState,
 
 def _why_unexpected(plan: VolumePlan) -> str:
     """Return why nothing is going to copy the volume."""
-    if not plan.expected:
+    expected = plan.expected.each
+    if not expected:
         return "no schedule backs it up"
-    one = next((each for each in plan.expected if each.source.interval is not None), plan.expected[0])
-    if one.source.interval is None:
-        return f"{one.source.name} does not run: {one.source.why}"
-    return f"{one.source.name} copies no data: {one.choice.why}"
+    one = next((each for each in expected if each.interval is not None), expected[0])
+    if one.interval is None:
+        return f"{one.name} does not run: {one.why}"
+    return f"{one.name} copies no data: {one.choice.why}"

@@ -16,7 +16,7 @@ from core.models.retention import HeldBackup, RetentionReport, deletes_by_old_ru
 from nodeagent.coverage.states import CoverageRules
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.index import Entry
-from nodeagent.leader.volumes.coverage import CoverageReader, PlannedCoverage, show_coverage
+from nodeagent.leader.volumes.coverage import CoverageReader, PlannedCoverage, hide_coverage, show_coverage
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.states import ClaimKey, Plans, Remembered, VolumeState, build_states
 from nodeagent.metrics.registry import Metrics
@@ -90,7 +90,7 @@ class VolumeView:
         finally:
             self._shown = show_volumes(self._metrics, (), self._shown)
             show_retention(self._metrics, None, ())
-            show_coverage(self._metrics, PlannedCoverage(), (), self._now())
+            hide_coverage(self._metrics)
 
     async def _show_retention(self, plans: Plans) -> None:
         """Show the last report of retention; once for each, record an Event about a backlog on its schedule."""
@@ -109,7 +109,7 @@ class VolumeView:
         self._changed.clear()
         entries = self._entries()
         self._shown = show_volumes(self._metrics, build_states(entries, plans, self._memory), self._shown)
-        show_coverage(self._metrics, self._planned, entries, self._now())
+        await show_coverage(self._metrics, self._planned, entries, self._now())
         if await wait_for_event(self._changed, seconds):
             await self._clock.sleep(_SHOW_SECONDS + len(entries) / _ENTRIES_PER_SECOND)
 

@@ -74,6 +74,16 @@ def test_without_the_permission_to_list_backups_no_volume_looks_unprotected(scen
     assert done.err.startswith("note: transfers cannot be read: list DataUpload velero: 403 ")
 
 
+def test_without_the_configuration_it_says_that_annotations_may_count(scene: StatusScene, shell: Shell) -> None:
+    annotated = {"nodeagent.io/exclude-from-backup": "cache"}
+    scene.kube.put(a_claim("data-03", annotations=annotated))
+    scene.kube.fail_next("GET", "/configmaps/node-agent-config", 403, message="forbidden", times=9)
+    done = shell.run("volumes", "-n", "app", "-o", "wide")
+    assert "note: configuration cannot be read: " in done.err
+    (row,) = [line for line in done.out.splitlines() if line.startswith("app/data-03 ")]
+    assert "exclude-from-backup counts is not known: the configuration cannot be read" in row
+
+
 def test_the_volumes_of_one_namespace_need_its_permissions_alone(scene: StatusScene, shell: Shell) -> None:
     assert shell.run("volumes", "-n", "db").out.startswith("7 of 8 volumes protected; 1 failing\n")
     lists = [one.path for one in scene.kube.requests if one.path.startswith("/api/v1/")]

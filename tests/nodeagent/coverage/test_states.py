@@ -1,5 +1,6 @@
 """The state of a volume: by what is expected of it, and by the backups that it has."""
 
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ def judged(
     *copies: CompletedBackup,
     sources: tuple[BackupSource, ...] = (),
     namespace: JsonDict = NAMESPACE,
-    leave_out_namespaces: tuple[str, ...] = (),
+    leave_out_namespaces: tuple[str, ...] | None = (),
     **claim: Any,
 ) -> VolumeCoverage:
     """Return the state of one PVC."""
@@ -122,6 +123,24 @@ def test_the_annotation_of_a_tenant_does_not_count_unless_it_is_allowed() -> Non
     assert "does not count: leaveOutNamespaces does not name app" in found.note
 
 
+def test_whether_the_annotation_of_a_tenant_counts_may_not_be_known() -> None:
+    found = judged(annotations={"nodeagent.io/exclude-from-backup": "cache"}, leave_out_namespaces=None)
+    assert found.state is CoverageState.NEVER_BACKED_UP
+    assert "counts is not known: the configuration cannot be read" in found.note
+    assert judged(leave_out_namespaces=None).note == ""
+
+
+def test_plans_share_what_the_same_schedules_do_and_keep_no_choices() -> None:
+    keys = [("app", name) for name in ("a", "b", "c")]
+    choices = {key: VolumeChoice(BackupMethod.MOVED) for key in keys}
+    night = BackupSource("Schedule night", DAY, choices)
+    hourly = BackupSource("Schedule hourly", HOUR, {keys[2]: VolumeChoice(BackupMethod.MOVED)})
+    one, other, both = plan_volumes(a_cluster(*(a_claim(name) for _, name in keys)), [night, hourly])
+    assert one.expected is other.expected is not both.expected
+    assert (both.interval, both.by) == (HOUR, "Schedule night, Schedule hourly")
+    assert choices not in gc.get_referents(*one.expected.each)
+
+
 def test_an_interval_of_the_pvc_counts_where_no_schedule_backs_it_up() -> None:
     annotations = {"nodeagent.io/backup-interval": "12h"}
     assert judged(copy(2 * DAY), annotations=annotations).state is CoverageState.STALE
@@ -138,7 +157,11 @@ def test_a_new_volume_needs_no_attention_before_its_first_backup_is_due() -> Non
     assert judged(created="2026-11-21T09:00:00Z").needs_attention
 
 
-@pytest.mark.parametrize("before", [copy(2 * DAY), failed(2 * DAY), copy(2 * DAY, shrunk="from 2 to 1")])
+@pytest.mark.parametrize(
+    "before",
+    [copy(2 * DAY), failed(2 * DAY), copy(2 * DAY, shrunk="from 2 to 1")],
+    ids=["complete", "failed", "Shrunk"],
+)
 def test_a_backup_of_a_deleted_pvc_of_the_same_name_does_not_count(before: CompletedBackup) -> None:
     new = judged(before, created="2026-11-21T09:00:00Z", sources=(source(),))
     assert (new.state, new.needs_attention, new.last_backup) == (CoverageState.NEVER_BACKED_UP, False, None)

@@ -1,7 +1,11 @@
 """The metrics about volumes that are not protected: the states by namespace, and the names that an alert has."""
 
+import importlib
+import logging
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Literal
 
 import pytest
 
@@ -12,9 +16,10 @@ from nodeagent.leader.index import Entry
 from nodeagent.leader.volumes.coverage import CoverageReader, PlannedCoverage, show_coverage
 from nodeagent.metrics.registry import Metrics
 from tests.client.support.volumes_scene import put_volumes
+from tests.nodeagent.coverage.test_read import a_server
 from tests.nodeagent.leader.volumes.test_states import backup
 from tests.nodeagent.support.hand_clock import NOON
-from tests.nodeagent.support.volume_scene import a_claim, a_pod, an_object
+from tests.nodeagent.support.volume_scene import a_claim, a_pod, a_schedule, an_object
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube
 
@@ -41,7 +46,7 @@ def shown(metrics: Metrics) -> set[str]:
 
 async def show(kube: FakeKube, entries: Sequence[Entry] = (), rules: CoverageRules | None = None) -> set[str]:
     metrics = Metrics("a")
-    show_coverage(metrics, await planned(kube, rules), entries, NOON)
+    await show_coverage(metrics, await planned(kube, rules), entries, NOON)
     return shown(metrics)
 
 
@@ -95,9 +100,9 @@ async def test_volumes_of_pods_without_a_pvc_have_no_series() -> None:
 async def test_nothing_is_shown_without_the_permission_or_once_another_agent_leads() -> None:
     kube, metrics = FakeKube(), Metrics("a")
     kube.put(a_claim("data", created="2026-11-01T00:00:00Z"))
-    show_coverage(metrics, await planned(kube, CoverageRules(alert_everywhere=True)), (), NOON + timedelta(1))
+    await show_coverage(metrics, await planned(kube, CoverageRules(alert_everywhere=True)), (), NOON + timedelta(1))
     assert len(shown(metrics)) == 2
-    show_coverage(metrics, PlannedCoverage(), (), NOON)
+    await show_coverage(metrics, PlannedCoverage(), (), NOON)
     assert shown(metrics) == set()
     kube.fail_next("GET", "/persistentvolumeclaims", 403, times=1)
     assert await show(kube) == set()
@@ -118,7 +123,66 @@ async def test_the_last_state_stays_while_something_cannot_be_read() -> None:
     assert len((await coverage.read(CoverageRules())).plans or ()) == 2
 
 
-async def test_of_too_many_pvcs_nothing_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", ["lost", 500], ids=["no answer", "PVCs alone"])
+async def test_the_last_state_is_given_up_after_six_reads_and_why_is_logged_once(
+    fault: Literal["lost"] | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "nodeagent.leader.volumes.coverage")
+    kube = FakeKube()
+    kube.put(a_claim("data"))
+    coverage = reader(kube)
+    await coverage.read(CoverageRules())
+    kube.fail_next("GET", "/persistentvolumeclaims", fault, times=999)
+    known = [(await coverage.read(CoverageRules())).plans is not None for _ in range(8)]
+    assert known == [True] * 6 + [False] * 2
+    assert len(caplog.records) == 1
+    kube.fulfill()
+    assert (await coverage.read(CoverageRules())).plans is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["coverage.read.select_volumes", "leader.volumes.coverage.plan_coverage", "leader.volumes.coverage.build_coverage"],
+)
+async def test_what_takes_seconds_does_not_keep_the_leader_from_renewing_its_lease(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, function = f"nodeagent.{name}".rpartition(".")
+    real, threads = getattr(importlib.import_module(module), function), []
+
+    def observed(*args: object) -> object:
+        threads.append(threading.current_thread())
+        return real(*args)
+
+    monkeypatch.setattr(f"{module}.{function}", observed)
+    kube = FakeKube()
+    for one in (a_server(), a_schedule("night", includedNamespaces=["app"]), a_claim("data")):
+        kube.put(one)
+    await show(kube)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_pods_that_ended_or_have_no_data_do_not_count_as_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.leader.volumes.coverage._MOST_OBJECTS", 3)
+    kube = FakeKube()
+    for one in (a_server(), a_schedule("night", includedNamespaces=["app"])):
+        kube.put(one)
+    for number in range(3):
+        kube.put(a_pod(f"ended-{number}", volumes=[{"name": "tmp", "emptyDir": {}}], phase="Succeeded"))
+        kube.put(a_pod(f"token-{number}", volumes=[{"name": "token", "projected": {}}]))
+    kube.put(a_pod("web-0", volumes=[{"name": "tmp", "emptyDir": {}}]))
+    assert (await planned(kube)).plans is not None
+    for number in range(3):
+        kube.put(a_pod(f"web-{number}", volumes=[{"name": "tmp", "emptyDir": {}}]))
+    assert (await planned(kube)).plans is not None
+    kube.put(a_pod("web-3", volumes=[{"name": "tmp", "emptyDir": {}}]))
+    assert (await planned(kube)).plans is None
+
+
+async def test_of_too_many_pvcs_nothing_is_held(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("nodeagent.leader.volumes.coverage._MOST_OBJECTS", 3)
     kube = FakeKube()
     for number in range(3):
@@ -126,4 +190,7 @@ async def test_of_too_many_pvcs_nothing_is_held(monkeypatch: pytest.MonkeyPatch)
     coverage = reader(kube)
     assert len((await coverage.read(CoverageRules())).plans or ()) == 3
     kube.put(a_claim("one-more"))
-    assert (await coverage.read(CoverageRules())).plans is None
+    for _ in range(2):
+        assert (await coverage.read(CoverageRules())).plans is None
+    (warning,) = [one for one in caplog.records if one.levelno == logging.WARNING]
+    assert "there are more than 3 persistentvolumeclaims" in warning.getMessage()
