@@ -193,7 +193,7 @@ class GenericRestoreExposer:
         self, request: RestoreRequest, target: PersistentVolumeClaim, reader: Reader
     ) -> PersistentVolume | Pending | None:
         """Return the existing volume that is restored into; None: a new one is."""
-        return await check_existing(self._client, request, target=target, reader=reader) if request.volume else None
+        return await check_existing(request, target=target, reader=reader) if request.volume else None
 
     async def _read_target(self, request: RestoreRequest, reader: Reader) -> PersistentVolumeClaim | Pending:
         """Return the target PVC, which has no volume yet but the existing one that is restored into.

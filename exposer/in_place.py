@@ -55,7 +55,7 @@ def read_claim_of(volume: PersistentVolume) -> tuple[str, str, str] | None:
 
 
 async def check_existing(
-    client: KubeClient, request: RestoreRequest, *, target: PersistentVolumeClaim, reader: Reader
+    request: RestoreRequest, *, target: PersistentVolumeClaim, reader: Reader
 ) -> PersistentVolume | Pending:
     """Return the existing volume of the request, or what it cannot be taken for yet; reads only.
 
@@ -72,9 +72,9 @@ async def check_existing(
     if IN_PLACE_LABEL in (volume["metadata"].get("labels") or {}):
         return _in_use(f"PersistentVolume {request.volume} is being restored by another DataDownload")
     _check_owner(request, target, volume)
-    if users := await find_users(client, volume):
+    if users := await find_users(reader, volume):
         return _in_use(f"PersistentVolume {request.volume} is in use: {users}")
-    if nodes := await attached_nodes(client, request.volume):
+    if nodes := await attached_nodes(reader, request.volume):
         text = f"PersistentVolume {request.volume} is being detached from node {', '.join(nodes)}"
         return Pending(PendingReason.DETACHING, text)
     return volume
@@ -118,19 +118,19 @@ def _refers_to(reference: ObjectReference, namespace: str, name: str) -> bool:
     return (reference.get("namespace"), reference.get("name")) == (namespace, name)
 
 
-async def find_users(client: KubeClient, volume: PersistentVolume) -> str:
+async def find_users(reader: Reader, volume: PersistentVolume) -> str:
     """Return which pods, or else which nodes, use the storage of `volume` through another PersistentVolume."""
     storage, name = _storage_of(volume), volume["metadata"]["name"]
     if storage is None:
         return ""
-    listed = await client.list(Selection(PERSISTENT_VOLUMES))
+    listed = await reader.list(Selection(PERSISTENT_VOLUMES))
     others = [one for one in listed if _storage_of(one) == storage and one["metadata"]["name"] != name]
     for other in others:
         claim = other["spec"].get("claimRef") or {}
-        if pods := await _list_users(client, claim):
+        if pods := await _list_users(reader, claim):
             return f"{', '.join(pods)} has PersistentVolume {other['metadata']['name']} of the same storage"
     names = {one["metadata"]["name"] for one in others}
-    attachments = [one["spec"] for one in await client.list(Selection(VOLUME_ATTACHMENTS))] if names else []
+    attachments = [one["spec"] for one in await reader.list(Selection(VOLUME_ATTACHMENTS))] if names else []
     nodes = sorted({s["nodeName"] for s in attachments if s["source"].get("persistentVolumeName") in names})
     return (
         f"PersistentVolume {', '.join(sorted(names))} of the same storage is on node {', '.join(nodes)}"
@@ -149,10 +149,10 @@ def _storage_of(volume: PersistentVolume) -> tuple[str, str] | None:
     return found if all(found) else None
 
 
-async def _list_users(client: KubeClient, claim: ObjectReference) -> list[str]:
+async def _list_users(reader: Reader, claim: ObjectReference) -> list[str]:
     """Return the pods that use a PVC, with what controls them, as text."""
     namespace, name = claim.get("namespace", ""), claim.get("name", "")
-    pods = await client.list(Selection(PODS, namespace)) if namespace and name else []
+    pods = await reader.list(Selection(PODS, namespace)) if namespace and name else []
     return describe_users(pods, name)
 
 

@@ -10,6 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError
+from core.kube.client import Selection
 from core.kube.resources import Resource
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.attempts import Interruption
@@ -54,13 +55,21 @@ class NotOwnerError(AgentError):
 
 
 class Reader(Protocol):
-    """Reads single objects: the API client, or a cache of recent answers."""
+    """Reads objects: the API client, or a cache of recent answers."""
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, or None where it does not exist; callers must not modify it.
 
         Raises:
             KubeError: the API server rejected the read, or could not be reached.
+        """
+        ...
+
+    async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
+        """Return the selected objects; from a cache, they may have only what tells who uses a volume.
+
+        Raises:
+            KubeError: the API server rejected the list, or could not be reached.
         """
         ...
 

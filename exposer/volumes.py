@@ -22,7 +22,7 @@ from core.models.names import (
     RELEASED_CLAIM_ANNOTATION,
 )
 from core.models.reasons import PendingReason
-from exposer.model import Owner, Pending
+from exposer.model import Owner, Pending, Reader
 from exposer.ownership import belongs, delete_object, delete_owned, describe_object
 
 __all__ = [
@@ -81,12 +81,12 @@ def is_provisioned(volume: PersistentVolume) -> bool:
     return uid in meta["name"] or (_PROVISIONED_BY in annotations and BOUND_BY_CONTROLLER not in annotations)
 
 
-async def attached_nodes(client: KubeClient, volume: str) -> tuple[str, ...]:
+async def attached_nodes(reader: Reader, volume: str) -> tuple[str, ...]:
     """Return the nodes to which the PersistentVolume of that name is attached, or being detached from, in their order.
 
     A VolumeAttachment cannot be selected by its volume, so all of them are listed.
     """
-    specs = [attachment["spec"] for attachment in await client.list(Selection(VOLUME_ATTACHMENTS))]
+    specs = [attachment["spec"] for attachment in await reader.list(Selection(VOLUME_ATTACHMENTS))]
     return tuple(sorted({s["nodeName"] for s in specs if s["source"].get("persistentVolumeName") == volume}))
 
 

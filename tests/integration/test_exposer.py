@@ -208,7 +208,7 @@ async def test_an_existing_volume_is_taken_and_given_back(namespace: str, client
     policy = {"persistentVolumeReclaimPolicy": "Retain"}
     await client.create(PERSISTENT_VOLUMES, manifest | {"spec": before | policy | {"claimRef": released}})
 
-    found = await check_existing(client, request, target=target, reader=client)
+    found = await check_existing(request, target=target, reader=client)
     assert not isinstance(found, Pending)
     async with ExposeRun(client, owner, _no_guard) as run:
         taken = await ensure_taken(client, run, request=request, volume=found)

@@ -5,16 +5,19 @@ read goes to the client. An object that was not found is read again by the next 
 """
 
 import asyncio
-from collections import deque
-from typing import Final, cast
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Any, Final, cast
 
 from core.clock import Clock
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     SECRETS,
     STORAGE_CLASSES,
+    VOLUME_ATTACHMENTS,
     Resource,
 )
 from core.kube.types import Object, ObjectT
@@ -31,6 +34,17 @@ _SHARED: Final = frozenset({BACKUP_STORAGE_LOCATIONS, SECRETS, STORAGE_CLASSES, 
 pod makes its transfer due, and that check must observe the change."""
 
 
+_LISTED_SECONDS: Final = 5.0
+"""How long a list of the whole cluster is shared; the agent lists again before it takes a volume."""
+
+
+_LISTED: Final[Mapping[Resource, tuple[str, ...]]] = {
+    PERSISTENT_VOLUMES: ("csi", "nfs", "claimRef"),
+    VOLUME_ATTACHMENTS: ("source", "nodeName"),
+}
+"""Lists that are shared, and the fields of `spec` that are kept beside the names: there may be thousands."""
+
+
 _Key = tuple[Resource, str, str]
 
 
@@ -44,6 +58,8 @@ class SharedReader:
         self._found: dict[_Key, Object] = {}
         self._ages: deque[tuple[float, _Key]] = deque()
         self._in_flight: dict[_Key, asyncio.Event] = {}
+        self._lists: dict[Resource, tuple[float, list[Any]]] = {}
+        self._locks: defaultdict[Resource, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def read(self, resource: Resource[ObjectT], namespace: str, name: str) -> ObjectT | None:
         """Return the object, at most a second old; None where it does not exist.
@@ -59,6 +75,22 @@ class SharedReader:
         while (found := self._find(key)) is None and key in self._in_flight:
             await self._in_flight[key].wait()
         return cast("ObjectT | None", found or await self._read(key))
+
+    async def list(self, selection: Selection[ObjectT]) -> list[ObjectT]:
+        """Return the selected objects; a list of the whole cluster is at most some seconds old, and reduced.
+
+        Raises:
+            KubeError: the API server rejected the list, or could not be reached.
+        """
+        resource = selection.resource
+        if selection != Selection(resource) or (kept := _LISTED.get(resource)) is None:
+            return await self._client.list(selection)
+        async with self._locks[resource]:
+            listed_at, found = self._lists.get(resource, (None, []))
+            if listed_at is None or self._clock.monotonic() - listed_at >= _LISTED_SECONDS:
+                found = [_reduce(one, kept) async for page in self._client.pages(selection) for one in page.items]
+                self._lists[resource] = (self._clock.monotonic(), found)
+            return found
 
     def _find(self, key: _Key) -> Object | None:
         """Return a recent answer, if there is one."""
@@ -79,3 +111,8 @@ class SharedReader:
         finally:
             del self._in_flight[key]
             answered.set()
+
+
+def _reduce(obj: Any, kept: tuple[str, ...]) -> dict[str, Any]:  # noqa: ANN401 - of several kinds
+    spec = {name: obj["spec"][name] for name in kept if name in obj["spec"]}
+    return {"metadata": {"name": obj["metadata"]["name"]}, "spec": spec}

@@ -6,11 +6,12 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from core.kube.client import KubeClient
+from core.kube.client import KubeClient, Selection
 from core.kube.errors import ForbiddenError
 from core.kube.resources import (
     BACKUP_STORAGE_LOCATIONS,
     PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
     PODS,
     SECRETS,
     VOLUME_SNAPSHOTS,
@@ -20,6 +21,7 @@ from core.kube.retry import Retry
 from core.kube.transport import Request, Response
 from nodeagent.leader.admission.shared_reader import SharedReader
 from tests.support.clock import LoopClock
+from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict
 from tests.support.scripted import answer, rejection, stored
 
@@ -125,3 +127,23 @@ async def test_a_waiting_caller_reads_when_the_first_read_is_canceled(reader: Sh
         await asyncio.sleep(_ANSWER_SECONDS / 2)
         first.cancel()
     assert number_of(second.result()) == 2
+
+
+async def test_lists_of_the_whole_cluster_are_shared_for_seconds_with_what_is_needed_of_them() -> None:
+    kube, clock = FakeKube(), LoopClock()
+    shared = SharedReader(KubeClient(kube, Retry(clock)), clock)
+    claim = {"namespace": "app", "name": "data"}
+    volume = {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "pv-1", "labels": {"a": "b"}}}
+    kube.put(volume | {"spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim, "capacity": {}}})
+    everything = Selection(PERSISTENT_VOLUMES)
+
+    first, second = await asyncio.gather(shared.list(everything), shared.list(everything))
+    await asyncio.sleep(4)
+    kube.put(volume | {"metadata": {"name": "pv-2"}, "spec": {}})
+
+    assert first is second is await shared.list(everything)
+    reduced = {"metadata": {"name": "pv-1"}, "spec": {"nfs": {"server": "s", "path": "/"}, "claimRef": claim}}
+    assert first == [reduced]
+    assert len(await shared.list(Selection(PERSISTENT_VOLUMES, label_selector="a=b"))) == 1
+    await asyncio.sleep(1)
+    assert len(await shared.list(everything)) == 2
