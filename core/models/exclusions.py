@@ -39,6 +39,9 @@ _MOST_CHARACTERS: Final = 200
 _LEAST_BYTES: Final = 4096
 """A smaller limit would leave symbolic links out, whose size is that of their text."""
 
+_MOST_BYTES: Final = 2**63 - 1
+"""The largest number that kopia takes."""
+
 _NAMES: Final = 5
 _NAME_BYTES: Final = 120
 _DIGEST_DIGITS: Final = 12
@@ -61,6 +64,9 @@ class Exclusions(WireModel, omit_defaults=True):
             raise ValueError(text)
         if self.max_bytes is not None and self.max_bytes < _LEAST_BYTES:
             text = f"the largest size must be at least {_LEAST_BYTES} bytes"
+            raise ValueError(text)
+        if self.max_bytes is not None and self.max_bytes > _MOST_BYTES:
+            text = f"the largest size must be at most {_MOST_BYTES} bytes"
             raise ValueError(text)
 
     def __bool__(self) -> bool:
@@ -209,37 +215,50 @@ def _join(expressions: Iterable[str]) -> "re.Pattern[str]":
 
 
 _TOKEN: Final = re.compile(r"\\(?P<escaped>.)|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<stars>\*+)|(?P<one>.)", re.DOTALL)
+_ANYTHING: Final = ".*"
+_ANY_DIRECTORIES: Final = "(?:.*/)?"
+_CROSSING: Final = "(?:[^/]*?|[^/]+/)"
+"""A star inside a component: kopia lets it also go over one slash, if what follows the star is right there."""
 
 
 def _translate(pattern: str) -> str:
     """Return a pattern as a regular expression for a whole path that begins with a slash.
 
+    kopia takes the first place where what is between two stars matches, and tries no other one: an atomic group.
+
     Raises:
         ValueError: kopia would reject it, or take it otherwise.
     """
     body = pattern.removesuffix("/")
-    found, position = [] if body.startswith("/") else ["/"] if "/" in body else ["(?:.*/)"], 0
+    found, position, group = [] if body.startswith("/") else ["/"] if "/" in body else [_ANY_DIRECTORIES], 0, None
     while position < len(body):
         token = _TOKEN.match(body, position)
         if token is None or token["one"] in {"\\", "["}:
             text = "a \\ or [ without its end"
             raise ValueError(text)
-        found.append(_translate_token(body, token))
-        position = token.end()
-    # `/**/` also stands for one slash.
-    return "".join(found).replace("/.*/", "/(?:.*/)?")
+        expression, position = _translate_token(body, token)
+        if expression in {_CROSSING, _ANY_DIRECTORIES, _ANYTHING} and group is not None:
+            found[group:] = ["(?>", *found[group:], ")"]
+            group = None
+        if expression == _CROSSING:
+            group = len(found)
+        found.append(expression)
+    return "".join(found)
 
 
-def _translate_token(body: str, token: "re.Match[str]") -> str:
+def _translate_token(body: str, token: "re.Match[str]") -> tuple[str, int]:
+    """Return the expression for a token, and where the next one begins."""
+    end = token.end()
     if token["escaped"] is not None:
-        return re.escape(token["escaped"])
+        return re.escape(token["escaped"]), end
     if token["set"] is not None:
-        return _translate_set(token["set"])
-    if (stars := token["stars"]) is not None:
-        at_end = token.end() == len(body) or body[token.end()] == "/"
-        whole = token.start() == 0 or (body[token.start() - 1] == "/" and at_end)
-        return ".*" if len(stars) > 1 and whole else "[^/]*"
-    return "[^/]" if token["one"] == "?" else re.escape(token["one"])
+        return _translate_set(token["set"]), end
+    if (stars := token["stars"]) is None:
+        return "[^/]" if token["one"] == "?" else re.escape(token["one"]), end
+    after = body[end : end + 1]
+    if len(stars) > 1 and (token.start() == 0 or (body[token.start() - 1] == "/" and after in {"", "/"})):
+        return (_ANY_DIRECTORIES, end + 1) if after == "/" else (_ANYTHING, end)
+    return "[^/]*" if after in {"", "/"} else _CROSSING, end
 
 
 def _translate_set(inside: str) -> str:

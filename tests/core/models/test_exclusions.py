@@ -53,6 +53,8 @@ def test_what_is_in_a_directory_that_is_left_out_is_left_out() -> None:
 def test_a_limit_of_size_leaves_no_link_out() -> None:
     with pytest.raises(ConfigError, match="at least 4096 bytes"):
         Exclusions.parse('{"maxBytes": 4095}')
+    with pytest.raises(ValueError, match="at most 9223372036854775807 bytes"):
+        Exclusions(max_bytes=2**63)
     exclude = Exclusions.parse('{"maxBytes": 4096}')
     assert [exclude.excludes_size(size) for size in (4096, 4097)] == [False, True]
 

@@ -47,9 +47,13 @@ def test_the_namespaces_with_files_of_rules_are_names() -> None:
             [{"largestSize": "1Ki"}],
             "exclude.rules[0]: expected valid exclusions: the largest size must be at least 4096",
         ),
+        (
+            [{"largestSize": "16Ei"}],
+            "exclude.rules[0]: expected valid exclusions: the largest size must be at most 9223372036854775807",
+        ),
         ([{"patterns": [f"a{number}" for number in range(201)]}], "exclude.rules: expected at most 200 patterns"),
     ],
-    ids=["pattern", "set", "size", "too many"],
+    ids=["pattern", "set", "size", "too large", "too many"],
 )
 def test_exclusions_that_kopia_would_not_take_are_refused(rules: list[JsonDict], error: str) -> None:
     (found,) = parse_config(json.dumps({"nodeagent.io": {"exclude": {"rules": rules}}})).errors
