@@ -123,17 +123,20 @@ def _take_back(own: JsonDict) -> JsonDict:
     return own
 
 
-def _plan_undo(policy: JsonDict, exclude: Exclusions) -> _Undo:
-    """Return what the exclusions change in a policy: what an operator has set there stays."""
-    files = policy.get("files") or {}
-    limit, switch = files.get("maxFileSize") or None, files.get("oneFileSystem")
-    known = set(files.get("ignore") or [])
+def _plan_undo(own: JsonDict, effective: JsonDict, exclude: Exclusions) -> _Undo:
+    """Return what the exclusions change in a source's own policy: what an operator has set there, or above, stays.
+
+    Rules of its own hide those that it inherits from then on, so it gets these too.
+    """
+    files, all_files = own.get("files") or {}, effective.get("files") or {}
+    limit, known = all_files.get("maxFileSize") or None, files.get("ignore") or []
+    wanted = (*exclude.patterns, *(() if known else all_files.get("ignore") or ()))
     return _Undo(
-        added=tuple(one for one in exclude.patterns if one not in known),
-        max_bytes=limit,
-        one_file_system=switch,
+        added=tuple(one for one in dict.fromkeys(wanted) if one not in known),
+        max_bytes=files.get("maxFileSize") or None,
+        one_file_system=files.get("oneFileSystem"),
         size_changed=exclude.max_bytes is not None and (limit is None or exclude.max_bytes < limit),
-        switch_changed=exclude.one_file_system and not switch,
+        switch_changed=exclude.one_file_system and not all_files.get("oneFileSystem"),
     )
 
 
@@ -149,7 +152,8 @@ async def excluding(kopia: KopiaCaller, target: str, exclude: Exclusions) -> Asy
     if not exclude:
         yield
         return
-    undo = _plan_undo(await _read_cleared(kopia, target), exclude)
+    effective = await _read_cleared(kopia, target)
+    undo = _plan_undo(await _read_own(kopia, target), effective, exclude)
     within = _CLEARED_WITHIN
     try:
         await _change(kopia, target, undo.flags_for(exclude))
@@ -173,6 +177,15 @@ async def _read_cleared(kopia: KopiaCaller, target: str) -> JsonDict:
     for undo in left:
         await _change(kopia, target, undo.flags)
     return await read_policy(kopia, target)
+
+
+async def _read_own(kopia: KopiaCaller, target: str) -> JsonDict:
+    """Return what a source's policy has of its own, without what it inherits."""
+    answer = await kopia.call(_describe(target), "policy", "export", target)
+    if not answer.succeeded and answer.mentions("policy not found"):
+        return {}
+    own: JsonDict = next(iter(answer.check().document().values()), {})
+    return own
 
 
 async def _change(kopia: KopiaCaller, target: str, flags: Sequence[str]) -> None:
