@@ -28,14 +28,14 @@ from core.models.base import JsonDict
 from core.models.exclusions import Exclusions
 from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.attributes import Attributes
-from datamover.data_path.file_names import mangle
+from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import open_directories, show_path
+from datamover.data_path.links import named, open_directories
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal
 from datamover.data_path.refused import Directories, Directory, Refused
 from datamover.data_path.run import DataPath
-from datamover.data_path.stage import OpenStage, Stage, find_mounts, is_kept_at_root
+from datamover.data_path.stage import OpenStage, Stage, find_mounts
 from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit, decide_file
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
@@ -97,7 +97,6 @@ class InPlaceRestorer:
     written_bytes: int = 0
     kept: int = 0
     kept_bytes: int = 0
-    deleted: int = 0
     entries: int = 0
     refused: Refused = field(default_factory=Refused)
 
@@ -106,8 +105,8 @@ class InPlaceRestorer:
         self._stage = Stage(self.target)
         self._run: list[tuple[str, Unit]] = []
         self._whole_bytes = _WHOLE_BYTES
-        self._mounts: list[bytes] = []
-        self._exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
+        exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
+        self._extra = ExtraFiles(exclude, self.rule.delete_extra_files)
 
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
@@ -139,10 +138,10 @@ class InPlaceRestorer:
                 deadline = Deadline.after(self.data_path.clock, _CLEANUP)
                 await run_shielded(remove, name="stage", deadline=deadline)
             raise
-        _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self.deleted)
+        _logger.info("%d files and links are as they were, %d entries deleted", self.kept, self._extra.deleted)
 
     def _prepare(self, stop: ShouldStop) -> None:
-        self._mounts = find_mounts(self.target)
+        self._extra.mounts = find_mounts(self.target)
         self._stage.make(stop)
 
     # -- comparison ---------------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class InPlaceRestorer:
         with self._opened() as stage:
             self._whole_bytes = min(_WHOLE_BYTES, _room_bytes(stage.root) // _WHOLE_SHARE)
             for directory, entries in zip(batch, listed, strict=True):
-                with _named(directory.path), open_below(stage.root, directory.path) as fd:
+                with named(directory.path), open_below(stage.root, directory.path) as fd:
                     known = Fingerprints()
                     for entry in entries:
                         if stop():
@@ -171,7 +170,7 @@ class InPlaceRestorer:
                             except OSError as e:
                                 self._refuse(unit.path, e)
                     if self.rule.delete_extra_files:
-                        self._delete(stage, fd, directory.path, partial(_is_known, known=known), stop)
+                        self._extra.delete(stage, fd, directory.path, partial(_is_known, known=known), stop)
                         stage.empty(stop)
 
     def _is_restored(self, directory: bytes, entry: JsonDict) -> bool:
@@ -190,7 +189,7 @@ class InPlaceRestorer:
         pending: PendingUnits,
     ) -> None:
         entry, name, status = unit.entry, unit.entry["name"], None
-        if unit.path in self._mounts:
+        if unit.path in self._extra.mounts:
             self._refuse(unit.path, "another volume is mounted there")
             return
         # A name that is too long for the target is refused where it is moved.
@@ -223,68 +222,6 @@ class InPlaceRestorer:
     def _is_whole(self, unit: Unit) -> bool:
         most = _WHOLE_ENTRIES if self.fitting is None else min(self.fitting, _WHOLE_ENTRIES)
         return unit.entries <= most and unit.size_bytes <= self._whole_bytes
-
-    def _delete(
-        self, stage: OpenStage, fd: int, directory: bytes, is_wanted: Callable[[str], bool], stop: ShouldStop
-    ) -> None:
-        """Delete what the snapshot does not have in a directory."""
-        found = True
-        # A file system may leave out entries of a directory that changes while it is read.
-        while found and not stop():
-            found = False
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    if is_wanted(entry.name) or (not directory and is_kept_at_root(entry.name)):
-                        continue
-                    path = join(directory, entry.name)
-                    if self._exclude and self._is_excluded(fd, entry, path):
-                        continue
-                    if not self._may_go(fd, entry.name, path):
-                        with open_below(fd, os.fsencode(entry.name)) as below:
-                            self._delete(stage, below, path, _is_nothing, stop)
-                        continue
-                    found = True
-                    if not self._may_delete(path):
-                        raise DataPathError(f"cannot delete {show_path(path)}: another volume is mounted in it")
-                    with _named(path, "delete"):
-                        stage.delete(entry.name, fd)
-                    self.deleted += 1
-                    if stop():
-                        return
-
-    def _may_delete(self, path: bytes) -> bool:
-        """Return whether a directory may be deleted with all in it: nothing is mounted there, or above it."""
-        inner, mounts = path + b"/", [mount + b"/" for mount in self._mounts]
-        mounted = any(mount.startswith(inner) or inner.startswith(mount) for mount in mounts)
-        return self.rule.delete_extra_files and not mounted
-
-    def _deletes(self, fd: int, name: str, path: bytes) -> bool:
-        """Return whether a directory with entries is deleted that is in the way."""
-        return self._may_delete(path) and self._may_go(fd, name, path)
-
-    def _is_excluded(self, fd: int, entry: "os.DirEntry[str]", path: bytes) -> bool:
-        """Return whether the exclusions of the backup name an entry: it stays as it is."""
-        status = entry.stat(follow_symlinks=False)
-        is_dir = stat.S_ISDIR(status.st_mode)
-        if self._exclude.excludes_path(mangle(path), is_dir=is_dir):
-            return True
-        if self._exclude.one_file_system and status.st_dev != os.fstat(fd).st_dev:
-            return True
-        return not is_dir and self._exclude.excludes_size(status.st_size)
-
-    def _may_go(self, fd: int, name: str, path: bytes) -> bool:
-        """Return whether what has a name may go as a whole: nothing in it is excluded."""
-        if not self._exclude:
-            return True
-        try:
-            with open_below(fd, os.fsencode(name)) as below, os.scandir(below) as entries:
-                return not any(
-                    self._is_excluded(below, one, join(path, one.name))
-                    or not self._may_go(below, one.name, join(path, one.name))
-                    for one in entries
-                )
-        except (NotADirectoryError, FileNotFoundError):
-            return True
 
     def _count_kept(self) -> None:
         self.data_path.meter.finish_part(self.kept_bytes)
@@ -367,7 +304,9 @@ class InPlaceRestorer:
                 self._refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
                 return
             self._set(number, stage.new, wanted)
-            if stage.place(number, name, fd, delete=self._deletes(fd, name, unit.path)):
+            holding = self._extra.find_holding(fd, os.fsencode(above), name, stop)
+            delete = self._extra.may_delete(unit.path) and not holding and not stop()
+            if stage.place(number, name, fd, delete=delete):
                 self.written_bytes += unit.size_bytes
             else:
                 self._block(unit.path)
@@ -375,15 +314,19 @@ class InPlaceRestorer:
     def _place_directory(self, stage: OpenStage, number: str, path: bytes, stop: ShouldStop) -> None:
         """Move a directory to its place; if there is one with entries, what is in it replaces them."""
         left, merged = [(number, path)], []
+        above, name = os.path.split(os.fsdecode(path))
+        with open_below(stage.root, os.fsencode(above)) as fd:
+            holding = self._extra.find_holding(fd, os.fsencode(above), name, stop)
         while left and not stop():
             number, path = left.pop()
             try:
-                if (wanted := self._place_entry(stage, number, path)) is None:
+                if (wanted := self._place_entry(stage, number, path, holding)) is None:
                     continue
                 with open_below(stage.new, os.fsencode(number)) as new, open_below(stage.root, path) as old:
                     merged.append((path, wanted))
                     if self.rule.delete_extra_files:
-                        self._delete(stage, old, path, partial(_exists, directory=new), stop)
+                        is_wanted = partial(_exists, directory=new)
+                        self._extra.delete(stage, old, path, is_wanted, stop, holding=holding)
                     left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
                 os.rmdir(number, dir_fd=stage.new)
             except OSError as e:
@@ -391,11 +334,12 @@ class InPlaceRestorer:
         for path, wanted in reversed(merged):
             self._set_directory(stage.root, path, wanted)
 
-    def _place_entry(self, stage: OpenStage, number: str, path: bytes) -> Attributes | None:
+    def _place_entry(self, stage: OpenStage, number: str, path: bytes, holding: set[bytes]) -> Attributes | None:
         """Move what is in a directory to its place; return the attributes of one that is to replace another."""
         above, name = os.path.split(os.fsdecode(path))
         with open_below(stage.root, os.fsencode(above)) as fd:
-            if stage.place(number, name, fd, delete=self._deletes(fd, name, path)):
+            delete = self._extra.may_delete(path) and path not in holding
+            if stage.place(number, name, fd, delete=delete):
                 return None
         status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
@@ -415,7 +359,7 @@ class InPlaceRestorer:
             DataPathError: it is an error of the volume as a whole.
         """
         if isinstance(cause, OSError):
-            with _named(path):
+            with named(path):
                 count_refusal(cause)
             cause = str(cause.strerror)
         self.restorer.refusals += 1
@@ -432,12 +376,12 @@ class InPlaceRestorer:
                 self.restorer.refusals += count_refusal(e)
 
     def _set_directory(self, root: int, path: bytes, wanted: Attributes) -> None:
-        with _named(path), open_below(root, path) as fd:
+        with named(path), open_below(root, path) as fd:
             self._set(".", fd, wanted)
 
     def _finish(self, directories: Directories, stop: ShouldStop) -> None:
         """Set the attributes of directories, inner ones first: one may be closed to this process then."""
-        with _named(b""), open_root(self.target) as fd:
+        with named(b""), open_root(self.target) as fd:
             for directory in directories.inner_first():
                 if stop():
                     return
@@ -447,11 +391,13 @@ class InPlaceRestorer:
 
     @contextmanager
     def _opened(self) -> Iterator[OpenStage]:
-        with _named(b""), self._stage.open() as stage:
+        with named(b""), self._stage.open() as stage:
             yield stage
 
     async def _in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
-        return await self.data_path.run_in_thread(work, doing, lambda: (self.entries, self._stage.steps))
+        return await self.data_path.run_in_thread(
+            work, doing, lambda: (self.entries, self._stage.steps, self._extra.steps)
+        )
 
 
 def _room_bytes(fd: int) -> int:
@@ -480,17 +426,3 @@ def _is_same_link(stage: OpenStage, number: str, name: str, directory: int) -> b
     except OSError:
         return False
     return status.st_nlink == 1 and there == os.readlink(number, dir_fd=stage.new)
-
-
-@contextmanager
-def _named(path: bytes, doing: str = "restore") -> Iterator[None]:
-    """Name the entry in an error of the system."""
-    try:
-        yield
-    except OSError as e:
-        raise DataPathError(f"cannot {doing} {show_path(path) or '/'}: {e.strerror}") from e
-
-
-def _is_nothing(_: str) -> bool:
-    """Return False: the snapshot has no entry of that name."""
-    return False

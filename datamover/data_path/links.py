@@ -13,7 +13,7 @@ import re
 import stat
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, groupby, islice
 from pathlib import Path
@@ -34,6 +34,7 @@ __all__ = [
     "Links",
     "TargetLinks",
     "find_links",
+    "named",
     "open_directories",
     "read_entries",
     "read_together",
@@ -188,6 +189,19 @@ def remove_links(target: Path, links: Sequence[bytes]) -> None:
 def show_path(path: bytes) -> str:
     """Return a relative path for a message."""
     return escape_controls(path.decode(errors="backslashreplace"))
+
+
+@contextmanager
+def named(path: bytes, doing: str = "restore") -> Iterator[None]:
+    """Name the entry in an error of the system.
+
+    Raises:
+        DataPathError: the block raised an OSError.
+    """
+    try:
+        yield
+    except OSError as e:
+        raise DataPathError(f"cannot {doing} {show_path(path) or '/'}: {e.strerror}") from e
 
 
 async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:

@@ -22,6 +22,7 @@ from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.in_place import InPlace
 from datamover.data_path.block import restore_device
+from datamover.data_path.extra_files import find_unexplained
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
@@ -184,6 +185,8 @@ async def _restore_in_place(
 ) -> tuple[PartRestorer, Refused, _Written]:
     """Make the target equal to the snapshot; `fd` is open on it."""
     target, rule = parameters.target, parameters.in_place or InPlace()
+    if rule.delete_extra_files and (fault := find_unexplained(snapshot)):
+        raise DataPathError(f"cannot delete extra files in target {target}: {fault}")
     await allow_writing(repository, snapshot, target, data_path=data_path, files=False)
     # The earlier attempt may have begun when the volume was empty.
     await _remove_placeholders(parameters, data_path)

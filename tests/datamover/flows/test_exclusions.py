@@ -4,8 +4,11 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import pytest
@@ -13,7 +16,7 @@ import pytest
 from core.contract import BackupMover, BackupResult, VolumeMode
 from core.errors import DataPathError
 from core.models.base import JsonDict
-from core.models.exclusions import Exclusions, LeftOut
+from core.models.exclusions import Exclusions, LeftOut, check_pattern
 from core.models.in_place import InPlace
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -51,6 +54,12 @@ _PATTERNS: Final = (
     "q20/d*/",
     "q21[\\d]",
     "**q22/x",
+    "q23*x",
+    "q24**/**/x",
+    "q25/**/**/x",
+    "/q26*e/x",
+    "q27*d*x",
+    "[!a]28",
 )
 """Each is about names that begin alike."""
 
@@ -107,6 +116,31 @@ async def test_kopia_leaves_out_what_this_module_says(mover_repository: Reposito
     assert result.files == sum(not every[path] for path in kept)
 
 
+def _random_pattern(random: Random) -> str:
+    """Return a pattern of few characters, with stars in all places."""
+    while True:
+        pieces = random.choices(("a", "b", "*", "/", "?", "**", "/**/", "[!a]", "[ab]"), k=random.randint(2, 7))
+        with suppress(ValueError):
+            return check_pattern("".join(pieces).lstrip("/"))
+
+
+async def test_random_patterns_leave_out_in_kopia_what_this_module_says(
+    mover_repository: Repository, tmp_path: Path
+) -> None:
+    """Each pattern is about a directory of its own."""
+    random, volume, out = Random(7), tmp_path / "volume", tmp_path / "out"
+    exclude = Exclusions(patterns=tuple(f"/{number}/{_random_pattern(random)}" for number in range(150)))
+    paths = ("a", "b", "aab", "ba/a", "ba/b", "ab/ab/a", "ab/ab/b", "bb/a/a", "bb/ba/ba", "aa/b/aab/b", "aa/abab")
+    for number in range(150):
+        _write(volume, *(f"{number}/{path}" for path in paths))
+    out.mkdir()
+    result = await _back_up(mover_repository, volume, exclude)
+    wanted = RestoreParameters(result.snapshot_id, out, VolumeMode.FILESYSTEM, workers=2)
+    await restore(mover_repository, wanted, restore_data_path())
+    kept = {path for path, is_dir in _walk(volume) if not exclude.excludes_path(path, is_dir=is_dir)}
+    assert {path for path, _ in _walk(out)} == kept
+
+
 async def test_what_is_left_out_is_counted_and_named_and_its_rules_are_in_tags(
     mover_repository: Repository, kopia: PlainKopia, tmp_path: Path
 ) -> None:
@@ -134,6 +168,19 @@ async def test_what_an_operator_has_set_stays(mover_repository: Repository, kopi
     exclude = Exclusions(patterns=("*.tmp", "cache/"), max_bytes=5000, one_file_system=True)
     result = await _back_up(mover_repository, volume, exclude)
     assert (result.files, _files_policy(kopia)) == (1, before)
+
+
+async def test_what_a_source_inherits_counts_during_a_backup_and_is_not_its_own_afterward(
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    _write(volume, "kept", "a.tmp", "cache/one", "secret/one")
+    _write(volume, "large", size=6000)
+    kopia.run("policy", "set", "--global", "--add-ignore=*.tmp", "--add-ignore=/secret/", "--max-file-size=1000000000")
+    exclude = Exclusions(patterns=("*.tmp", "/cache/"), max_bytes=5000)
+    result = await _back_up(mover_repository, volume, exclude)
+    own = json.loads(kopia.run("policy", "export", _TARGET))[_TARGET]["files"]
+    assert (result.files, {"ignore", "maxFileSize", "oneFileSystem"} & set(own)) == (1, set())
 
 
 @pytest.mark.parametrize("mover", list(BackupMover), ids=str)
@@ -198,3 +245,31 @@ async def test_a_restore_in_place_deletes_nothing_that_was_left_out(
     restored = {"file", "deep/file", "way/below"}
     assert kept == restored | {"cache/old", "cache/new", "x.tmp", "deep/y.tmp", "extra/z.tmp", "large", "deep/large"}
     assert not (volume / "extra/far").exists()
+
+
+@pytest.mark.parametrize("by", ["a file of rules", "a mark of a cache"])
+async def test_a_restore_in_place_deletes_nothing_when_rules_that_it_does_not_know_left_something_out(
+    mover_repository: Repository, kopia: PlainKopia, tmp_path: Path, by: str
+) -> None:
+    """The backup is one of Velero, as far as its policy goes."""
+    volume = tmp_path / "volume"
+    _write(volume, "file", "build/x")
+    _mark(volume, by)
+    kopia.run("snapshot", "create", str(volume))
+    snapshot_id = json.loads(kopia.run("snapshot", "list", "--json", "--all"))[0]["id"]
+    _write(volume, "extra")
+    before = set(_walk(volume))
+    rule = InPlace(delete_extra_files=True)
+    wanted = RestoreParameters(snapshot_id, volume, VolumeMode.FILESYSTEM, workers=2, in_place=rule)
+    with pytest.raises(DataPathError, match="lacks 1 files and directories that its backup left out"):
+        await restore(mover_repository, wanted, restore_data_path())
+    assert set(_walk(volume)) == before
+    await restore(mover_repository, replace(wanted, in_place=InPlace()), restore_data_path())
+    assert set(_walk(volume)) == before
+
+
+def _mark(volume: Path, by: str) -> None:
+    if by == "a file of rules":
+        (volume / ".kopiaignore").write_text("build/\n")
+    else:
+        (volume / "build/CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55")

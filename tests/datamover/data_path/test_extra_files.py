@@ -1,0 +1,79 @@
+"""Which extra files a restore in place deletes, and which it leaves because of the exclusions of the backup."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from core.models.exclusions import Exclusions
+from datamover.data_path.extra_files import ExtraFiles, find_unexplained
+from datamover.data_path.stage import Stage
+from datamover.kopia.snapshots import Snapshot
+from datamover.runtime.tree import open_root
+
+_LEVELS = 520
+"""More than the descriptors that a process may have open, with two for each level."""
+
+
+@contextmanager
+def _deleting(volume: Path, extra: ExtraFiles) -> Iterator[Callable[[Callable[[], bool]], None]]:
+    """Yield what deletes all extra entries in the root."""
+    stage = Stage(volume)
+    stage.make(_never)
+    with stage.open() as opened, open_root(volume) as fd:
+        yield partial(extra.delete, opened, fd, b"", lambda _: False)
+        opened.empty(_never)
+    stage.remove(_never)
+
+
+def _never() -> bool:
+    return False
+
+
+def _extra() -> ExtraFiles:
+    return ExtraFiles(Exclusions(patterns=("*.tmp",)), allowed=True)
+
+
+@pytest.mark.parametrize("holds", [True, False], ids=["with an excluded file", "without one"])
+def test_a_deep_directory_goes_up_to_what_is_excluded(tmp_path: Path, holds: bool) -> None:
+    bottom = tmp_path / "/".join("d" * _LEVELS)
+    bottom.mkdir(parents=True)
+    (bottom / "gone").touch()
+    (bottom.parent / "beside").mkdir()
+    if holds:
+        (bottom / "x.tmp").touch()
+    extra = _extra()
+    with _deleting(tmp_path, extra) as delete:
+        delete(_never)
+    assert (bottom / "x.tmp").exists() is (tmp_path / "d").exists() is holds
+    assert not (bottom / "gone").exists()
+    assert not (bottom.parent / "beside").exists()
+    assert extra.steps >= _LEVELS
+    assert extra.deleted == (2 if holds else 1)
+
+
+def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"d/{number}").mkdir(parents=True)
+    (tmp_path / "d/8/x.tmp").touch()
+    extra = _extra()
+    with _deleting(tmp_path, extra) as delete:
+        delete(lambda: extra.steps > 3)
+    assert (len(list((tmp_path / "d").iterdir())), extra.deleted) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("excluded", "exclude", "explained"),
+    [
+        (0, "", True),
+        (2, "", False),
+        (2, '{"patterns": ["*.tmp"]}', True),
+        (2, '{"maxBytes": 4096, "oneFileSystem": true}', False),
+    ],
+    ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count"],
+)
+def test_what_a_backup_left_out_must_be_explained_by_its_patterns(excluded: int, exclude: str, explained: bool) -> None:
+    snapshot = Snapshot("k1", "a@b:c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)
+    assert (not find_unexplained(snapshot)) is explained
