@@ -10,8 +10,7 @@ from typing import Protocol, Self, TypeVar
 
 from core.contract import MoverVerb
 from core.errors import AgentError
-from core.kube.client import Selection
-from core.kube.resources import Resource
+from core.kube.resources import Resource, Selection
 from core.kube.types import Manifest, ObjectT, Pod, PodToleration
 from core.models.attempts import Interruption
 from core.models.base import CustomResource

@@ -24,10 +24,10 @@ from core.kube.errors import (
 )
 from core.kube.forms import check_form
 from core.kube.paths import collection_path, object_path
-from core.kube.resources import PODS, Resource
+from core.kube.resources import PODS, Resource, Selection
 from core.kube.retry import Retry
 from core.kube.transport import APPLY_PATCH, MERGE_PATCH, Request, Response, Transport
-from core.kube.types import Manifest, Object_co, ObjectT
+from core.kube.types import Manifest, ObjectT
 from core.models.base import JsonDict, ObjectMeta
 
 __all__ = ["Deletion", "KubeClient", "ListPage", "Selection", "drop_managed_fields", "select_labels"]
@@ -49,22 +49,6 @@ _PAGE_SECONDS: Final = 10.0
 
 _SHORT_LINE_BYTES: Final = 50
 """Average lines of a log are rarely shorter than this."""
-
-
-@dataclass(frozen=True)
-class Selection(Generic[Object_co]):
-    """The objects of a list or watch; an empty namespace selects all namespaces."""
-
-    resource: Resource[Object_co]
-    namespace: str = ""
-    label_selector: str = ""
-    field_selector: str = ""
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The selectors as query parameters."""
-        pairs = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
-        return {key: value for key, value in pairs.items() if value}
 
 
 def drop_managed_fields(obj: JsonDict) -> None:

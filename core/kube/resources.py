@@ -46,6 +46,7 @@ __all__ = [
     "VOLUME_SNAPSHOT_CLASSES",
     "VOLUME_SNAPSHOT_CONTENTS",
     "Resource",
+    "Selection",
 ]
 
 
@@ -88,6 +89,22 @@ class Resource(Generic[Object_co]):
         if subresource:
             parts.append(subresource)
         return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class Selection(Generic[Object_co]):
+    """The objects of a list or watch; an empty namespace selects all namespaces."""
+
+    resource: Resource[Object_co]
+    namespace: str = ""
+    label_selector: str = ""
+    field_selector: str = ""
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The selectors as query parameters."""
+        pairs = {"labelSelector": self.label_selector, "fieldSelector": self.field_selector}
+        return {key: value for key, value in pairs.items() if value}
 
 
 _RBAC = "rbac.authorization.k8s.io"
