@@ -121,7 +121,8 @@ class Exclusions(WireModel, omit_defaults=True):
 class LeftOut(WireModel, omit_defaults=True):
     """What the rules with this digest left out of a backup: files and their bytes, directories, the first names.
 
-    What is in a directory counts too. A tenant chooses the names.
+    What is in a directory counts too, except on other file systems and in snapshots of the storage. A tenant chooses
+    the names.
     """
 
     rules: str

@@ -130,7 +130,8 @@ async def _build_result(
         await data_path.warn(left_out)
     incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
     excluded = report.excluded
-    size = replace(snapshot.size, left_out=(excluded.files, excluded.bytes) if excluded else (0, 0))
+    left_out_size = (excluded.files, excluded.bytes) if excluded else (0, 0)
+    size = replace(snapshot.size, left_out=None if report.uncounted else left_out_size)
     shrunk = None if block else await find_shrinkage(size, taken.inheritance, parameters.attempt)
     if parameters.attempt and parameters.attempt.number > 1:
         await _remove_overtaken(repository, parameters.target, parameters.attempt, data_path)

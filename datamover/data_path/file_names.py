@@ -21,9 +21,9 @@ from typing import Final
 from zlib import crc32
 
 from core.errors import DataPathError
-from core.models.exclusions import Exclusions, LeftOut
+from core.models.exclusions import READY_SETS, Exclusions, LeftOut
 from datamover.runtime.cancellation import ShouldStop
-from datamover.runtime.tree import escape_controls, open_below, open_root, walk_tree
+from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
 
 __all__ = ["NameReport", "inspect_names", "mangle"]
 
@@ -47,6 +47,9 @@ _LINK_ROUNDING_NS: Final = 999
 """It rounds the time of a link up to a microsecond. Source: golang.org/x/sys, unix/timestruct.go (NsecToTimeval)."""
 
 _PLACEHOLDER: Final = b".kopia-entry"
+_SNAPSHOTS: Final = Exclusions(patterns=READY_SETS["snapshots"])
+"""Directories that show older states of the whole volume: to count them all would take many times as long."""
+
 _REPLACEMENT: Final = "\ufffd"
 _ESCAPED: Final = re.compile("[\udc80-\udcff]")
 """How Python represents a byte that is not UTF-8, and nothing else."""
@@ -75,13 +78,15 @@ class NameReport:
     """The result of a walk; paths are relative to the volume's root, at most three of each kind.
 
     `entries` is how many were read so far, `kept` how many of them kopia keeps; `complete`: all were read. Those that
-    exclusions leave out are counted in `excluded` alone, which is None without exclusions.
+    exclusions leave out are counted in `excluded` alone, which is None without exclusions; `uncounted` is how many
+    directories are counted there without what is in them.
     """
 
     entries: int = 0
     kept: int = 0
     complete: bool = False
     excluded: LeftOut | None = None
+    uncounted: int = 0
     mangled: int = 0
     collisions: int = 0
     too_long: int = 0
@@ -191,7 +196,8 @@ def inspect_names(
     report = report or NameReport()
     filtered = _Filter(root, exclude, report) if exclude else None
     with suppress(OSError):
-        for directory, entries in walk_tree(root, stop):
+        skip = filtered.skip if filtered is not None else _enter
+        for directory, entries in walk_tree(root, stop, skip=skip):
             # As kopia keeps it, with a slash.
             path_bytes = len(mangle(directory).encode()) + 1 if directory else 0
             suspects = _Suspects()
@@ -235,8 +241,7 @@ class _Filter:
 
     def keep(self, directory: bytes, entries: "Iterator[os.DirEntry[str]]") -> "Iterator[os.DirEntry[str]]":
         """Yield the entries of a directory that are not left out."""
-        above = mangle(directory)
-        whole = bool(above) and self._exclude.excludes_path(above, is_dir=True)
+        above, whole = mangle(directory), self._leaves_out_all(directory)
         for entry in entries:
             name = mangle(os.fsencode(entry.name))
             path = f"{above}/{name}" if above else name
@@ -244,8 +249,27 @@ class _Filter:
                 self._report.entries += 1
                 if _is_kept(entry) and self._report.excluded is not None:
                     self._report.excluded = self._report.excluded.add(path, _size_of(entry))
+                    self._report.uncounted += self.skip(directory, entry)
             else:
                 yield entry
+
+    def skip(self, directory: bytes, entry: "os.DirEntry[str]") -> bool:
+        """Return whether a directory is left out and not counted: another file system, which may hang, or snapshots."""
+        if not entry.is_dir(follow_symlinks=False):
+            return False
+        path = mangle(join(directory, entry.name))
+        if not _SNAPSHOTS.excludes_name(path, is_dir=True) and not self._is_elsewhere(entry):
+            return False
+        return self._leaves_out_all(directory) or self._leaves_out(entry, path)
+
+    def _leaves_out_all(self, directory: bytes) -> bool:
+        return bool(directory) and self._exclude.excludes_path(mangle(directory), is_dir=True)
+
+    def _is_elsewhere(self, entry: "os.DirEntry[str]") -> bool:
+        try:
+            return entry.stat(follow_symlinks=False).st_dev != self._device
+        except OSError:
+            return False
 
     def _leaves_out(self, entry: "os.DirEntry[str]", path: str) -> bool:
         if self._exclude.excludes_name(path, is_dir=entry.is_dir(follow_symlinks=False)):
@@ -258,6 +282,10 @@ class _Filter:
             return False
         other = self._exclude.one_file_system and status.st_dev != self._device
         return other or (not stat.S_ISDIR(status.st_mode) and self._exclude.excludes_size(status.st_size))
+
+
+def _enter(_: bytes, __: "os.DirEntry[str]") -> bool:
+    return False
 
 
 def _size_of(entry: "os.DirEntry[str]") -> int | None:

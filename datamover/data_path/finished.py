@@ -206,7 +206,7 @@ def find_finished(target: Path, since_ns: int, stop: ShouldStop, progress: WalkP
     """
     found = array("Q")
 
-    def was_finished(directory: "os.DirEntry[str]") -> bool:
+    def was_finished(_: bytes, directory: "os.DirEntry[str]") -> bool:
         with suppress(OSError):
             status = directory.stat(follow_symlinks=False)
             return status.st_ctime_ns < since_ns and _is_set(status)

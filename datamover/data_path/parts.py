@@ -212,7 +212,7 @@ class Placeholders:
         with _named(""), open_root(self._target) as root:
             device = os.fstat(root).st_dev
 
-            def is_foreign(entry: "os.DirEntry[str]") -> bool:
+            def is_foreign(_: bytes, entry: "os.DirEntry[str]") -> bool:
                 return entry.stat(follow_symlinks=False).st_dev != device
 
             for directory, entries in walk_tree(self._target, stop, skip=is_foreign, strict=True):

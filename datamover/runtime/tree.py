@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,8 @@ DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and fail for a link to one."""
 
 
-_Skip = Callable[["os.DirEntry[str]"], bool]
+_Skip = Callable[[bytes, "os.DirEntry[str]"], bool]
+"""Gets the path of the directory that the entry is in."""
 
 _KEPT_NAMES: Final = 1000
 _REREAD_LEVELS: Final = 100
@@ -76,7 +78,7 @@ def walk_tree(
     root: Path,
     stop: Callable[[], bool],
     *,
-    skip: _Skip = lambda _: False,
+    skip: _Skip = lambda _, __: False,
     strict: bool = False,
 ) -> Iterator[tuple[bytes, Iterator["os.DirEntry[str]"]]]:
     """Yield each directory's path relative to `root`, and its entries, which are to be read before the next one.
@@ -96,7 +98,7 @@ def walk_tree(
             if (directory := next(levels[-1], None)) is None:
                 levels.pop()
                 continue
-            below = _Below(skip, _KEPT_NAMES if len(levels) <= _REREAD_LEVELS else sys.maxsize)
+            below = _Below(partial(skip, directory), _KEPT_NAMES if len(levels) <= _REREAD_LEVELS else sys.maxsize)
             with suppress(*ignored), open_below(fd, directory) as opened, os.scandir(opened) as entries:
                 yield directory, _entries(entries, below.add, ignored)
             reread = _read_again(fd, directory, skip, ignored)
@@ -110,7 +112,7 @@ def walk_tree(
 class _Below:
     """The names of the directories in one, of which `skip` leaves out some; None: there are more than `limit`."""
 
-    def __init__(self, skip: _Skip, limit: int) -> None:
+    def __init__(self, skip: Callable[["os.DirEntry[str]"], bool], limit: int) -> None:
         self.names: list[str] | None = []
         self._skip = skip
         self._limit = limit
@@ -144,5 +146,5 @@ def _read_again(root: int, directory: bytes, skip: _Skip, ignored: tuple[type[OS
     """Yield the path of each directory in one, which stays open meanwhile."""
     with suppress(*ignored), open_below(root, directory) as opened, os.scandir(opened) as entries:
         for entry in entries:
-            if entry.is_dir(follow_symlinks=False) and not skip(entry):
+            if entry.is_dir(follow_symlinks=False) and not skip(directory, entry):
                 yield join(directory, entry.name)

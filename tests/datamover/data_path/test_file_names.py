@@ -14,6 +14,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.errors import DataPathError, KopiaError
+from core.models.exclusions import Exclusions
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.file_names import NameReport, inspect_names, mangle
 from datamover.kopia.process import Kopia
@@ -21,6 +22,7 @@ from datamover.kopia.repository import Repository
 from datamover.local.command import LocalMover
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from tests.datamover.support.data_paths import backup_data_path
+from tests.datamover.support.mounts import mounted
 from tests.datamover.support.plainkopia import PlainKopia
 from tests.datamover.support.pods import MoverPod
 from tests.support.fakekube import FakeKube
@@ -301,3 +303,27 @@ def test_many_names_that_kopia_changes_are_compared_in_parts(tmp_path: Path, mon
     report = inspect_names(volume, _go_on, Counting())
     assert (report.mangled, report.collisions, len(report.colliding)) == (1300, 300, 3)
     assert 100 <= most < 200
+
+
+@pytest.mark.parametrize(
+    "exclude",
+    [Exclusions(patterns=("/.snapshot/", "/cache/")), Exclusions(patterns=("/.snapshot/",), one_file_system=True)],
+    ids=["patterns", "other file systems"],
+)
+def test_excluded_mounts_and_snapshots_are_counted_and_not_read(tmp_path: Path, exclude: Exclusions) -> None:
+    _fill(tmp_path, b"kept", b".snapshot/old/kept", b"dir/.snapshot/kept")
+    (tmp_path / "cache").mkdir()
+    with mounted(tmp_path / "cache/other", "size=1m") as other:
+        (other / "below").mkdir()
+        report = inspect_names(tmp_path, _go_on, exclude=exclude)
+    assert report.excluded is not None
+    # `cache` is left out by a pattern in one case only.
+    excluded = 3 if "/cache/" in exclude.patterns else 2
+    assert (report.excluded.directories, report.excluded.files, report.uncounted) == (excluded, 0, 2)
+    assert (report.entries, report.complete) == (7, True)
+
+
+def test_a_left_out_directory_of_the_volume_itself_is_counted_with_what_is_in_it(tmp_path: Path) -> None:
+    report = inspect_names(_fill(tmp_path, b"cache/one"), _go_on, exclude=Exclusions(patterns=("/cache/",)))
+    assert report.excluded is not None
+    assert (report.excluded.directories, report.excluded.files, report.uncounted) == (1, 1, 0)

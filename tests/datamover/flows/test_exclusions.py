@@ -214,11 +214,12 @@ async def test_rules_are_taken_back_after_a_backup_that_fails(mover_repository: 
     assert _files_policy(kopia)["ignore"] is None
 
 
+@pytest.mark.parametrize("folder", ["cache", ".snapshot"], ids=["counted", "not counted"])
 async def test_a_new_rule_makes_no_backup_shrunk_and_lost_files_do(
-    mover_repository: Repository, tmp_path: Path
+    mover_repository: Repository, tmp_path: Path, folder: str
 ) -> None:
-    volume, exclude = tmp_path / "volume", Exclusions(patterns=("/cache/",))
-    _write(volume, *(f"cache/{number}" for number in range(200)), *(f"{number}" for number in range(150)))
+    volume, exclude = tmp_path / "volume", Exclusions(patterns=(f"/{folder}/",))
+    _write(volume, *(f"{folder}/{number}" for number in range(200)), *(f"{number}" for number in range(150)))
     results = [await _back_up(mover_repository, volume, rules) for rules in (Exclusions(), exclude)]
     for number in range(140):
         (volume / str(number)).unlink()

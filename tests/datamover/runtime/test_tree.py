@@ -65,7 +65,7 @@ def test_what_could_control_a_terminal_is_escaped_and_nothing_else() -> None:
 def test_skipped_directories_are_not_read_and_their_names_are_seen(tmp_path: Path) -> None:
     for name in ("a/b", "c/d"):
         (tmp_path / "v" / name).mkdir(parents=True)
-    walk = walk_tree(tmp_path / "v", lambda: False, skip=lambda entry: entry.name == "a")
+    walk = walk_tree(tmp_path / "v", lambda: False, skip=lambda _, entry: entry.name == "a")
     assert {directory: {entry.name for entry in entries} for directory, entries in walk} == {
         b"": {"a", "c"},
         b"c": {"d"},
@@ -94,7 +94,7 @@ def test_each_of_many_directories_in_one_is_walked_once(tmp_path: Path, levels: 
 def test_skipped_directories_are_left_out_of_many(tmp_path: Path) -> None:
     for number in range(_MORE_THAN_KEPT):
         (tmp_path / f"{number}").mkdir()
-    walk = walk_tree(tmp_path, lambda: False, skip=lambda entry: entry.name != "7")
+    walk = walk_tree(tmp_path, lambda: False, skip=lambda _, entry: entry.name != "7")
     assert [directory for directory, entries in walk if not list(entries)] == [b"7"]
 
 
