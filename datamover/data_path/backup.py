@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -21,12 +21,14 @@ from msgspec import UNSET
 from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from core.models.compression import Compression
+from core.models.exclusions import Exclusions
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.increment import count_incremental, find_shrinkage
 from datamover.data_path.run import DataPath
 from datamover.data_path.snapshot_runs import BackupParameters, open_run
+from datamover.data_path.stage import STAGE_PATTERN, has_stage
 from datamover.kinds import NO_PARENT
 from datamover.kopia.policy import describe_exclusions, read_policy
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -75,6 +77,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         RepositoryError: the data path stalled, and the repository does not answer.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
+    parameters = await _leave_out_stage(parameters, data_path)
     kopia, meter = repository.kopia, data_path.meter
     async with (
         _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most),
@@ -104,6 +107,17 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 await _check_names(wait_for_names, data_path)
                 taken = _Taken(snapshot, inheritance, report, parent_fault, run.note)
                 return await _build_result(repository, parameters, taken, data_path)
+
+
+async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) -> BackupParameters:
+    """Return the parameters with an exclusion of what a restore in place that was killed has left in the volume."""
+    volume = parameters.volume
+    if not await data_path.run_in_thread(lambda _: has_stage(volume), f"opening volume {volume}"):
+        return parameters
+    # There may be no room for another pattern.
+    with suppress(ValueError):
+        return replace(parameters, exclude=parameters.exclude | Exclusions(patterns=(STAGE_PATTERN,)))
+    return parameters
 
 
 @dataclass(frozen=True)

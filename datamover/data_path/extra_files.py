@@ -11,7 +11,7 @@ from core.models.exclusions import Exclusions
 from core.models.in_place import DELETE_EXTRA_FILES
 from datamover.data_path.file_names import mangle
 from datamover.data_path.links import named, show_path
-from datamover.data_path.stage import OpenStage, is_kept_at_root
+from datamover.data_path.stage import STAGE_PATTERN, OpenStage, is_kept_at_root
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import join, open_below
@@ -24,7 +24,9 @@ def find_unexplained(snapshot: Snapshot) -> str:
 
     kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted.
     """
-    if not snapshot.excluded or (snapshot.exclude and Exclusions.parse(snapshot.exclude).patterns):
+    patterns = {*Exclusions.parse(snapshot.exclude).patterns} if snapshot.exclude else set()
+    # A stage that was left out may be counted twice, so it does not tell that nothing else was.
+    if not snapshot.excluded or patterns - {STAGE_PATTERN}:
         return ""
     return (
         f"snapshot {snapshot.snapshot_id} lacks {snapshot.excluded} files and directories that its backup left out by "

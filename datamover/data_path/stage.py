@@ -19,9 +19,12 @@ from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import DIRECTORY, open_root
 
-__all__ = ["OpenStage", "Stage", "find_mounts", "is_kept_at_root"]
+__all__ = ["STAGE_PATTERN", "OpenStage", "Stage", "find_mounts", "has_stage", "is_kept_at_root"]
 
 _STAGE: Final = ".nodeagent-restore-files"
+STAGE_PATTERN: Final = f"/{_STAGE}/"
+"""What leaves it out of a backup: kopia would take the placeholders in it for what they stand for."""
+
 _NEW: Final = "new"
 _OLD: Final = "old"
 
@@ -41,6 +44,11 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 def is_kept_at_root(name: str) -> bool:
     """Return whether an entry of a volume's root is never deleted: the file system's, Velero's or ours."""
     return name in _KEPT or name.startswith(_KEPT_PREFIX)
+
+
+def has_stage(volume: Path) -> bool:
+    """Return whether a restore in place that was killed has left its stage in a volume."""
+    return os.path.isdir(volume / _STAGE)  # noqa: PTH112 - it raises no error
 
 
 def find_mounts(target: Path) -> list[bytes]:

@@ -71,8 +71,9 @@ def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
         (2, "", False),
         (2, '{"patterns": ["*.tmp"]}', True),
         (2, '{"maxBytes": 4096, "oneFileSystem": true}', False),
+        (2, '{"patterns": ["/.nodeagent-restore-files/"]}', False),
     ],
-    ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count"],
+    ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count", "a stage"],
 )
 def test_what_a_backup_left_out_must_be_explained_by_its_patterns(excluded: int, exclude: str, explained: bool) -> None:
     snapshot = Snapshot("k1", "a@b:c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)

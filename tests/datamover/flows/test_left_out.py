@@ -1,11 +1,13 @@
 """What rules leave out of a backup: nothing by files in the volume, and what an operator has set is named."""
 
+import json
 from pathlib import Path
 
 import pytest
 from msgspec import UNSET
 
 from core.contract import BackupResult, MoverArgs, MoverVerb, VolumeMode
+from core.models.exclusions import Exclusions, LeftOut
 from datamover.arguments import PodOptions, parse_arguments
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -118,3 +120,17 @@ def test_the_command_line_of_a_pod_may_allow_them_and_have_all_files_read() -> N
     assert isinstance(options, PodOptions)
     assert options.ignore_files
     assert options.read_all_files
+
+
+@pytest.mark.parametrize("exclude", [Exclusions(), Exclusions(patterns=("a.tmp",))], ids=["without", "with others"])
+async def test_what_a_killed_restore_in_place_has_left_is_not_backed_up(
+    mover_repository: Repository, volume: Path, exclude: Exclusions
+) -> None:
+    new = volume / ".nodeagent-restore-files" / "new"
+    new.mkdir(parents=True)
+    (new / "1.kopia-entry").write_text(json.dumps({"name": "1", "type": "d", "obj": f"k{'0' * 32}"}))
+    parameters = BackupParameters(volume, VolumeMode.FILESYSTEM, _SOURCE, parallel=2, exclude=exclude)
+    result = await back_up(mover_repository, parameters, backup_data_path())
+    assert result.files == 7 - len(exclude.patterns)
+    assert isinstance(result.left_out, LeftOut)
+    assert ".nodeagent-restore-files/new/1.kopia-entry" in result.left_out.names
