@@ -130,9 +130,11 @@ async def _find_volume(
             _refuse_released(one, volume)
             raise RestoreError(f"PVC {target} is not bound to PersistentVolume {volume['metadata']['name']}")
         return claim, volume
-    for volume in await tools.client.list(Selection(PERSISTENT_VOLUMES)):
+    volumes = await tools.client.list(Selection(PERSISTENT_VOLUMES))
+    for volume in volumes:
         if _recorded(one, volume) is not None:
             return None, volume
+    for volume in volumes:
         _refuse_released(one, volume)
     raise RestoreError(f"PVC {target} does not exist: leave out --in-place")
 
