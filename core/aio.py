@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 from core.clock import Deadline
 
-__all__ = ["run_apart", "run_shielded", "wait_for_event"]
+__all__ = ["run_apart", "run_for_many", "run_shielded", "wait_for_event"]
 
 _T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+_MANY: Final = 500
+"""With so many objects, work of some 10 microseconds for each holds up the event loop as long as a thread costs."""
 
 
 async def run_apart(step: Callable[[], Coroutine[Any, Any, _T]], *, name: str) -> _T:
@@ -70,3 +75,12 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
+
+
+async def run_for_many(number: int, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Return what `work` returns, run in a thread if it handles a large number of objects.
+
+    Work that was started in a thread goes on there if the caller is canceled, so it must change nothing that others use.
+    """
+    run = partial(work, *args, **kwargs)
+    return await asyncio.to_thread(run) if number > _MANY else run()

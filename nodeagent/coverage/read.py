@@ -14,6 +14,7 @@ from typing import Final, NoReturn, TypeVar
 from msgspec import Raw
 from msgspec import field as wire_field
 
+from core.aio import run_for_many
 from core.errors import AgentError, ContractError
 from core.kube import resources as kube
 from core.kube.client import KubeClient, Selection
@@ -150,7 +151,7 @@ class VolumeReader:
             )
             cluster = ClusterVolumes(claims, pods, volumes, namespaces)
         # Each schedule is matched with each volume: that takes seconds, in which the leader renews its Lease.
-        sources = await asyncio.to_thread(self._build_sources, cron_jobs, schedules, cluster, defaults)
+        sources = await run_for_many(len(claims), self._build_sources, cron_jobs, schedules, cluster, defaults)
         return ObservedVolumes(cluster, sources, tuple(self._notes), self._passing)
 
     def _build_sources(

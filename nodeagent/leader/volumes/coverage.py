@@ -1,6 +1,5 @@
 """Shows in the metrics how many volumes are in each state, and names the first ones that need attention."""
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
+from core.aio import run_for_many
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.names import ALERT_NOT_PROTECTED_LABEL
@@ -69,7 +69,8 @@ class CoverageReader:
         else:
             self._say(logging.INFO, "cannot read all about which volumes are protected, will retry", observed.notes)
             if self._is_given_up(failed=observed.passing) or not observed.passing or self._last.plans is None:
-                self._last = await asyncio.to_thread(plan_coverage, observed, rules)
+                number = len(observed.cluster.claims) if observed.cluster else 0
+                self._last = await run_for_many(number, plan_coverage, observed, rules)
         return self._last
 
     def _is_given_up(self, *, failed: bool) -> bool:
@@ -99,12 +100,13 @@ def plan_coverage(observed: ObservedVolumes, rules: CoverageRules) -> PlannedCov
     return PlannedCoverage(tuple(plan for plan in plans if plan.key in claims), frozenset(alerting))
 
 
-async def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Iterable[Entry], now: datetime) -> None:
+async def show_coverage(metrics: Metrics, planned: PlannedCoverage, entries: Sequence[Entry], now: datetime) -> None:
     """Show the states of the PVCs at `now`; nothing where they are not known."""
     if planned.plans is None:
         hide_coverage(metrics)
         return
-    states, named = await asyncio.to_thread(_build_series, planned.plans, planned.alerting, entries, now)
+    number, plans, alerting = len(planned.plans) + len(entries), planned.plans, planned.alerting
+    states, named = await run_for_many(number, _build_series, plans, alerting, entries, now)
     metrics.show(VOLUMES, states)
     metrics.show(VOLUME_NOT_PROTECTED, named)
 

@@ -155,6 +155,7 @@ async def test_what_takes_seconds_does_not_keep_the_leader_from_renewing_its_lea
         return real(*args)
 
     monkeypatch.setattr(f"{module}.{function}", observed)
+    monkeypatch.setattr("core.aio._MANY", 0)
     kube = FakeKube()
     for one in (a_server(), a_schedule("night", includedNamespaces=["app"]), a_claim("data")):
         kube.put(one)
