@@ -80,7 +80,7 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
 async def run_for_many(number: int, work: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Return what `work` returns, run in a thread if it handles a large number of objects.
 
-    Work that was started in a thread goes on there if the caller is canceled, so it must change nothing that others use.
+    In a thread it goes on if the caller is canceled, so it must change nothing that others use.
     """
     run = partial(work, *args, **kwargs)
     return await asyncio.to_thread(run) if number > _MANY else run()
