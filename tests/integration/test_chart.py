@@ -138,6 +138,8 @@ def release(fresh: ApiServer, helm: Helm) -> Iterator[_Release]:
 
 
 def _delete_definitions(server: ApiServer) -> None:
+    # One whose storage is still initialized after a change is deleted after minutes: each failure doubles the pause.
+    _everything(server)
     _kubectl(server, "delete", "crd", "--ignore-not-found", *_OURS)
 
 
