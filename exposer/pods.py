@@ -59,15 +59,14 @@ def build_backup_pod(
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
+        args=_choose_for_backup(
             _build_args(
                 owner, MoverVerb.BACKUP, "data-upload", request.settings.mover_options(request.operation_timeout)
             ),
-            compression=_compression(request.settings, request.storage_class),
-            ignore_files=request.source_namespace in request.settings.ignore_files_namespaces,
-            exclude=request.settings.exclusions.exclude(request.source_namespace, request.storage_class, excluded),
-            read_all_files=request.source_namespace in request.settings.read_all_files_namespaces,
-            mover=_backup_mover(request.settings),
+            request.settings,
+            namespace=request.source_namespace,
+            storage_class=request.storage_class,
+            excluded=excluded,
         ),
         storage=storage,
         volume=MoverVolume({"persistentVolumeClaim": volume}, mode, read_only=read_only),
@@ -124,22 +123,21 @@ def build_pod_volume_pod(
     """
     owner, backup = request.owner, request.verb is MoverVerb.BACKUP
     kind_flag = "pod-volume-backup" if backup else "pod-volume-restore"
+    args = replace(
+        _build_args(owner, request.verb, kind_flag, request.settings.mover, cache), in_place=request.in_place
+    )
+    if backup:
+        args = _choose_for_backup(
+            args,
+            request.settings,
+            namespace=request.workload.namespace,
+            storage_class=located.storage_class,
+            excluded=located.excluded,
+        )
     plan = MoverPod(
         owner=owner,
         name=owner.name,
-        args=replace(
-            _build_args(owner, request.verb, kind_flag, request.settings.mover, cache),
-            compression=_compression(request.settings, located.storage_class) if backup else "",
-            ignore_files=backup and request.workload.namespace in request.settings.ignore_files_namespaces,
-            exclude=request.settings.exclusions.exclude(
-                request.workload.namespace, located.storage_class, located.excluded
-            )
-            if backup
-            else "",
-            read_all_files=backup and request.workload.namespace in request.settings.read_all_files_namespaces,
-            mover=_backup_mover(request.settings) if backup else "",
-            in_place=request.in_place,
-        ),
+        args=args,
         storage=storage,
         # With this type a missing directory fails the mount, instead of being created empty.
         volume=MoverVolume(
@@ -180,16 +178,23 @@ def build_validation_pod(owner: Owner, settings: ExposeSettings, *, storage: Sto
     return build_mover_pod(MoverPod(owner, validation_pod_name(owner), spec, storage), settings)
 
 
-def _compression(settings: ExposeSettings, storage_class: str) -> str:
-    """Return the algorithm for a backup of a volume of this class; empty: none."""
-    algorithm = settings.compression.of_class(storage_class)
-    return "" if algorithm is Compression.NONE else str(algorithm)
+def _choose_for_backup(
+    args: MoverArgs, settings: ExposeSettings, *, namespace: str, storage_class: str, excluded: str
+) -> MoverArgs:
+    """Return `args` with what the settings choose for backups of volumes of this namespace and class.
 
-
-def _backup_mover(settings: ExposeSettings) -> str:
-    """Return how a backup runs kopia; empty, which each data mover knows: plain."""
-    mover = settings.backup_mover
-    return "" if mover is BackupMover.PLAIN else str(mover)
+    `excluded` is what the annotation of the source PVC names.
+    """
+    compression, mover = settings.compression.of_class(storage_class), settings.backup_mover
+    return replace(
+        args,
+        # Each data mover knows what an absent flag means.
+        compression="" if compression is Compression.NONE else str(compression),
+        mover="" if mover is BackupMover.PLAIN else str(mover),
+        ignore_files=namespace in settings.ignore_files_namespaces,
+        exclude=settings.exclusions.exclude(namespace, storage_class, excluded),
+        read_all_files=namespace in settings.read_all_files_namespaces,
+    )
 
 
 def _build_args(
