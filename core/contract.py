@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Self, TypeVar
 
 from msgspec import UNSET, Meta, UnsetType, field
+from msgspec.structs import force_setattr
 
 from core.errors import ContractError, ResultError
 from core.file_contract import FileListing
@@ -284,8 +285,10 @@ class BackupResult(WireModel):
     left_out: LeftOut | UnsetType = UNSET
 
     def __post_init__(self) -> None:
-        """Cut the text, so that the termination message has room for it."""
+        """Cut the texts, so that the termination message has room for them."""
         cut_texts(self, note=_NOTE_BYTES)
+        if isinstance(self.left_out, LeftOut):
+            force_setattr(self, "left_out", self.left_out.cut)
 
 
 class RestoreResult(WireModel):

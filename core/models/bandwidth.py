@@ -9,7 +9,6 @@ from typing import Annotated, Self
 
 from msgspec import Meta
 
-from core.errors import ContractError
 from core.models.base import WireModel
 from core.models.names import BANDWIDTH_ANNOTATION
 
@@ -27,7 +26,4 @@ class BandwidthLimits(WireModel, omit_defaults=True):
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Self | None:
         """Return the limits in the annotations of a transfer; None where theirs is absent or invalid."""
-        try:
-            return cls.from_json(annotations[BANDWIDTH_ANNOTATION])
-        except (ContractError, KeyError):
-            return None
+        return cls.read_annotation(annotations, BANDWIDTH_ANNOTATION)

@@ -98,6 +98,14 @@ class WireModel(msgspec.Struct, metaclass=_WireMeta, frozen=True, rename="camel"
         except (ValueError, RecursionError) as e:
             raise ContractError(explain_invalid(e)) from e
 
+    @classmethod
+    def read_annotation(cls, annotations: Mapping[str, str], key: str) -> Self | None:
+        """Return the model in the annotation `key`, as JSON; None where it is absent or invalid."""
+        try:
+            return cls.from_json(annotations.get(key, ""))
+        except ContractError:
+            return None
+
     def to_wire(self) -> JsonDict:
         """Return the JSON object, as `json.loads` would."""
         wire: JsonDict = msgspec.to_builtins(self)

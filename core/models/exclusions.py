@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final, Self
 
-from msgspec.structs import force_setattr
+from msgspec.structs import replace
 
 from core.errors import ConfigError, ContractError
 from core.models.base import Int64, WireModel, cut_text
@@ -131,10 +131,10 @@ class LeftOut(WireModel, omit_defaults=True):
     directories: Int64 = 0
     names: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        """Cut the names, so that the termination message has room for them."""
-        names = tuple(cut_text(name, _NAME_BYTES) for name in self.names[:_NAMES])
-        force_setattr(self, "names", names)
+    @property
+    def cut(self) -> "LeftOut":
+        """The same with names for which the termination message has room."""
+        return replace(self, names=tuple(cut_text(name, _NAME_BYTES) for name in self.names[:_NAMES]))
 
     def add(self, path: str, size: int | None) -> "LeftOut":
         """Return it with one more entry; a `size` of None: a directory."""
@@ -157,11 +157,7 @@ class LeftOut(WireModel, omit_defaults=True):
 
 def read_left_out(annotations: Mapping[str, str]) -> LeftOut | None:
     """Return what was left out of the backup with these annotations; None: there was no rule, or it is invalid."""
-    text = annotations.get(LEFT_OUT_ANNOTATION)
-    try:
-        return LeftOut.from_json(text) if text else None
-    except ContractError:
-        return None
+    return LeftOut.read_annotation(annotations, LEFT_OUT_ANNOTATION)
 
 
 def read_patterns(lines: str) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class SavedClaim(WireModel, omit_defaults=True):
     @classmethod
     def of(cls, annotations: Mapping[str, str]) -> Self | None:
         """Return the claim in the annotations of a transfer; None where it is absent or invalid."""
-        return cls.parse(annotations.get(CLAIM_ANNOTATION, ""))
+        return cls.read_annotation(annotations, CLAIM_ANNOTATION)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
 from core.models.names import SHRUNK_ANNOTATION
 
@@ -105,13 +104,7 @@ def find_full(history: Iterable[SavedSize], new: SavedSize, acknowledged: Collec
 
 def read_shrinkage(annotations: Mapping[str, str]) -> Shrinkage | None:
     """Return how the backup with these annotations is Shrunk; None: it is not, or that is invalid."""
-    text = annotations.get(SHRUNK_ANNOTATION)
-    if not text:
-        return None
-    try:
-        return Shrinkage.from_json(text)
-    except ContractError:
-        return None
+    return Shrinkage.read_annotation(annotations, SHRUNK_ANNOTATION)
 
 
 def is_shrunk(annotations: Mapping[str, str]) -> bool:

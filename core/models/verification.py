@@ -10,7 +10,6 @@ from typing import Annotated, Final
 
 from msgspec import Meta, field
 
-from core.errors import ContractError
 from core.models.base import Int64, Time, WireModel
 from core.models.job_output import OutputLine
 from core.models.names import VERIFICATION_ANNOTATION
@@ -55,13 +54,7 @@ class Verification(WireModel):
 
 def read_verification(annotations: Mapping[str, str]) -> Verification | None:
     """Return the last verification of the transfer with these annotations; None: there is none, or it is invalid."""
-    text = annotations.get(VERIFICATION_ANNOTATION)
-    if not text:
-        return None
-    try:
-        return Verification.from_json(text)
-    except ContractError:
-        return None
+    return Verification.read_annotation(annotations, VERIFICATION_ANNOTATION)
 
 
 class VerifiedSnapshot(WireModel, omit_defaults=True):

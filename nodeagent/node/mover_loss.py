@@ -12,7 +12,6 @@ from typing import Annotated, Final, Self
 from msgspec import Meta
 from msgspec.structs import replace
 
-from core.errors import ContractError
 from core.models.base import Time, WireModel
 from core.models.names import MOVER_LOST_ANNOTATION
 from core.models.transfers import Transfer
@@ -90,10 +89,7 @@ class MoverLoss(WireModel):
 
 def read_loss(cr: Transfer) -> MoverLoss | None:
     """Return the losses that are recorded on `cr`; None if there are none, or they are invalid."""
-    try:
-        return MoverLoss.from_json(cr.metadata.annotations.get(MOVER_LOST_ANNOTATION, ""))
-    except ContractError:
-        return None
+    return MoverLoss.read_annotation(cr.metadata.annotations, MOVER_LOST_ANNOTATION)
 
 
 def count_loss(before: MoverLoss | None, pod: LostPod, now: datetime) -> MoverLoss:
