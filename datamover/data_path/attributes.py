@@ -17,10 +17,10 @@ from core.errors import ContractError
 from core.models.base import JsonDict
 from datamover.data_path.probe import TIME_TOLERANCE_NS
 from datamover.kopia.snapshot_files import parse_mode, parse_time_ns
+from datamover.kopia.snapshots import EntryType
 
 __all__ = ["Attribute", "Attributes"]
 
-_LINK: Final = "s"
 _SECOND_NS: Final = 10**9
 _NO_TIME: Final = "1970-01-01T00:00:00Z"
 
@@ -48,7 +48,7 @@ class Attributes:
         time_ns = None
         with suppress(ContractError):
             time_ns = parse_time_ns(str(time or entry.get("mtime", _NO_TIME)))
-        mode = None if entry.get("type") == _LINK else parse_mode(str(entry.get("mode", "0"))) or 0
+        mode = None if entry.get("type") == EntryType.LINK else parse_mode(str(entry.get("mode", "0"))) or 0
         return cls((int(entry.get("uid", 0)), int(entry.get("gid", 0))), mode, time_ns)
 
     @classmethod

@@ -22,7 +22,7 @@ from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
 from datamover.kopia.process import KopiaFiles
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
@@ -251,7 +251,7 @@ async def _streamed_file(kopia: KopiaCaller, snapshot: Snapshot) -> tuple[str, s
     """Return the name and object ID of the only file of a device's snapshot."""
     answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "show", snapshot.root_object)
     entries = answer.check().document().get("entries") or []
-    if len(entries) != 1 or entries[0].get("type") != "f":
+    if len(entries) != 1 or entries[0].get("type") != EntryType.FILE:
         raise KopiaError(
             f"snapshot {snapshot.snapshot_id} is not one of a block device: it does not hold a single file"
         )

@@ -39,7 +39,7 @@ from datamover.data_path.stage import OpenStage, Stage, find_mounts
 from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit, decide_file
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
 from datamover.runtime.tree import is_name, join, open_below, open_root
@@ -49,9 +49,7 @@ __all__ = ["InPlaceRestorer", "has_entries"]
 _logger = logging.getLogger(__name__)
 
 _LOST_AND_FOUND: Final = "lost+found"
-_DIRECTORY: Final = "d"
-_FILE: Final = "f"
-_LINK: Final = "s"
+_RESTORED: Final = frozenset(EntryType)
 
 _WHOLE_ENTRIES: Final = 10_000
 _WHOLE_BYTES: Final = 256 << 20
@@ -175,7 +173,7 @@ class InPlaceRestorer:
 
     def _is_restored(self, directory: bytes, entry: JsonDict) -> bool:
         name = str(entry.get("name", ""))
-        if not is_name(name) or entry.get("type") not in {_DIRECTORY, _FILE, _LINK}:
+        if not is_name(name) or entry.get("type") not in _RESTORED:
             self.restorer.refusals += 1
             return False
         return bool(directory) or name != self._stage.name
@@ -207,7 +205,7 @@ class InPlaceRestorer:
             directories.add(unit.path, entry)
             return
         step = Step.WRITE
-        if entry["type"] == _FILE:
+        if entry["type"] == EntryType.FILE:
             step = decide_file(
                 entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
             )
@@ -294,7 +292,11 @@ class InPlaceRestorer:
         above, name = os.path.split(os.fsdecode(unit.path))
         wanted = Attributes.of(unit.entry)
         with open_below(stage.root, os.fsencode(above)) as fd:
-            if unit.entry["type"] == _LINK and self.rule.incremental and _is_same_link(stage, number, name, fd):
+            if (
+                unit.entry["type"] == EntryType.LINK
+                and self.rule.incremental
+                and _is_same_link(stage, number, name, fd)
+            ):
                 self._set(name, fd, wanted)
                 self.kept += 1
                 os.unlink(number, dir_fd=stage.new)

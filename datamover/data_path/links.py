@@ -24,7 +24,7 @@ from core.models.base import JsonDict
 from datamover.data_path.file_names import mangle
 from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.process import KopiaAnswer
-from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import escape_controls, join, open_below, open_root, walk_tree
 from datamover.runtime.work_dir import WorkDir
@@ -42,9 +42,6 @@ __all__ = [
     "show_path",
 ]
 
-_LINK: Final = "s"
-_FILE: Final = "f"
-_DIRECTORY: Final = "d"
 
 _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too.
@@ -97,16 +94,18 @@ class Links:
 
         Names of one file that are alike in the snapshot stay: kopia writes the same through each.
         """
-        symbolic = [path for path in self.symbolic if entries.get(path, {}).get("type", _LINK) != _LINK]
+        symbolic = [
+            path for path in self.symbolic if entries.get(path, {}).get("type", EntryType.LINK) != EntryType.LINK
+        ]
         apart = (names for (_, _, count), names in self.hard.items() if not _are_alike(names, count, entries))
-        hard = [path for path in chain.from_iterable(apart) if entries.get(path, {}).get("type") == _FILE]
+        hard = [path for path in chain.from_iterable(apart) if entries.get(path, {}).get("type") == EntryType.FILE]
         return symbolic + hard
 
 
 def _are_alike(names: Sequence[bytes], count: int, entries: Mapping[bytes, JsonDict]) -> bool:
     """Return whether the snapshot has each of the `count` names of a file, with the same content and attributes."""
     first, *others = ({**entries.get(name, {}), "name": ""} for name in names)
-    return len(names) == count and first.get("type") == _FILE and all(one == first for one in others)
+    return len(names) == count and first.get("type") == EntryType.FILE and all(one == first for one in others)
 
 
 class TargetLinks:
@@ -245,7 +244,7 @@ def _depth(directory: bytes) -> int:
 
 
 def _directory_object(entry: JsonDict) -> str:
-    return entry["obj"] if entry.get("type") == _DIRECTORY else ""
+    return entry["obj"] if entry.get("type") == EntryType.DIRECTORY else ""
 
 
 async def _read_directories(

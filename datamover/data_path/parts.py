@@ -24,7 +24,7 @@ from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.links import DirectoryReader, show_path
 from datamover.kopia.long_lists import open_output, read_directories
 from datamover.kopia.restore_errors import TARGET_FAILURES
-from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, open_below, open_root, walk_tree
 
@@ -281,7 +281,7 @@ def _is_plain(name: str) -> bool:
 
 def _describe(directory: str, entry: JsonDict) -> Part:
     path = f"{directory}/{entry['name']}" if directory else entry["name"]
-    if entry.get("type") != "d":
+    if entry.get("type") != EntryType.DIRECTORY:
         return Part(path, 1, int(entry.get("size", 0)))
     summary = entry.get("summ") or {}
     entries = sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs"))
@@ -319,7 +319,9 @@ def _is_placeholder(name: str, directory: int) -> bool:
         with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
             text = file.read(_ENTRY_BYTES).strip(b"\0")
         entry = json.loads(text or b"null")
-        return entry is None or (entry.get("type") == "d" and f"{entry.get('name')}{PLACEHOLDER}" == name)
+        return entry is None or (
+            entry.get("type") == EntryType.DIRECTORY and f"{entry.get('name')}{PLACEHOLDER}" == name
+        )
     return False
 
 

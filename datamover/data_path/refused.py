@@ -26,7 +26,7 @@ from datamover.data_path.links import DirectoryReader, open_directories, read_to
 from datamover.data_path.probe import Probe
 from datamover.data_path.run import DataPath
 from datamover.kopia.long_lists import open_output
-from datamover.kopia.snapshots import Snapshot
+from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, join, open_below, open_root
 
@@ -36,11 +36,12 @@ _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
 """Of a path in a message: ten of them must fit into a termination message."""
 
-_DIRECTORY: Final = "d"
-_FILE: Final = "f"
-_LINK: Final = "s"
 _NAME: Final = "name"
-_KINDS: Final[dict[str, Callable[[int], bool]]] = {_DIRECTORY: stat.S_ISDIR, _FILE: stat.S_ISREG, _LINK: stat.S_ISLNK}
+_KINDS: Final[dict[str, Callable[[int], bool]]] = {
+    EntryType.DIRECTORY: stat.S_ISDIR,
+    EntryType.FILE: stat.S_ISREG,
+    EntryType.LINK: stat.S_ISLNK,
+}
 
 
 @dataclass
@@ -254,7 +255,7 @@ class _Comparison:
             return
         if fault := self._find_fault(fd, name, entry, names):
             self.refused.add_missing(path, fault, count_entries(entry))
-        elif kind == _DIRECTORY:
+        elif kind == EntryType.DIRECTORY:
             self.directories.add(path, entry)
         else:
             other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
@@ -273,7 +274,7 @@ class _Comparison:
         kind = str(entry.get("type", ""))
         if kind not in _KINDS or not _KINDS[kind](status.st_mode):
             return "something else is there"
-        if kind == _FILE and status.st_size != (size := int(entry.get("size", 0))):
+        if kind == EntryType.FILE and status.st_size != (size := int(entry.get("size", 0))):
             return f"{status.st_size} of {size} bytes"
         return ""
 
@@ -319,7 +320,7 @@ def _fold(name: str) -> str:
 
 def count_entries(entry: JsonDict) -> int:
     """Return how many entries one stands for: a directory is one beside those in it."""
-    if entry.get("type") != _DIRECTORY:
+    if entry.get("type") != EntryType.DIRECTORY:
         return 1
     summary = entry.get("summ") or {}
     return max(1, sum(int(summary.get(kind, 0)) for kind in ("files", "symlinks", "dirs")))

@@ -16,11 +16,10 @@ from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.finished import Fingerprints
 from datamover.data_path.parts import Part
 from datamover.data_path.refused import count_entries
+from datamover.kopia.snapshots import EntryType
 
 __all__ = ["RUN_BYTES", "PendingUnits", "Step", "Unit", "decide_file"]
 
-_DIRECTORY: Final = "d"
-_LINK: Final = "s"
 
 _RUN_UNITS: Final = 4000
 """What one kopia writes; its arguments are limited, and it takes a third of a second to start."""
@@ -75,7 +74,7 @@ class Unit:
     @property
     def size_bytes(self) -> int:
         """The size of its files: a link has none."""
-        if self.entry["type"] == _LINK:
+        if self.entry["type"] == EntryType.LINK:
             return 0
         return int((self.entry.get("summ") or {}).get("size", 0) if self.is_directory else self.entry.get("size", 0))
 
@@ -87,7 +86,7 @@ class Unit:
     @property
     def is_directory(self) -> bool:
         """Whether it is a directory."""
-        return self.entry.get("type") == _DIRECTORY
+        return self.entry.get("type") == EntryType.DIRECTORY
 
     @property
     def part(self) -> Part:

@@ -204,7 +204,7 @@ async def ensure_policy(kopia: KopiaCaller, target: str, wanted: SourcePolicy) -
         wanted: the policy.
     """
     policy = await _read_cleared(kopia, target)
-    if _policy_matches(policy, wanted) and _allowed_reads(policy) >= wanted.parallel:
+    if _policy_matches(policy, wanted):
         return
     names = _ignore_files(policy)
     flags = [
@@ -233,17 +233,15 @@ def decide_policy(defined: JsonDict | None, effective: JsonDict, wanted: SourceP
         wanted: the policy.
     """
     own = _take_back(defined or {})
-    if own == (defined or {}) and _policy_matches(effective, wanted) and _allowed_reads(effective) >= wanted.parallel:
+    if own == (defined or {}) and _policy_matches(effective, wanted):
         return None
     files = own.get("files") or {}
     names = sorted({*(files.get("ignoreDotFiles") or ()), _NO_IGNORE_FILE} - {*_ignore_files(effective)})
-    changes: JsonDict = {
-        "retention": {f"keep{period}": _UNLIMITED for period in _PERIODS},
-        "scheduling": {"manual": True},
-        "compression": {"compressorName": str(wanted.compression)},
-        "errorHandling": {"ignoreUnknownTypes": True},
-        "files": {"ignoreCacheDirs": False, "ignoreDotFiles": [] if wanted.ignore_files else names},
-        "upload": {"maxParallelFileReads": wanted.parallel, "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20},
+    changes = _fixed_values(wanted)
+    changes["files"]["ignoreDotFiles"] = [] if wanted.ignore_files else names
+    changes["upload"] = {
+        "maxParallelFileReads": wanted.parallel,
+        "parallelUploadAboveSize": _PARALLEL_ABOVE_MIB << 20,
     }
     return {**own, **{part: {**(own.get(part) or {}), **values} for part, values in changes.items()}}
 
@@ -284,17 +282,21 @@ def _ignore_files(policy: JsonDict) -> list[str]:
     return [name for name in (policy.get("files") or {}).get("ignoreDotFiles") or [] if name != _NO_IGNORE_FILE]
 
 
-def _allowed_reads(policy: JsonDict) -> int:
-    return int((policy.get("upload") or {}).get("maxParallelFileReads") or 0)
+def _fixed_values(wanted: SourcePolicy) -> JsonDict:
+    """Return what a policy must have exactly, by its parts."""
+    return {
+        "retention": {f"keep{period}": _UNLIMITED for period in _PERIODS},
+        "scheduling": {"manual": True},
+        "compression": {"compressorName": str(wanted.compression)},
+        "errorHandling": {"ignoreUnknownTypes": True},
+        "files": {"ignoreCacheDirs": False},
+    }
 
 
 def _policy_matches(policy: JsonDict, wanted: SourcePolicy) -> bool:
-    retention = policy.get("retention") or {}
+    reads = int((policy.get("upload") or {}).get("maxParallelFileReads") or 0)
     return (
-        all(retention.get(f"keep{period}") == _UNLIMITED for period in _PERIODS)
-        and (policy.get("scheduling") or {}).get("manual") is True
-        and (policy.get("compression") or {}).get("compressorName") == wanted.compression
-        and (policy.get("errorHandling") or {}).get("ignoreUnknownTypes") is True
-        and (policy.get("files") or {}).get("ignoreCacheDirs") is False
+        all(values.items() <= (policy.get(part) or {}).items() for part, values in _fixed_values(wanted).items())
         and bool(_ignore_files(policy)) is wanted.ignore_files
+        and reads >= wanted.parallel
     )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Final
 
 from core.aio import run_shielded
@@ -29,6 +30,7 @@ __all__ = [
     "PIN",
     "START_TOLERANCE",
     "Checkpoint",
+    "EntryType",
     "Snapshot",
     "SnapshotMissingError",
     "SourceSnapshots",
@@ -79,6 +81,14 @@ week with the default interval, and with the shortest one as many as these in a 
 
 class SnapshotMissingError(KopiaError):
     """The repository does not have the snapshot."""
+
+
+class EntryType(StrEnum):
+    """What an entry of a directory is to kopia. Source: kopia 0.23.1, snapshot/manifest.go (EntryType)."""
+
+    DIRECTORY = "d"
+    FILE = "f"
+    LINK = "s"
 
 
 @dataclass(frozen=True)
