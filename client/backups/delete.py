@@ -86,7 +86,7 @@ class DeletionTools:
 class DeletionWish:
     """What is to be deleted: the backup of that `name`, or all that are expired; of these `most`, None: see the limit.
 
-    `begun` is when the Job was created whose run it is. `policies` are those of schedules, where they are known.
+    `begun` is when the Job of this run was created. `policies` are what schedules keep, where that is known.
     """
 
     name: str | None = None

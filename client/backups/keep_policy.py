@@ -51,7 +51,7 @@ _UNITS: Final = {
 
 @dataclass(frozen=True)
 class KeepPolicy:
-    """How many copies of each volume stay, by the rules that count; periods are those of an IANA time zone."""
+    """How many copies of each volume stay, by rule; periods begin and end in an IANA time zone."""
 
     counts: Mapping[KeepRule, int]
     zone: str = UTC_ZONE

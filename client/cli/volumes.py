@@ -51,7 +51,7 @@ states:
   snapshot-only    only snapshots are taken, which are not moved to a bucket, or hooks run
   left-out         left out on purpose; the table says by what
 
-Expected backups are those of nodeagent schedule and of Velero's Schedules, else of the annotation
+Backups are expected by nodeagent schedule and Velero's Schedules, else by the annotation
 nodeagent.io/backup-interval of the PVC. A PVC or namespace is left out by the label
 velero.io/exclude-from-backup: "true", or by the annotation nodeagent.io/exclude-from-backup with a reason.
 

@@ -35,7 +35,7 @@ class ExplainedCopy(WireModel):
 
 
 class RetentionExplanation(WireModel):
-    """What a schedule keeps, and its copies: those of a volume beside each other, the newest first.
+    """What a schedule keeps, and its copies by volume, the newest first.
 
     An empty `ttl`: it has none. `keep` has the counts by their rules, whose periods are of `time_zone`.
     """
