@@ -263,7 +263,7 @@ COLLECTED: Final = (
     Collected(kube.STORAGE_CLASSES, _CLASS),
     Collected(kube.VOLUME_SNAPSHOT_CLASSES, _CLASS),
 )
-"""All lists of objects that a bundle has; those of namespaced kinds are of the agents' namespace."""
+"""All lists of objects that a bundle has; namespaced kinds are read in the agents' namespace."""
 
 
 def select_fields(raw: Mapping[str, Any], fields: _Fields) -> JsonDict:

@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 _STARTS: Final = (["serve"], ["node-agent", "server"])
-"""The commands that run an agent; the second one is that of Velero's DaemonSet."""
+"""The commands that run an agent; the second one is what Velero's DaemonSet runs."""
 
 
 async def read_settings(client: KubeClient, namespace: str) -> Settings:
     """Return the settings that the agents of the namespace were started with.
 
     Raises:
-        ConfigError: there is no agent, its DaemonSet cannot be read, or its arguments are not those of this version.
+        ConfigError: there is no agent, its DaemonSet cannot be read, or this version does not know its arguments.
     """
     return (await read_agents(client, namespace)).settings
 

@@ -84,8 +84,8 @@ class LeaderPage(WireModel):
 async def read_leader_decisions(client: KubeClient, namespace: str, settings: Settings) -> dict[str, LeaderDecision]:
     """Return the leader's last decision about each repository, by the name of its BackupRepository.
 
-    This needs the permission to get `pods/proxy`, beside those to get leases and to list pods. `settings` are those of
-    the installed agents.
+    This needs the permission to get `pods/proxy`, to get leases and to list pods. `settings` are for the
+    installed agents.
 
     Raises:
         LeaderUnavailableError: there is no leader, or its page cannot be reached; the message says why.
@@ -108,7 +108,7 @@ async def read_leader_page(client: KubeClient, namespace: str, settings: Setting
     try:
         page = LeaderPage.from_wire(raw)
     except ContractError as e:
-        raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} is not that of this version: {e}") from e
+        raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} has not the form of this version: {e}") from e
     if not page.dispatcher.leading:
         raise LeaderUnavailableError(f"Pod {namespace}/{pod} is not the leader any more")
     return page

@@ -71,7 +71,7 @@ _LOG_LIMIT_BYTES: Final = 15 << 20
 """Some 40,000 snapshots; the transport refuses a response of 16 MiB."""
 
 _NAME_CHARACTERS: Final = 40
-"""Of the subject's name in that of the Job, which has at most 63: it is the value of a label of its pod."""
+"""Characters of the subject's name in the Job's, which has at most 63: a label of its pod has it as value."""
 
 
 class JobError(AgentError):

@@ -49,7 +49,7 @@ REPO_PERMISSIONS: Final = (
     Permission(
         _OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), "the state of locations, the report", without=_PARTLY
     ),
-    Permission(_OWN, kube.PODS, ("list",), "the leader's pod, those of Jobs", without=_PARTLY),
+    Permission(_OWN, kube.PODS, ("list",), "the leader's pod, and pods of Jobs", without=_PARTLY),
     Permission(_OWN, kube.PODS, ("get",), "the leader's status page", subresource="proxy", without=_PARTLY),
     Permission(_OWN, kube.PODS, ("get",), "the list of the report", subresource="log", without=_NO_REPORT),
     Permission(_OWN, kube.LEASES, ("get",), "which agent is the leader", names=(DISPATCHER_LEASE,), without=_PARTLY),

@@ -20,7 +20,7 @@ __all__ = ["RepositoryDetails", "RepositoryList", "RepositorySummary", "RunningJ
 
 
 class RepositorySummary(WireModel):
-    """One BackupRepository; `contents` and `index_blobs` are those of the last maintenance, None until then."""
+    """One BackupRepository; `contents` and `index_blobs` are from the last maintenance, None until then."""
 
     name: str
     namespace: str
@@ -79,8 +79,8 @@ class RepositoryDetails(RepositorySummary):
     """Everything that is known about one BackupRepository.
 
     `created_here`: an agent of this cluster created the kopia repository, instead of finding it. `next_quick` and
-    `next_full` are kopia's own schedule. `last_result` is that of the newest Job whose pod still exists. The peaks are
-    kopia's resident memory in earlier runs; `memory_request` and `memory_limit` are those of the next attempt;
+    `next_full` are kopia's own schedule. `last_result` is from the newest Job whose pod still exists. The peaks are
+    kopia's resident memory in earlier runs; `memory_request` and `memory_limit` apply to the next attempt;
     `memory_too_small`: the last one was out of memory, and this one gets no more. `incomplete_full`: the last full
     maintenance did not finish. `unreferenced` are the kopia snapshots that nothing refers to, as of `reported_at`;
     None: not known. `history` and `events` begin with the newest.

@@ -113,7 +113,7 @@ class BackupMover(StrEnum):
     """How a data mover runs kopia to back files up."""
 
     PLAIN = "plain"
-    """By kopia's own commands, each of which opens the repository."""
+    """By kopia's own commands; each one opens the repository."""
     ONE_OPEN = "one-open"
     """By one process, which opens it once, and also reads files that were changed without a new time."""
 

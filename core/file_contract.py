@@ -42,7 +42,7 @@ class FileType(StrEnum):
 class FileEntry(WireModel, omit_defaults=True):
     """An entry of a directory in a snapshot; all of it was chosen by those who wrote to the volume.
 
-    `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are those of all below it.
+    `mode` are its permissions, such as `0644`. Of a directory, `size_bytes` and `files` are of all below it.
     """
 
     name: str
@@ -65,7 +65,7 @@ ENTRY_LINE: Final = OutputLine("nodeagent.io/file-entry", FileEntry)
 class FileListing(WireModel, omit_defaults=True):
     """The termination message of `list-files` that succeeded.
 
-    `type` is that of what was listed: of a directory, `entries` is how many it has after the name where the list
+    `type` is the type of what was listed: of a directory, `entries` is how many it has after the name where the list
     begins, and `listed` how many of them were listed; the others exceed the limit. Of anything else, both are 1.
     """
 

@@ -28,7 +28,7 @@ LEVELS: Final[Mapping[str, int]] = {
     "fatal": logging.CRITICAL,
     "panic": logging.CRITICAL,
 }
-"""The values of `--log-level`: Velero's levels, mapped to those of Python.
+"""The values of `--log-level`: Velero's levels, mapped to Python's.
 
 Source: Velero v1.18, `--log-level` of `velero node-agent server`.
 """
@@ -78,7 +78,7 @@ class BoundLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that adds bound fields; fields of a call take precedence."""
 
     def process(self, msg: object, kwargs: MutableMapping[str, Any]) -> tuple[object, MutableMapping[str, Any]]:
-        """Merge the bound fields with those of this call."""
+        """Merge the bound fields with the fields of this call."""
         extra = dict(kwargs.get("extra") or {})
         extra[_ATTRIBUTE] = {**(self.extra or {}), **extra.get(_ATTRIBUTE, {})}
         return msg, {**kwargs, "extra": extra}

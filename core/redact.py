@@ -157,7 +157,7 @@ def redact_lines(text: str) -> str:
 def redact_values(document: JsonDict, redact_text: Callable[[str], str] = redact) -> JsonDict:
     """Return a JSON document with `redact_text` applied to each text in it, except keys.
 
-    Replaced as a whole is the value of a key that looks like that of a secret, also if the key is a text beside the
+    The value of a key that looks like a secret's is replaced as a whole, also if the key is a text beside the
     value (`{"name": "password", "value": ...}`), and what follows such a flag in a list.
     """
     names = (document.get(key) for key in _NAMES)
@@ -190,7 +190,7 @@ def _is_secret_key(key: str) -> bool:
 
 
 def _follow_flags(values: Sequence[object]) -> Iterator[bool]:
-    """Yield for each value whether it is that of a flag whose value is a secret."""
+    """Yield for each value whether it belongs to a flag whose value is a secret."""
     before = ""
     for value in values:
         text = value if isinstance(value, str) else ""

@@ -96,10 +96,10 @@ REPORTED_LINE: Final = OutputLine("nodeagent.io/reported-snapshot", ReportedSnap
 class StoredSnapshot(WireModel, omit_defaults=True):
     """A complete kopia snapshot of a volume in a storage location, as its tags and its source describe it.
 
-    `volume_namespace` is that of its repository, `bytes` the size of its files, `start` when its backup began.
+    `volume_namespace` is its repository's, `bytes` the size of its files, `start` when its backup began.
     `cluster` is the UID of the namespace `kube-system` of its cluster. `backup` is the name of its backup by `nodeagent
     backup create`, which has `backup_volumes`; 0: it is not known. `claim` is the PVC: as it was if a tag has it, else
-    by the source, where `described` is false and the claim has its names only. `backup_uid` is that of a Velero Backup.
+    by the source, where `described` is false and the claim has its names only. `backup_uid` is a Velero Backup's.
     Any writer to the bucket chooses all of it.
     """
 

@@ -29,7 +29,7 @@ _AGE_UNITS: Final = ((86_400, "d", 2), (3600, "h", 2), (60, "m", 2))
 
 
 def format_age(age: timedelta) -> str:
-    """Return a duration in whole units, the largest of which it has two: `90s`, `45m`, `3h` or `12d`."""
+    """Return a duration in whole units, the largest that it has two of: `90s`, `45m`, `3h` or `12d`."""
     seconds = max(0, int(age.total_seconds()))
     for unit, letter, limit in _AGE_UNITS:
         if seconds >= limit * unit:

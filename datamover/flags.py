@@ -253,7 +253,7 @@ def _add_transfer(parser: argparse.ArgumentParser, verb: MoverVerb) -> None:
         metavar="NUMBER",
         type=int,
         default=0,
-        help="limit of kopia's cache in MiB, where that of the repository is larger (default: none)",
+        help="limit of kopia's cache in MiB, where the repository's is larger (default: none)",
     )
     group.add_argument(
         "--attempt",

@@ -147,7 +147,7 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
 
 
 def _tags(cr: Transfer, requester: str) -> dict[str, str]:
-    """Return the tags of both kinds; those of a backup that the annotations of `cr` name, as far as they are valid."""
+    """Return the tags of both kinds; a backup's as the annotations of `cr` name them, as far as they are valid."""
     tags = {SNAPSHOT_REQUESTER_TAG: requester, "snapshot-uploader": "kopia"}
     annotations = cr.metadata.annotations
     backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.of(annotations)
@@ -190,7 +190,7 @@ class UploaderSettings:
 def parse_settings(settings: Mapping[str, str], verb: MoverVerb) -> UploaderSettings:
     """Return the settings for a backup or a restore.
 
-    Unknown ones, those of the other direction and negative numbers have no effect, as with Velero.
+    Unknown ones, the other direction's and negative numbers have no effect, as with Velero.
 
     Raises:
         ConfigError: the value of a setting of this direction is invalid.

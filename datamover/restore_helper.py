@@ -2,7 +2,7 @@
 
 Every restored pod has it, so it takes as little memory as Python allows: a script that imports nothing of the project,
 and of the standard library only what an interpreter loads quickly. The image has it as `/velero-restore-helper`.
-Source: Velero v1.18.2, cmd/velero-restore-helper/velero-restore-helper.go; the messages are those of Velero 1.19.
+Source: Velero v1.18.2, cmd/velero-restore-helper/velero-restore-helper.go; the messages are as in Velero 1.19.
 """
 
 import os
@@ -99,7 +99,7 @@ def _remove_done_directories(volumes: str, restore_uid: str) -> None:
             finally:
                 os.close(parent)
         else:
-            # On Windows. Elsewhere it would double the memory: its module loads those of all kinds of archives.
+            # On Windows. Elsewhere it would double the memory: its module loads the modules of all kinds of archives.
             from shutil import rmtree  # noqa: PLC0415
 
             rmtree(path)

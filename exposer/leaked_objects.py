@@ -81,7 +81,7 @@ async def list_leaked_objects(client: KubeClient, namespace: str, *, copies: boo
 
 
 def _add(found: dict[str, LeakedObjects], resource: Resource, obj: Object) -> None:
-    """Add an object to those of its owner; a malformed answer may have one without an owner."""
+    """Add an object to its owner's; a malformed answer may have one without an owner."""
     if uid := (obj["metadata"].get("labels") or {}).get(OWNER_UID_LABEL):
         found.setdefault(uid, LeakedObjects(uid)).objects.setdefault(resource, []).append(obj)
 

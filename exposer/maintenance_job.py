@@ -51,7 +51,7 @@ _LABELS: Final = {
 _POD_NAME: Final = "velero-repo-maintenance-pod"
 
 _JOB_EXTRA: Final = timedelta(minutes=15)
-"""The Job's own deadline comes after that of its pod: a Job that fails by its own counts no failed pod, for which a
+"""The Job's own deadline comes after its pod's: a Job that fails by its own counts no failed pod, for which a
 Velero server would wait."""
 
 _REPORT_DEADLINE_SECONDS: Final = 3600
@@ -84,7 +84,7 @@ def is_reserved_label(key: str) -> bool:
 class JobSettings:
     """The configuration of a maintenance Job.
 
-    `resources` are those of its container; None: the leader decides. `alternatives` are the requirements on its node.
+    `resources` are its container's; None: the leader decides. `alternatives` are the requirements on its node.
     `labels` and `annotations` replace the inherited ones, if there are any. `tolerations` are added to the inherited.
     """
 
@@ -181,7 +181,7 @@ def _build_template(run: MaintenanceRun, expose: ExposeSettings, spec: MoverSpec
     return {
         "metadata": {
             "name": _POD_NAME,
-            # With it, garbage collection would take the pod for that of a deleted transfer.
+            # With it, garbage collection would take the pod for a deleted transfer's.
             "labels": {key: value for key, value in meta["labels"].items() if key != OWNER_UID_LABEL},
             "annotations": meta.get("annotations") or {},
         },

@@ -298,7 +298,7 @@ class PodVolumeRequest:
 class LocatedVolume:
     """Node and directory of a workload pod's volume, and the tolerations that a pod needs on that node.
 
-    `claim` is its PVC, and `storage_class` that of its PersistentVolume; empty without one.
+    `claim` is its PVC, and `storage_class` its PersistentVolume's; empty without one.
     `excluded` is what the annotation of the PVC names.
     """
 

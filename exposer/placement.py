@@ -61,8 +61,8 @@ class Placement:
     """The eligible nodes; every field but the last narrows them.
 
     `node` is the only eligible node, `avoid_nodes` are excluded. `alternatives` come from rules;
-    `topology` holds the `nodeSelectorTerms` of a volume, one of which must match. `tolerations` are
-    added to those of all movers.
+    `topology` holds the `nodeSelectorTerms` of a volume; one must match. `tolerations` are
+    added to what all movers have.
     """
 
     node: str = ""

@@ -127,7 +127,7 @@ def parse_pod_end(pod: Pod) -> PodEnd | None:
     """Return how the mover of `pod` (a v1 Pod as JSON dict) terminated; None while it has not."""
     status = pod.get("status") or {}
     disruption = _condition(status, "DisruptionTarget")
-    # The reason for terminating the whole pod is more specific than that of its killed container.
+    # The reason for terminating the whole pod is more specific than its killed container's.
     pod_reason = status.get("reason") or disruption.get("reason") or ""
     pod_message = status.get("message") or disruption.get("message") or ""
     terminated = mover_end(pod)

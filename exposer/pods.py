@@ -200,7 +200,7 @@ def _choose_for_backup(
 def _build_args(
     owner: Owner, verb: MoverVerb, kind_flag: str, options: MoverOptions, cache: CacheVolume | None = None
 ) -> MoverArgs:
-    """Return the arguments of the mover of `owner`, without those of its volume."""
+    """Return the arguments of the mover of `owner`, without its volume's."""
     return MoverArgs(
         verb=verb,
         kind_flag=kind_flag,

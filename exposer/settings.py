@@ -47,7 +47,7 @@ _LARGEST_GROWTH = 4
 class PodSettings:
     """Settings of every mover pod.
 
-    `service_account` is the movers' own; empty: they inherit that of the node agent's pods.
+    `service_account` is the movers' own; empty: they inherit it from the node agent's pods.
     `labels` and `annotations` replace the inherited ones; None or an empty dict keeps them.
     `tolerations` are added to the inherited ones; `inherit_tolerations` inherits all tolerations of
     the node agent's pods. `privileged_fs_backup` makes the movers of pod volumes privileged.
@@ -143,7 +143,7 @@ class CacheVolume:
 
 @dataclass(frozen=True)
 class CacheRule:
-    """Restores with a cache volume: those of backups of at least `threshold_mib`; none with a limit of 0."""
+    """Restores with a cache volume: of backups of at least `threshold_mib`; none with a limit of 0."""
 
     storage_class: str
     limit_mib: int
@@ -173,7 +173,7 @@ class CompressionRules:
 
 @dataclass(frozen=True)
 class ExclusionRule:
-    """What the volumes of some namespaces and storage classes leave out of backups; empty: those of all."""
+    """What the volumes of some namespaces and storage classes leave out of backups; empty: of all."""
 
     exclude: Exclusions
     namespaces: frozenset[str] = frozenset()
@@ -211,7 +211,7 @@ class ExposeSettings:
     `excluded_metadata` is how the keys of tenants' annotations and labels begin that are not copied.
     `backup_pvcs` are keyed by the storage class of the source. A `cache` of None: no restore gets a
     cache volume. `repository_volumes` are mounted by the pods of a location whose directory is in them.
-    In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in those of
+    In volumes of `ignore_files_namespaces`, files named `.kopiaignore` have an effect; in volumes of
     `read_all_files_namespaces`, backups also read files whose size and time are unchanged since the last one.
     `backup_mover` is how backups run kopia.
     `exclusions` say what backups leave out.

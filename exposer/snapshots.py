@@ -69,7 +69,7 @@ _CONTROLLER_GROUPS: Final = ("snapshot.storage.kubernetes.io/", "groupsnapshot.s
 class SnapshotSource(WireModel):
     """Identity of the source of a backup snapshot, and the properties of its volume.
 
-    `size` is a quantity. `deletion_policy` is that of the source content before its handover; empty
+    `size` is a quantity. `deletion_policy` is the source content's before its handover; empty
     where an earlier version recorded the source.
     """
 

@@ -203,7 +203,7 @@ _CORDON: Final[PodToleration] = {
 
 
 def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodToleration, ...]:
-    """Return the tolerations with which those of `pods` that use the PVC `claim` are scheduled to a tainted node."""
+    """Return the tolerations that let the `pods` that use the PVC `claim` run on a tainted node."""
     found = [_CORDON]
     for pod in pods:
         if all(claim_of(pod, volume) != claim for volume in pod["spec"].get("volumes") or []):
@@ -214,7 +214,7 @@ def tolerations_of_consumers(pods: Iterable[Pod], claim: str) -> tuple[PodTolera
 
 
 def describe_users(pods: Iterable[Pod], claim: str) -> list[str]:
-    """Return those of `pods` that use the PVC of their namespace and have not ended, with what controls them."""
+    """Return the `pods` that use the PVC of their namespace and have not ended, with what controls them."""
     return [
         _describe_pod(pod)
         for pod in pods

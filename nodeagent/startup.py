@@ -44,7 +44,7 @@ _CLOCK_OFFSET: Final = "NODE_AGENT_CLOCK_OFFSET"
 class AgentSpec:
     """What an agent is built from, read and validated.
 
-    `namespace` is that of the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots;
+    `namespace` has the agent, its mover pods and the transfers. `cluster` identifies the cluster in snapshots;
     empty: it is not known.
     """
 

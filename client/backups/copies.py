@@ -49,7 +49,7 @@ Series = tuple[tuple[str, str], str]
 class Copy:
     """One volume of a backup: its transfer.
 
-    `volume` is namespace and name of the PVC. `volume_namespace` is that of the repository. A `ttl` of None: it never
+    `volume` is namespace and name of the PVC. `volume_namespace` is the repository's. A `ttl` of None: it never
     expires. `foreign` is why the transfer is not one of `nodeagent backup create`, or cannot be told to be one; empty:
     it is. `damaged`: its last verification failed. `shrunk`: it is Shrunk, and not acknowledged. `recorded`: a command
     has begun to delete it. `schedule` is the label of the schedule that made it, and `keep` its policy then, as the

@@ -389,7 +389,7 @@ def _divide(plan: DeletionPlan) -> Iterator[DeletionPlan]:
 
 
 async def _judge_again(tools: DeletionTools, part: DeletionPlan) -> tuple[DeletionPlan, list[str]]:
-    """Return the part without the backups of which another rule speaks now, and why each of them is kept."""
+    """Return the part without the backups that another rule keeps now, and why each of them is kept."""
     # Without a check, nothing was looked at, so nothing that is only expired goes.
     fresh = await _judge(tools, part.wish, part.check or Check(), part.time)
     now = {one.backup: one for one in fresh.judgments}

@@ -28,7 +28,7 @@ from core.snapshot_contract import TransferToDelete
 __all__ = ["HISTORY_KEY", "DeletionRecord", "Located", "build_lease", "build_record", "locate"]
 
 HISTORY_KEY: Final = "_history"
-"""The key of what was deleted lately; that of an entry begins with no underscore."""
+"""The key of what was deleted lately; no entry's key begins with an underscore."""
 
 _RULES_KEY: Final = "_rules"
 _RULES: Final = "Versions with other rules of retention cannot read this, and delete nothing."
@@ -112,7 +112,7 @@ class DeletionRecord:
         return frozenset(one for entry in self.entries.values() for one in entry)
 
     def find_gone(self, existing: Collection[str], now: datetime) -> list[GoneCopy]:
-        """Return what went lately, with what is being deleted: recorded transfers of which none exists any more."""
+        """Return what went lately, with what is being deleted: recorded transfers that do not exist any more."""
         pending = [
             GoneCopy((one.volume_namespace, detail.claim), location, now, detail.completed)
             for entry in self.entries.values()

@@ -28,7 +28,7 @@ _REPORTED: Final = (
 """Rules that may not end by themselves, the most urgent first: what the report has."""
 
 _LET_GO: Final = (RetentionRule.FAILING_VOLUME, RetentionRule.NOT_FOUND, RetentionRule.NEWEST_COPY)
-"""Those of which a person may let go by deleting the backup. What is unconfirmed may be the last copy that is left."""
+"""What a person may give up by deleting the backup. What is unconfirmed may be the last copy that is left."""
 
 _MOST_REPORTED: Final = 100
 

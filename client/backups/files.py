@@ -88,7 +88,7 @@ class FilePlace:
 class FileList(WireModel):
     """A directory in a volume of a backup, or one file: its entries, by name, and notes about what is not shown.
 
-    `type` is that of what was asked for. `more` is how many entries follow the last one that is shown.
+    `type` is the type of the entry that was asked for. `more` is how many entries follow the last one that is shown.
     """
 
     place: str

@@ -49,7 +49,7 @@ _HASH_DIGITS: Final = 8
 
 @dataclass(frozen=True)
 class BackupRequest:
-    """A backup as the user asked for it; `namespace` is that of the transfers, a `ttl` of None: it is kept.
+    """A backup as the user asked for it; `namespace` has the transfers, a `ttl` of None: it is kept.
 
     `schedule` is the one that it is a backup of, empty: none; `keep` is its policy, None: it has none.
     With `read_all_files`, files are also read whose size and

@@ -61,7 +61,7 @@ class ClaimName:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user chose: the PVCs by name, or those of a namespace that a label selector matches.
+    """What the user chose: the PVCs by name, or the PVCs in a namespace that a label selector matches.
 
     With `on_left_out`, a PVC that does not exist any more is left out with a note, and one that cannot be backed up is
     missing in the backup: it is called with the reason.
@@ -239,7 +239,7 @@ async def note_absent_claims(tools: BackupTools, claims: Iterable[ClaimName]) ->
 
 
 async def _explain_absent(client: KubeClient, name: ClaimName) -> str:
-    """Return that there is no such PVC, and which one may be meant, if those of the namespace may be listed."""
+    """Return that there is no such PVC, and which one may be meant, if PVCs of the namespace may be listed."""
     try:
         listed = await client.list(Selection(kube.PERSISTENT_VOLUME_CLAIMS, name.namespace))
     except KubeError:

@@ -145,7 +145,7 @@ class Situation:
 
 
 def judge_backups(copies: Iterable[Copy], situation: Situation) -> list[RetentionDecision]:
-    """Return a judgment about each backup, the oldest first; `copies` are those of all backups in the namespace."""
+    """Return a judgment about each backup, the oldest first; `copies` has all backups in the namespace."""
     everything = list(copies)
     by_backup: dict[str, list[Copy]] = {}
     for copy in everything:

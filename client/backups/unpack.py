@@ -163,7 +163,7 @@ class Unpacker:
 
     def _find_fault(self, member: tarfile.TarInfo, name: str, place: Path) -> str:
         """Return why the entry is refused; empty: it is not."""
-        # kopia's modes are those of Go, whose bits of types are not in the filter's range.
+        # kopia writes Go's modes, whose bits of types are not in the filter's range.
         member.mode &= 0o777
         parts = name.split("/")
         if name.startswith(("/", "\\")) or Path(name).is_absolute():

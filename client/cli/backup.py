@@ -24,7 +24,7 @@ examples:
   nodeagent backup create before-upgrade --pvc app/data --wait
         back up one volume, and show the progress
   nodeagent backup get
-        all backups, also those of a Velero server
+        all backups, also a Velero server's
   nodeagent backup describe before-upgrade
         its volumes, and why one of them does not move
   nodeagent backup verify before-upgrade
@@ -38,7 +38,7 @@ examples:
   nodeagent backup cp before-upgrade:app/data/etc/app.conf .
         copy a file of it to this machine; backup ls shows what there is
 
--n is the namespace of PVCs; --agent-namespace that of the agents.
+-n is the namespace of PVCs; --agent-namespace where the agents run.
 
 exit codes:
   0  done

@@ -34,7 +34,7 @@ examples:
   nodeagent install --crds-only
         only the custom resource definitions, to update them
 
-Flags of velero install have the same meaning here; those of Velero's server are accepted and named in a note.
+Flags of velero install have the same meaning here; flags of Velero's server are accepted and named in a note.
 docs/install.md has more, and the permissions that the command needs.
 
 exit codes:

@@ -247,7 +247,7 @@ GROUPS: Final[Mapping[str, tuple[_Flag, ...]]] = {
             many=True,
         ),
         _Flag("--node-agent-priority-class-name", "NAME", "priority class of the agents"),
-        _Flag("--priority-classes", "", "create priority classes, and use that of the agents"),
+        _Flag("--priority-classes", "", "create priority classes, and use the agents' own"),
     ),
     "accounts and permissions": (
         _Flag("--service-account-name", "NAME", "existing account of the agents; none is created"),

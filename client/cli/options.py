@@ -87,7 +87,7 @@ def yes_option(function: Callable[..., int | None]) -> Callable[..., int | None]
 def cluster_options(function: Callable[..., int | None]) -> Callable[..., int | None]:
     """Add the options that say which cluster and namespace; the command gets them as `access`, a ClusterAccess.
 
-    The namespace is never the kubeconfig's, which is the one that the user works in, and not that of the agents.
+    The namespace is never the kubeconfig's, which is the one that the user works in, and not the agents'.
     Source: Velero v1.18, pkg/client/config.go.
     """
     return _add_access(function, "namespace of the agents and of the custom resources", ("--namespace", "-n"))

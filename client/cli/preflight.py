@@ -46,7 +46,7 @@ exit codes:
 @click.command("preflight", cls=UserCommand, epilog=_EXAMPLES)
 @click.option("--storage-class", metavar="NAME", default="", help="class of the volume (default: the cluster's)")
 @click.option(
-    "--volume-snapshot-class", metavar="NAME", default="", help="class of the snapshot (default: that of the driver)"
+    "--volume-snapshot-class", metavar="NAME", default="", help="class of the snapshot (default: the driver's)"
 )
 @click.option("--namespace-for-test", metavar="NAME", default="", help="existing namespace (default: one of its own)")
 @click.option("--storage-location", metavar="NAME", default="default", help="BackupStorageLocation (default: default)")

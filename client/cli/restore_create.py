@@ -103,7 +103,7 @@ class _Wish:
 @click.option("--from-backup", metavar="NAME", default="", help="backup; of Velero's in a bucket, the UID")
 @click.option("--from-snapshot", metavar="ID", default="", help="one kopia snapshot")
 @click.option("--from-storage-location", metavar="NAME", default="", help="look for it in this bucket")
-@click.option("--cluster", metavar="UID", default="", help="of which cluster, if several use the bucket")
+@click.option("--cluster", metavar="UID", default="", help="UID of the cluster, if several use the bucket")
 @click.option("--pvc", "claims", metavar="NAMESPACE/NAME", multiple=True, help="only this PVC; may be repeated")
 @click.option("--namespace", "-n", metavar="NAME", default="", help="only PVCs of this namespace")
 @click.option("--namespace-mappings", metavar="OLD:NEW,...", default="", help="namespaces of the new PVCs")

@@ -65,7 +65,7 @@ examples:
   nodeagent schedule delete night
         no more runs; its backups stay
 
--n is the namespace of PVCs; --agent-namespace that of the agents.
+-n is the namespace of PVCs; --agent-namespace where the agents run.
 
 exit codes:
   0  done

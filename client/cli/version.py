@@ -1,4 +1,4 @@
-"""The command `nodeagent version`: the version of this command, and those of the installed agents."""
+"""The command `nodeagent version`: the versions of this command and of the installed agents."""
 
 import asyncio
 from typing import Final

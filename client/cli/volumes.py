@@ -55,7 +55,7 @@ Backups are expected by nodeagent schedule and Velero's Schedules, else by the a
 nodeagent.io/backup-interval of the PVC. A PVC or namespace is left out by the label
 velero.io/exclude-from-backup: "true", or by the annotation nodeagent.io/exclude-from-backup with a reason.
 
--n is the namespace of the volumes; --agent-namespace that of the agents.
+-n is the namespace of the volumes; --agent-namespace where the agents run.
 
 exit codes:
   0  shown, whatever the states are

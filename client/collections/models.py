@@ -52,7 +52,7 @@ class BackupOrigin(StrEnum):
 
 
 class BackupPhase(StrEnum):
-    """The phase of a backup, which follows from those of its transfers."""
+    """The phase of a backup, which follows from the phases of its transfers."""
 
     NEW = "New"
     IN_PROGRESS = "InProgress"
@@ -133,7 +133,7 @@ class BackupList(WireModel):
 
 
 class RestoreVolume(WireModel):
-    """One volume of a restore, by its transfer; `namespace` and `claim` are those of the new PVC.
+    """One volume of a restore, by its transfer; `namespace` and `claim` are the new PVC's.
 
     Sizes in bytes; `attempt` counts from 1. `reason` and `message` are what the transfer waits for, or why it failed.
     """

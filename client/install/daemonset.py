@@ -1,4 +1,4 @@
-"""The DaemonSet: one agent on each Linux node, of which data mover pods inherit.
+"""The DaemonSet: one agent on each Linux node, whose settings data mover pods inherit.
 
 They inherit image, environment, volumes and their mounts (except directories of the kubelet), DNS settings and pull
 secrets.

@@ -1,4 +1,4 @@
-"""Custom resource definitions: ours are applied, newer ones and those of others stay, all are waited for."""
+"""Custom resource definitions: ours are applied, newer and other ones stay, all are waited for."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def _missing_fields(ours: Manifest, theirs: Manifest, path: str) -> Iterator[str
 
 
 async def wait_definitions(client: KubeClient, clock: Clock, definitions: Sequence[Manifest]) -> None:
-    """Return once the API server serves all definitions, ours and those of others.
+    """Return once the API server serves all definitions, ours and others.
 
     Raises:
         DefinitionError: one is not served within a minute; the message has the cause.

@@ -1,4 +1,4 @@
-"""Objects of an installation that exist already: whose they are, and what is applied over those of others."""
+"""Objects of an installation that exist already: whose they are, and what is applied over other tools' objects."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final

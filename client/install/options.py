@@ -41,7 +41,7 @@ FLAGS_OF_INSTALL: Final = (
 """Flags of agents that follow from options, which are checked; the last one from the port of probes and scrapers."""
 
 OWN_LOCATION_KEYS: Final = ("bucket", "prefix")
-"""Keys of a location's config that Velero sets itself, so that nobody reads those of a user.
+"""Keys of a location's config that Velero sets itself, so that nobody reads a user's.
 
 Source: Velero v1.18, NewObjectBackupStoreGetter in pkg/persistence/object_store.go.
 """
@@ -78,7 +78,7 @@ class ProxyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LocationOptions:
-    """The default BackupStorageLocation; `ca_certificate` is a bundle in PEM, empty: that of the image."""
+    """The default BackupStorageLocation; `ca_certificate` is a bundle in PEM, empty: the image's own."""
 
     provider: str
     bucket: str
@@ -125,14 +125,14 @@ class InstallOptions:
     Attributes:
         service_account: an existing account for the agents; empty: one is created.
         mover_service_account: an existing account for data movers; empty: one is created.
-        service_account_annotations: of the accounts that are created, such as those of a cloud identity.
+        service_account_annotations: of the accounts that are created, such as a cloud identity needs.
         pull_secrets: names of Secrets with credentials of the image's registry.
         credentials: content of the file with credentials of the object storage; None: no Secret is created.
         location: None: no BackupStorageLocation is created.
         configuration: a document for `config_map`; None: the ConfigMap is the user's.
         openshift: whether SecurityContextConstraints are created.
         monitoring_namespace: the only namespace whose pods may read the agents' HTTP pages; empty: no NetworkPolicy.
-        priority_classes: whether PriorityClasses are created, and that of the agents is used.
+        priority_classes: whether PriorityClasses are created, and the agents use theirs.
         volume_secrets: whether the agents may copy Secrets and ConfigMaps that drivers of volumes need.
     """
 
@@ -169,5 +169,5 @@ class InstallOptions:
         return self.agent.config_map or ("" if self.configuration is None else CONFIG_MAP)
 
     def cluster_name(self, suffix: str) -> str:
-        """Return the name of a cluster-scoped object: it has that of the namespace, so that two can be installed."""
+        """Return the name of a cluster-scoped object: the namespace is part of it, so that two can be installed."""
         return f"{self.namespace}-{suffix}"

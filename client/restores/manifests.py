@@ -36,9 +36,9 @@ _VOLUME: Final = "data"
 
 @dataclass(frozen=True)
 class RequestedRestore:
-    """A restore as the user asked for it; `namespace` is that of the transfers.
+    """A restore as the user asked for it; `namespace` has the transfers.
 
-    `size` and `storage_class` are for PVCs of which the backup has the names only, `storage_class` also for those whose
+    `size` and `storage_class` are for PVCs that the backup knows by name only, `storage_class` also for those whose
     class was empty; an empty one: the cluster's default one. `wait_image` is the agents' image, whose `restore-wait` a
     pod runs in each PVC; empty: none does. `in_place` is how data goes into the volumes that the PVCs have; None: into
     new ones.
@@ -79,7 +79,7 @@ class PlannedRestore:
 
     @property
     def saved_class(self) -> str | None:
-        """The class before it is mapped: that of the old PVC or, if it had none to be used again, the given one."""
+        """The class before it is mapped: the old PVC's or, if it had none to be used again, the given one."""
         claim, given = self.volume.claim, self.request.storage_class or None
         if not claim.size:
             return given
@@ -93,7 +93,7 @@ class PlannedRestore:
 
     @property
     def size(self) -> str:
-        """The size of the new PVC: the requested one, or that of the old volume if it was larger; empty: not known."""
+        """The size of the new PVC: the requested one, or the old volume's if it was larger; empty: not known."""
         claim = self.volume.claim
         return max((claim.size, claim.capacity), key=_bytes) if claim.size else self.request.size
 

@@ -1,4 +1,4 @@
-"""Which volumes a restore has: those of a backup in the cluster, or of snapshots in a bucket. Pure."""
+"""Which volumes a restore has, from a backup in the cluster or from snapshots in a bucket. Pure."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ def choose_stored(stored: StoredList, source: Source) -> list[SavedVolume]:
     A backup of Velero is named by the UID of its Backup.
 
     Raises:
-        RestoreError: there are none, the name is that of several backups, or a snapshot names no PVC of its namespace.
+        RestoreError: there are none, several backups have the name, or a snapshot names no PVC of its namespace.
     """
     found = [one for one in stored.snapshots if _matches(one, source)]
     place = f"BackupStorageLocation {stored.location}"
@@ -154,7 +154,7 @@ def _claim_of(one: StoredSnapshot, place: str) -> SavedClaim:
 
 
 def _check_counts(found: Sequence[StoredSnapshot], source: Source, place: str) -> None:
-    """Check that these snapshots, one of each PVC, can be those of one backup, by how many volumes they say it has.
+    """Check that these snapshots, one of each PVC, can be of one backup, by how many volumes they say it has.
 
     Raises:
         RestoreError: the name was used for several backups, and which snapshot is of which is not known.
@@ -187,7 +187,7 @@ def _matches(one: StoredSnapshot, source: Source) -> bool:
 
 
 def _choose(known: Collection[ClaimName], source: Source) -> list[ClaimName]:
-    """Return those of the PVCs that the source is about, in the order of their names.
+    """Return the PVCs that the source is about, in the order of their names.
 
     Raises:
         RestoreError: one that it names is not among them, or there are none.

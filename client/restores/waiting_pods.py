@@ -32,7 +32,7 @@ class RestoreTools:
 
 
 class WaitingPod(NamedTuple):
-    """A pod in the namespace of its PVC; its PodVolumeRestore, in that of the agents, has the same name."""
+    """A pod in the namespace of its PVC; its PodVolumeRestore, in the agents' namespace, has the same name."""
 
     namespace: str
     name: str

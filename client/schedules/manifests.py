@@ -68,7 +68,7 @@ class AgentImage:
 
     @classmethod
     def of(cls, daemonset: DaemonSet) -> "AgentImage":
-        """Return that of the agents' apps/v1 DaemonSet: its first container is the agent."""
+        """Return the image of the agents' apps/v1 DaemonSet: its first container is the agent."""
         spec = daemonset["spec"]["template"]["spec"]
         container = spec["containers"][0]
         secrets = tuple(one["name"] for one in spec.get("imagePullSecrets") or [])
@@ -81,7 +81,7 @@ def account_name(schedule: str) -> str:
 
 
 def _shared_role_name(request: ScheduleRequest) -> str:
-    """Return the name of a schedule's roles where those of other agents' namespaces may be.
+    """Return the name of a schedule's roles, in a namespace that other agents' schedules may use too.
 
     A namespace has no dot, and an account's name a dash in place of the first one: no two schedules share a name.
     Source: Kubernetes v1.34, "Object Names and IDs": a namespace is an RFC 1123 label.

@@ -1,4 +1,4 @@
-"""The permissions to delete backups and to make schedules, and those of the account of a schedule, with the reason."""
+"""The permissions to delete backups and to make schedules, and of a schedule's account, with the reason."""
 
 from typing import Final
 

@@ -48,7 +48,7 @@ _ZONE_PREFIX: Final = re.compile(r"(CRON_)?TZ=")
 
 @dataclass(frozen=True)
 class ScheduleTimes:
-    """When a schedule runs: a cron expression, and an IANA time zone, empty: that of the cluster's controllers, UTC."""
+    """When a schedule runs: a cron expression, and an IANA time zone, empty: the cluster controllers' own, UTC."""
 
     schedule: str
     time_zone: str = ""
@@ -88,7 +88,7 @@ class ScheduleTimes:
 class ScheduleRequest:
     """What a schedule backs up and keeps.
 
-    `namespace` is that of the agents. `ttl` is how long each backup is kept in any case, `keep` which ones are kept
+    `namespace` is where the agents run. `ttl` is how long each backup is kept in any case, `keep` which ones are kept
     besides. Without both, no backup is deleted.
     """
 
@@ -201,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", help="name of the schedule, with which those of its backups begin")
+    parser.add_argument("name", metavar="NAME", help="name of the schedule; the names of its backups begin with it")
     parser.add_argument("--pvc", metavar="NAMESPACE/NAME", action="append", default=[], help="PVC; may be repeated")
     parser.add_argument("--namespace", "-n", metavar="NAME", default="", help="namespace of the PVCs, for --selector")
     parser.add_argument("--selector", "-l", metavar="LABELS", default=None, help="PVCs with these labels")

@@ -43,7 +43,7 @@ _APPLIERS: Final = {
     "helm.toolkit.fluxcd.io/name": "Flux",
     "kubectl.kubernetes.io/last-applied-configuration": "kubectl apply",
 }
-"""What applies an object from files, by an annotation or label; Argo CD leaves that of kubectl, too."""
+"""What applies an object from files, by an annotation or label; Argo CD keeps kubectl's annotation, too."""
 
 
 class _Status(WireModel):

@@ -61,7 +61,7 @@ SECTIONS: Final = {
     "ProvisioningFailed": "provisioning-failed",
     "Unschedulable": "the-mover-pod-is-not-scheduled",
 }
-"""Sections about pending reasons, ours and those of Kubernetes; all others have `short-lived-reasons`."""
+"""Sections about pending reasons, ours and Kubernetes'; all others have `short-lived-reasons`."""
 
 FAILURES: Final = (
     ("OOMKilled", "out-of-memory"),

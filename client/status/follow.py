@@ -43,7 +43,7 @@ _OUTDATED_SECONDS: Final = 15.0
 """A watch that has been closed for longer shows a past state: reconnecting takes less."""
 
 _WINDOW_SECONDS: Final = 30.0
-"""The rate of a transfer is that of the last half minute: movers report about every 10 seconds."""
+"""The rate of a transfer is of the last half minute: movers report about every 10 seconds."""
 
 
 @dataclass

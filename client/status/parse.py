@@ -79,7 +79,7 @@ class _EndedPod(WireModel, gc=False):
 
 
 class _EndedSpec(WireModel, gc=False):
-    """What is shown of the volume of a backup; those of restores are not."""
+    """What is shown of the volume of a backup; volumes of restores are not shown."""
 
     datamover: str = ""
     source_namespace: str = ""

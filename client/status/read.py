@@ -102,7 +102,7 @@ class StatusReader:
         )
 
     async def observe_volumes(self, volume_namespace: str = "") -> ObservedVolumes:
-        """Return the volumes, those of one namespace if one is named, and the schedules that are to back them up.
+        """Return the volumes, of one namespace if one is named, and the schedules that are to back them up.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -111,7 +111,7 @@ class StatusReader:
         return await VolumeReader(self._client, self._namespace, self.now, volume_namespace).read()
 
     async def read_volumes(self, volume_namespace: str = "") -> ClusterSnapshot:
-        """Return the transfers and volumes, those of one namespace if one is named, and the configuration alone.
+        """Return the transfers and volumes, of one namespace if one is named, and the configuration alone.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -235,7 +235,7 @@ class StatusReader:
 
         Raises:
             KubeError: their DaemonSet cannot be read.
-            ConfigError: there is none, or its arguments are not those of this version.
+            ConfigError: there is none, or this version does not know its arguments.
         """
         try:
             return await read_agents(self._client, self._namespace)

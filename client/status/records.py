@@ -1,4 +1,4 @@
-"""What was read of a cluster at one moment: small frozen records, most of which are shown as they are.
+"""What was read of a cluster at one moment: small frozen records; most are shown as they are.
 
 Their fields are stable: they are the JSON that `nodeagent status` prints, in camelCase; times are RFC 3339.
 """
@@ -135,7 +135,7 @@ class LeaseRecord(WireModel):
 class ConfigRecord(WireModel):
     """The agents' ConfigMap as it is now: empty `name`, there is none.
 
-    `hash` is that of the document; `errors` keep agents from using it, `warnings` do not. `slots` is how many
+    `hash` is of the document; `errors` keep agents from using it, `warnings` do not. `slots` is how many
     transfers a node runs at a time where no rule for it exists; `queue_length` of None: no limit.
     `leave_out_namespaces` are those whose users may leave PVCs out of backups; None: not known.
     """

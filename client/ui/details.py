@@ -31,7 +31,7 @@ _STILL_SECONDS: Final = 15.0
 
 _REPOSITORY_SECONDS: Final = 30.0
 _KEPT: Final = 50
-"""Objects of which the last answer is kept: more pages are not open."""
+"""How many objects' last answers are kept: more pages are not open."""
 
 
 @dataclass(frozen=True)

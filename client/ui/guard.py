@@ -41,7 +41,7 @@ _HEADERS: Final = {
 
 
 class BrowserGuard:
-    """Refuses every request but those of the one browser; `port` is where the server listens."""
+    """Refuses every request that the one browser did not make; `port` is where the server listens."""
 
     def __init__(self, port: int) -> None:
         """Make a token, and the cookie that it is exchanged for."""

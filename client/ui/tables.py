@@ -148,7 +148,7 @@ class VolumeRow:
 
     `state` is how well it is protected; None: that is not known, or its PVC does not exist any more. `failed` is its
     newest backup if that failed after `last`. `verified` is the verification of `last`; `earlier` is the newest one of
-    another backup, unless that of `last` is newer.
+    another backup, unless `last` has a newer one.
     """
 
     namespace: str
@@ -173,7 +173,7 @@ class VolumeRow:
 
 
 def list_volumes(transfers: Iterable[TransferRecord], coverage: Sequence[VolumeCoverage] = ()) -> list[VolumeRow]:
-    """Return all volumes, and those of backups that are not there any more.
+    """Return all volumes, and the volumes of backups that are not there any more.
 
     Those that need attention come first, then by state; those whose state is not known by the age of the last copy, the
     oldest first.

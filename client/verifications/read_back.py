@@ -28,7 +28,7 @@ _JOB_EXTRA: Final = timedelta(minutes=15)
 
 @dataclasses.dataclass(frozen=True)
 class VerificationWork:
-    """What a Job verifies: snapshots of one repository, of which it reads `percent` of the files.
+    """What a Job verifies: snapshots of one repository, and the `percent` of their files that it reads.
 
     With `volume`, all files of the only snapshot are compared with it instead.
     """
@@ -72,7 +72,7 @@ async def verify_snapshots(tools: JobTools, work: VerificationWork, keep: Keep) 
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
-        ResultError: the termination message is not that of a verification.
+        ResultError: the termination message is not a verification's.
         JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
         KubeError: the API server rejected a request.
     """
@@ -83,7 +83,7 @@ async def run_verification(tools: JobTools, manifest: Manifest, what: str, work:
     """Run the Job of this manifest, whose results `keep` gets; `what` is a word for messages.
 
     Raises:
-        ResultError: the termination message is not that of a verification.
+        ResultError: the termination message is not a verification's.
         JobError: the Job failed, cannot start, did not end in time, or has not all results in its log.
         KubeError: the API server rejected a request.
     """

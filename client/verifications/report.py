@@ -75,7 +75,7 @@ class VerificationReport(WireModel):
 
 
 def choose_volumes(backup: Backup, claims: Sequence[ClaimName]) -> tuple[list[BackupVolume], list[str]]:
-    """Return the completed volumes of the backup, or those of these PVCs, and notes about the others.
+    """Return the completed volumes of the backup, or of these PVCs, and notes about the others.
 
     Raises:
         VerificationError: there are none, or a PVC has none; the message names it.

@@ -60,7 +60,7 @@ async def compare_restored(tools: JobTools, volume: BackupVolume, work: Verifica
         NotRestoredError: the restore failed.
         VerificationError: it is not known which PVC the volume had.
         RestoreError: its PVC or its transfer cannot be created.
-        ResultError: the termination message of the Job is not that of a verification.
+        ResultError: the termination message of the Job is not a verification's.
         JobError: the Job that compares failed, cannot start, or did not end in time.
         KubeError: the API server rejected a request.
     """

@@ -33,7 +33,7 @@ class VerificationTools:
 
 @dataclass(frozen=True)
 class VerificationRequest:
-    """How volumes are verified: by reading `percent` of their files, or by a restore; `timeout` is that of each Job."""
+    """How volumes are verified: by reading `percent` of their files, or by a restore; `timeout` applies to each Job."""
 
     percent: float
     restore: bool

@@ -181,7 +181,7 @@ class KubeClient:
         """Return the object, or None, with the time of its last change by the API server's clock; empty: not known.
 
         Source: Kubernetes v1.34, API concepts, "Field management": the time of a manager's entry in
-        `metadata.managedFields` is that of its last change of a value.
+        `metadata.managedFields` is of its last change of a value.
 
         Raises:
             KubeError: it cannot be read.
@@ -248,7 +248,7 @@ class KubeClient:
             query = query | {"continue": page.metadata.token}
 
     def _sort(self, resource: Resource[ObjectT], body: JsonDict) -> ListPage[ObjectT]:
-        """Return a page with those of its objects apart that are malformed."""
+        """Return a page with its malformed objects apart."""
         page = ListPage[ObjectT]([], [], body["metadata"].get("resourceVersion", ""))
         for item in body.get("items", []):
             # Items of a list lack these fields; readers of objects expect them.

@@ -234,7 +234,7 @@ def parse_retry_after(header: str | None) -> float | None:
 
 
 def raise_for_status(status: int, body: bytes, *, attempted: str, retry_after: str | None = None) -> None:
-    """Check that `status` is a success; the arguments are those of `build_error`.
+    """Check that `status` is a success; the arguments are as in `build_error`.
 
     Raises:
         KubeError: it is not.

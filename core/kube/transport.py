@@ -18,7 +18,7 @@ APPLY_PATCH: Final = "application/apply-patch+yaml"
 """Server-side apply; its body may be JSON, which is YAML too."""
 
 _LARGEST_OBJECT_BYTES: Final = 16 << 20
-"""Several times what the API server accepts: 3 MiB, of which etcd stores 1.5.
+"""Several times what the API server accepts: 3 MiB, while etcd stores 1.5.
 
 Source: Kubernetes v1.34, MaxRequestBodyBytes in staging/src/k8s.io/apiserver/pkg/server/config.go.
 """

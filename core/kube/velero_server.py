@@ -1,7 +1,7 @@
 """Whether a Velero server is in the namespace: it then controls repositories and locations, and the agents do not.
 
 It is seen by its Deployment, whatever its replicas: a server that is scaled down or replaced comes back. `velero
-install` and Velero's chart write the label; the name is that of `velero install`, from which the server's own
+install` and Velero's chart write the label; the name is from `velero install`, from which the server's own
 maintenance Jobs inherit.
 Source: Velero v1.18, Labels in pkg/install/resources.go, as recorded in tests/data/velero-1.18.2; buildJob in
 pkg/repository/maintenance/maintenance.go; Velero's chart, charts/velero/templates/deployment.yaml.

@@ -1,6 +1,6 @@
 """What backups of file systems leave out by rules of an operator, and whether a path is left out. Pure.
 
-The patterns are those of kopia's ignore rules, which are gitignore's, without exceptions (`!`) and without classes such
+The patterns are kopia's ignore rules, which are gitignore's, without exceptions (`!`) and without classes such
 as `[:alpha:]`. A data mover gives them to kopia, counts what they leave out, and puts them into a tag of the snapshot,
 where a restore finds what is not its own.
 Source: kopia 0.23.1, internal/wcmatch/wcmatch.go, fs/ignorefs/ignorefs.go, snapshot/policy/files_policy.go.
@@ -37,7 +37,7 @@ _MOST_PATTERNS: Final = 400
 _MOST_ANNOTATED: Final = 100
 _MOST_CHARACTERS: Final = 200
 _LEAST_BYTES: Final = 4096
-"""A smaller limit would leave symbolic links out, whose size is that of their text."""
+"""A smaller limit would leave symbolic links out: a link is as large as its text."""
 
 _MOST_BYTES: Final = 2**63 - 1
 """The largest number that kopia takes."""
@@ -259,7 +259,7 @@ def _translate_token(body: str, token: "re.Match[str]") -> tuple[str, int]:
 
 
 def _translate_set(inside: str) -> str:
-    """Return a set of characters, without classes: those of Unicode would not be the same here."""
+    """Return a set of characters, without classes: Unicode's would not be the same here."""
     negated = inside.startswith("!")
     found = re.findall(r"\\?.", inside[negated:], re.DOTALL)
     if not found or "[" in found:

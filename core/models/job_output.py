@@ -1,4 +1,4 @@
-"""The output of a Job for the command that runs it: objects as lines between those of its log, and a total of them.
+"""The output of a Job for the command that runs it: objects as lines between the lines of its log, and a total of them.
 
 The termination message has the total, so a log that the kubelet has rotated is an error, and not a shorter result.
 """

@@ -181,7 +181,7 @@ SNAPSHOT_REQUESTER_TAG: Final = "snapshot-requester"
 DATA_UPLOAD_REQUESTER: Final = "snapshot-data-upload-download"
 POD_VOLUME_REQUESTER: Final = "snapshot-pod-volume"
 SNAPSHOT_REQUESTERS: Final = frozenset({DATA_UPLOAD_REQUESTER, POD_VOLUME_REQUESTER, "pod-volume-backup-restore"})
-"""The last one is that of pod volumes before Velero 1.17, in pkg/controller/pod_volume_backup_controller.go."""
+"""The last one is from pod volumes before Velero 1.17, in pkg/controller/pod_volume_backup_controller.go."""
 BACKUP_UID_TAG: Final = "backup-uid"
 """Also a key of `spec.tags` of a PodVolumeBackup. Velero 1.17 and 1.18 do not pass it on to the snapshot."""
 TRANSFER_UID_TAG: Final = "nodeagent.io/transfer-uid"

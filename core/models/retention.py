@@ -15,7 +15,7 @@ from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_COMMAND
 __all__ = ["REPORT_KEY", "HeldBackup", "HeldRule", "RetentionReport", "deletes_by_old_rules", "read_report"]
 
 REPORT_KEY: Final = "_report"
-"""The key of the report in the ConfigMap; that of an entry is the name of a backup, which begins with no underscore."""
+"""The key of the report in the ConfigMap; an entry's key is the name of a backup, which begins with no underscore."""
 
 _BACKLOG: Final = 10
 """From so many waiting copies on, a person is to know: a steady schedule never has one."""

@@ -26,7 +26,7 @@ _LIMIT_BYTES: Final = 16 * 1024
 class SavedClaim(WireModel, omit_defaults=True):
     """The spec of a PVC, its labels, and how large its volume was.
 
-    `size` is the requested quantity, empty: none was requested. `capacity` is that of the volume, which may have been
+    `size` is the requested quantity, empty: none was requested. `capacity` is the volume's, which may have been
     larger; empty: not known. `storage_class` of None: the claim named none; empty: one without a provisioner.
     """
 

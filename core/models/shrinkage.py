@@ -35,7 +35,7 @@ class SavedSize:
     def has_shrunk_from(self, full: "SavedSize") -> bool:
         """Return whether this has less than half of the files or bytes of `full`, and not just a few less.
 
-        What other exclusions than those of `full` left out counts as if it were there.
+        What exclusions other than in `full` left out counts as if it were there.
         """
         more_files, more_bytes = 0, 0
         if self.rules not in {"", full.rules}:

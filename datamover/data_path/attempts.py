@@ -77,7 +77,7 @@ class Inheritance:
 
     `continued`: kopia takes files also from what an earlier attempt has read, in checkpoints or a complete snapshot.
     `warning` is about incomplete snapshots of other backups.
-    `sizes` are those of all complete snapshots of other transfers, the oldest first.
+    `sizes` are of all complete snapshots of other transfers, the oldest first.
     """
 
     latest: Snapshot | None = None
@@ -148,7 +148,7 @@ def build_inheritance(found: SourceSnapshots, checkpoints: SortedCheckpoints) ->
 
 
 async def remove_overtaken(kopia: KopiaCaller, target: str, attempt: BackupAttempt) -> str:
-    """Delete the complete snapshots of the transfer's earlier attempts, of which nothing will know; return a warning.
+    """Delete the complete snapshots of the transfer's earlier attempts, which nothing will know of; return a warning.
 
     That of a later attempt may be the transfer's result. A mover that completes its snapshot even later leaves it: the
     snapshot report finds that it was overtaken.

@@ -169,7 +169,7 @@ class _Comparison:
         root = os.open(self.volume, os.O_RDONLY | os.O_CLOEXEC | (0 if block else os.O_DIRECTORY))
         try:
             while not stop() and (entry := archive.next()) is not None:
-                # A snapshot may have millions of entries, all of which tarfile would keep.
+                # A snapshot may have millions of entries, and tarfile would keep them all.
                 archive.members = []  # type: ignore[attr-defined]  # its stubs leave it out
                 self.entries += 1
                 path = os.fsencode(entry.name.rstrip("/"))

@@ -79,7 +79,7 @@ class InPlaceRestorer:
     """One restore of a snapshot into a volume with data.
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `precision_ns` is that of the volume's times. `written_bytes` are the sizes of what was written, `kept` is how many
+    `precision_ns` is how exact its times are. `written_bytes` are the sizes of what was written, `kept` is how many
     files and links were not. `refused` is what the volume did not take: what it has there stays.
     """
 

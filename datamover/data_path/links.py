@@ -204,9 +204,9 @@ def named(path: bytes, doing: str = "restore") -> Iterator[None]:
 
 
 async def read_entries(kopia: DirectoryReader, snapshot: Snapshot, paths: Iterable[bytes]) -> dict[bytes, JsonDict]:
-    """Return the snapshot's entries at those of the relative paths where it has one.
+    """Return the snapshot's entries at the relative paths where it has one.
 
-    Each directory on the way is read once, those of one depth together: a call of kopia takes a third of a second.
+    Each directory on the way is read once, all of one depth together: a call of kopia takes a third of a second.
 
     Raises:
         KopiaError: the snapshot cannot be read.

@@ -62,7 +62,7 @@ class RestoreParameters:
     target, which only data movers of one transfer have. `again`: an earlier attempt may have written to the device.
     `done`: an earlier attempt has written everything. `fitting_entries`: the memory suffices for a snapshot of so many.
     `require_attributes`: owners, modes and times that the target does not take fail the restore. `in_place`: how it
-    goes into a target that may have files; None: kopia writes all files, also into those of the target.
+    goes into a target that may have files; None: kopia writes all files, also into the target's.
     """
 
     snapshot_id: str
@@ -249,8 +249,8 @@ async def _restore_files(
         _logger.info("restoring %d parts one after the other: the memory does not suffice for all", len(parts.parts))
     if fitting is not None and (largest := parts.largest).entries > fitting:
         await data_path.warn(
-            f"{largest.name} has {largest.entries} entries, all of which kopia keeps in memory: the limit suffices for "
-            f"about {fitting}"
+            f"{largest.name} has {largest.entries} entries, and kopia keeps all of them in memory: the limit suffices "
+            f"for about {fitting}"
         )
     # kopia leaves the modes of finished files alone.
     await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)

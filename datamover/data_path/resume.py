@@ -1,6 +1,6 @@
 """A restore that the next attempt of its transfer can continue: what is finished is recorded, and not written again.
 
-kopia skips a file if size and time are those of the snapshot, and any link. So before it continues, every file that is
+kopia skips a file if size and time are as in the snapshot, and any link. So before it continues, every file that is
 not listed as finished is removed, and every link: what is left to skip is as kopia left it.
 Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go (FileExists, SymlinkExists).
 """
@@ -226,7 +226,7 @@ class ResumableRestore:
 async def open_resumable(
     snapshot: Snapshot, target: Path, settings: ResumeSettings, data_path: DataPath
 ) -> ResumableRestore | None:
-    """Begin the restore, or continue that of an earlier attempt; None: there is no list, so everything is written.
+    """Begin the restore, or continue an earlier attempt's; None: there is no list, so everything is written.
 
     A list that an earlier attempt has left is removed then. A file system on which no list can be kept, for example
     since it syncs no directory, is restored without one.

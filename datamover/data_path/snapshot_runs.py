@@ -55,7 +55,7 @@ class BackupParameters:
 
     `compression` is the algorithm for what the repository does not have yet.
     `checkpoint_interval` is how often kopia saves an incomplete snapshot; None: as often as `limits` require.
-    `limits` are those of the mover and its kopia; None: there are none.
+    `limits` are for the mover and its kopia; None: there are none.
     `in_use`: a workload pod may change the volume meanwhile.
     `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
@@ -97,7 +97,7 @@ class BackupParameters:
 
     @property
     def all_tags(self) -> dict[str, str]:
-        """The tags of the snapshot, with those of the attempt and of the exclusions."""
+        """The tags of the snapshot, of the attempt and of the exclusions."""
         rules = {EXCLUDE_TAG: self.rules.to_json(), EXCLUDE_DIGEST_TAG: self.rules.digest} if self.rules else {}
         return {**self.tags, **(self.attempt.tags if self.attempt else {}), **rules}
 
@@ -300,7 +300,7 @@ class _OneOpenRun:
 def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:
     """Return the snapshots that files are taken from, each with the time up to which it has all changes.
 
-    As with kopia: the last complete one of the source, and checkpoints after it, here those of `own` with our tag.
+    As with kopia: the last complete one of the source, and checkpoints after it, here of `own` with our tag.
     Others have of a file what kopia has taken from an older snapshot, by its size and time.
     """
     listed = sorted(snapshots, key=_started)

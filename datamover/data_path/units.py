@@ -46,9 +46,9 @@ def decide_file(
     changed: Fingerprints | None = None,
     precision_ns: int = 1,
 ) -> Step:
-    """Return what is done with a file, of which the volume has `status`; None: it has nothing there.
+    """Return what is done with a file; the volume has `status` of it, None: it has nothing there.
 
-    `changed` has the paths of files with another content; None: those of equal size and time have the same one. Times
+    `changed` has the paths of files with another content; None: files of equal size and time have the same one. Times
     that differ by less than `precision_ns` are alike to the volume.
     """
     if status is None or not rule.incremental or not stat.S_ISREG(status.st_mode):

@@ -69,7 +69,7 @@ class BackupFiles:
             return any(blob.id.removeprefix(_BACKUPS) for blob in read_elements(answer, file, Blob))
 
     async def find_named(self, wanted: frozenset[str]) -> frozenset[str]:
-        """Return those of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
+        """Return the part of `wanted`, IDs of snapshots and UIDs of backups, that a file names.
 
         Raises:
             RepositoryError: the location has no backups, or its files cannot be read in this way.
@@ -134,7 +134,7 @@ class BackupFiles:
 
 
 def _outer_storage(storage: JsonDict, inner: str) -> JsonDict:
-    """Return the storage of the location, from that of the repository at the prefix `inner` in it.
+    """Return the storage of the location, from the repository's at the prefix `inner` in it.
 
     Raises:
         RepositoryError: kopia cannot read files of others in it.
@@ -165,7 +165,7 @@ async def _scan(answer: KopiaAnswer, file: IO[bytes], wanted: frozenset[str], *,
 
 
 def find_names(pieces: Iterator[bytes], wanted: frozenset[str], should_stop: ShouldStop = lambda: False) -> set[str]:
-    """Return those of `wanted` that stand in the text by themselves, which comes in pieces of any size."""
+    """Return the part of `wanted` that stands in the text by itself, which comes in pieces of any size."""
     names = {name.encode(): name for name in wanted}
     found: set[str] = set()
     rest = b""

@@ -1,4 +1,4 @@
-"""The creation of a kopia repository beside other creators, of which any may be killed at any time.
+"""The creation of a kopia repository beside other creators, any of them may be killed at any time.
 
 kopia's own creation writes `kopia.blobcfg`, then `kopia.repository`, both encrypted with a key of a new unique ID. Two
 at once overwrite each other's objects, and one that is killed in between leaves a storage in which kopia neither opens

@@ -82,7 +82,7 @@ def read_directories(answer: KopiaAnswer, file: IO[bytes]) -> Iterator[Iterator[
 
 
 class _Text:
-    """A file with JSON, of which a piece is in memory."""
+    """A file with JSON; one piece of it is in memory."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

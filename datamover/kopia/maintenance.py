@@ -64,7 +64,7 @@ _TOTALS: Final = re.compile(r"^(Count|Total): (\d+)$", re.MULTILINE)
 _LONGEST_RUN: Final = timedelta(hours=6)
 """The deadline of a Job, if none is configured: what began earlier is taken for a run that was interrupted.
 
-No longer, since a changed interval shows another beginning than that of the last run.
+No longer, since a changed interval shows another beginning than the last run's.
 """
 
 

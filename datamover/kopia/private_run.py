@@ -139,7 +139,7 @@ def _read_config(environment: Mapping[str, str]) -> JsonDict:
 
 
 def _place_cache(config: JsonDict, home: Path, root: Path | None) -> Path:
-    """Return the cache directory, which exists then; `root` is that of a jail in which it must be."""
+    """Return the cache directory, which exists then; `root` is the root of a jail that it must be in."""
     cache = Path(config["caching"]["cacheDirectory"])
     if root is not None and not cache.is_relative_to(root):
         cache = home / cache.name

@@ -243,7 +243,7 @@ def read_counters(directory: Path) -> str:
 class Kopia:
     """Runs kopia; `environment` contains its secrets, which `redactor` removes from the output.
 
-    `means` confine it while it moves data; None: those of this process.
+    `means` confine it while it moves data; None: the same as this process.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Which kopia snapshots nothing refers to any more: pure judgment of what `snapshot list` says.
 
 Knows the tags by which a snapshot names its backup. Does not know where references are read (`datamover.pod.references`
-has those of the cluster, `datamover.kopia.backup_files` those of the bucket). Nothing here deletes a snapshot.
+has the cluster's, `datamover.kopia.backup_files` the bucket's). Nothing here deletes a snapshot.
 Source: Velero v1.18, pkg/uploader/types.go, pkg/podvolume/backupper.go, pkg/backup/actions/csi/pvc_action.go;
 kopia 0.23.1, snapshot/manifest.go.
 """
@@ -36,7 +36,7 @@ from datamover.kopia.snapshots import PIN
 __all__ = ["CompletedTransfer", "Judgment", "ListedSnapshot", "References", "judge", "needs_bucket"]
 
 _LEAST_AGE: Final = timedelta(days=7)
-"""A backup stores what it refers to when it ends: that of a large cluster takes days."""
+"""A backup stores what it refers to when it ends: a large cluster's takes days."""
 
 _OWN_PREFIX: Final = "tag:"
 """kopia's command line writes it before each tag, Velero does not.
@@ -45,7 +45,7 @@ Source: kopia 0.23.1, cli/command_snapshot_create.go.
 """
 
 _UPLOAD: Final = re.compile(r"du-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.")
-"""The operation ID of a DataUpload: the UIDs of backup and PVC, of which the end may be a hash."""
+"""The operation ID of a DataUpload: the UIDs of backup and PVC, whose end may be a hash."""
 
 
 class _Source(WireModel):

@@ -274,7 +274,7 @@ class Repository:
     async def ensure(self, block_hash: BlockHash | None = None) -> str:
         """Connect to the repository, create it if the storage is empty, and return its unique ID.
 
-        `block_hash` is that of a new repository; None: kopia's default.
+        `block_hash` is for a new repository; None: kopia's default.
 
         Raises:
             RepositoryError: it can be neither opened nor created.
@@ -302,7 +302,7 @@ class Repository:
         return found
 
     async def _put(self, new: NewRepository) -> bool:
-        """Put a repository into a storage that has none; return False if that of another process may replace it."""
+        """Put a repository into a storage that has none; return False if another process's may replace it."""
         storage = self._address.storage
         if isinstance(storage, FileStorage):
             async with run_in_background(lambda _: new.install(storage.path), name="directory") as installed:

@@ -23,7 +23,7 @@ _LATENCY: Final = re.compile(
 def parse_request_seconds(counters: str) -> float | None:
     """Return how long a request took, by kopia's metrics in Prometheus text format; None: there was none.
 
-    It is the mean of the listings or that of the downloads, whichever is less: many blobs make the first ones take
+    It is the mean of the listings or of the downloads, whichever is less: many blobs make the first ones take
     longer, and large ones the others.
     """
     found = {(method, what): float(value) for what, method, value in _LATENCY.findall(counters)}
@@ -36,7 +36,7 @@ def parse_request_seconds(counters: str) -> float | None:
 
 
 class RequestTime:
-    """Measured by the first calls whose flags are those of `measuring`; their files are in `folder` meanwhile."""
+    """Measured by the first calls with the flags of `measuring`; their files are in `folder` meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -124,7 +124,7 @@ def split_path(path: str) -> list[str]:
 async def find_entry(
     repository: Repository, snapshot: Snapshot, path: str, open_output: Callable[[], IO[bytes]]
 ) -> StoredEntry:
-    """Return the entry at a path below the volume; that of an empty path has no name.
+    """Return the entry at a path below the volume; at an empty path it has no name.
 
     Args:
         repository: it is connected.

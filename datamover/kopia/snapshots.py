@@ -95,7 +95,7 @@ class EntryType(StrEnum):
 class Snapshot:
     """A snapshot's manifest; `size_bytes` is the size of its files, `fault` why it is incomplete, or empty.
 
-    `links` is the number of its symbolic links, which count as entries, and `files` that of its files; None: not known.
+    `links` is the number of its symbolic links, which count as entries, and `files` of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
     in it are not counted. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
     empty: there were none.
@@ -202,7 +202,7 @@ class SourceSnapshots:
     """The snapshots of one source: the last complete one, None without one, and the incomplete ones.
 
     `latest` is of another transfer than asked for. `repeated`: there is a complete one of that transfer too. `sizes`
-    are those of the complete ones of other transfers, the oldest first.
+    are of the complete ones of other transfers, the oldest first.
     """
 
     latest: Snapshot | None
@@ -314,7 +314,7 @@ async def remove_own_incomplete(kopia: Kopia, target: str, *, start: datetime, w
 def fit_checkpoint_interval(index_seconds: float) -> timedelta:
     """Return how often kopia saves a checkpoint if the memory suffices for an index that long: a checkpoint writes it.
 
-    An infinite time is that of no limit.
+    An infinite time means no limit.
     """
     least, most = (each.total_seconds() for each in (_SHORTEST_DEFAULT, CHECKPOINT_INTERVAL))
     return timedelta(seconds=math.floor(min(most, max(least, index_seconds))))

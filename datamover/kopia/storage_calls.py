@@ -271,6 +271,6 @@ class StorageCalls:
         if not self._warned and (count := count_index_blobs(answer.lines)):
             self._warned = True
             await self._waits.reporter.warn(
-                f"{self._description} has {count} index blobs, each of which is read before any data moves: "
+                f"{self._description} has {count} index blobs, and reads each one before any data moves: "
                 "run `kopia maintenance run --full`"
             )

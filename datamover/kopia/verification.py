@@ -156,7 +156,7 @@ def _name_fault(error: str, lines: Sequence[str], snapshot: Snapshot) -> str:
 
 
 def shorten_fault(path: str, error: str) -> str:
-    """Return a fault of a file as one text, of which the path is shortened first, at its start."""
+    """Return a fault of a file as one text, whose path is shortened first, at its start."""
     error = error[:_FAULT_CHARACTERS]
     room = max(_FAULT_CHARACTERS - len(error), _FAULT_CHARACTERS // 3)
     shown = path if len(path) <= room else f"…{path[1 - room :]}"

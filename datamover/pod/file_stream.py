@@ -1,6 +1,6 @@
 """Sends a file or a directory of a snapshot as a tar to the one process in the pod that asks for it.
 
-kopia writes the tar of a directory; that of one file has its header from here. No more than the buffers of pipes is
+kopia writes the tar of a directory; a single file's has its header from here. No more than the buffers of pipes is
 held in memory: a slow reader slows kopia down. The pod ends by itself if nothing is read.
 Source: kopia 0.23.1, cli/command_restore.go (restoreModeTar), snapshot/restore/tar_output.go.
 """

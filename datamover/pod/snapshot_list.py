@@ -43,7 +43,7 @@ SHOWN_UNREAD: Final = 3
 
 _SOURCES: Final = (
     re.compile(rf"{DATA_UPLOAD_REQUESTER}/kopia/(?P<namespace>[^/]+)/(?P<claim>[^/]+)"),
-    # Its last part is the name of the PVC if the volume has one, else that of the volume in its pod.
+    # Its last part is the name of the PVC if the volume has one, else the volume's in its pod.
     re.compile(rf"{POD_VOLUME_REQUESTER}/kopia/(?P<namespace>[^/]+)/[^/]+/(?P<claim>[^/]+)"),
 )
 

@@ -92,7 +92,7 @@ class SnapshotReporter:
         return read_elements(answer, file, ListedSnapshot)
 
     async def _read_bucket(self, wanted: frozenset[str], references: References) -> tuple[bool, References]:
-        """Return whether all files were read, and the references with those of the bucket, or why there are none."""
+        """Return whether all files were read, and the references, the bucket's too, or why there are none."""
         files = BackupFiles(self.repository.kopia, self.work_dir, self.volume_namespace)
         try:
             return True, replace(references, in_bucket=await files.find_named(wanted))

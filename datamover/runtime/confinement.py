@@ -55,7 +55,7 @@ _AUTHORITIES: Final = tuple(
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a confined program may open: directories, and public files or directories of which a jail has copies.
+    """What a confined program may open: directories, and public files or directories that a jail has copies of.
 
     `volume` is the one of `read` and `write` that a tenant controls, None if there is none. Without `flushes`, what it
     writes need not be on the disk when it has flushed it.

@@ -140,7 +140,7 @@ def build_jail(
 
     Args:
         trees: absolute paths of directories that exist.
-        read_only: those of them that cannot be written to in the jail.
+        read_only: the ones that cannot be written to in the jail.
         copies: files, and directories of files, that are copied into it.
 
     Raises:

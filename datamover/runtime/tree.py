@@ -110,7 +110,7 @@ def walk_tree(
 
 
 class _Below:
-    """The names of the directories in one, of which `skip` leaves out some; None: there are more than `limit`."""
+    """The names of the directories in one, without what `skip` leaves out; None: there are more than `limit`."""
 
     def __init__(self, skip: Callable[["os.DirEntry[str]"], bool], limit: int) -> None:
         self.names: list[str] | None = []

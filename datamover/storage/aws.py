@@ -137,7 +137,7 @@ class AwsAssumedRole:
     @property
     def origin(self) -> str:
         """The origin to name if access is denied, by AWS's token service or by the bucket."""
-        return f'keys of role {self.arn}, if those of profile "{self.profile}" are allowed to assume it'
+        return f'keys of role {self.arn}, if the keys of profile "{self.profile}" are allowed to assume it'
 
 
 AwsIdentity = AwsKeys | AwsRole | AwsAssumedRole

@@ -88,7 +88,7 @@ class _Location:
             raise RepositoryError(f"BackupStorageLocation {self.resource.name}: caCert: not base64") from e
 
     def credential(self, variable: str) -> CredentialsText | None:
-        """Return the location's own credentials, else those of the inherited file."""
+        """Return the location's own credentials, else the inherited file's."""
         if self.secrets.credential is None and (path := self.config.get(_FILE_KEY, "")) and self._honors(path):
             return read_credentials(path, f"config.{_FILE_KEY}")
         return self.secrets.credential or read_inherited(self.environment, variable)

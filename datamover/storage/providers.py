@@ -60,7 +60,7 @@ class KopiaAccess:
     in_files: tuple[str, ...] = field(default=(), repr=False)
 
     def secrets(self, inherited: Mapping[str, str]) -> list[str]:
-        """Return the secret values, including those of the inherited environment."""
+        """Return the secret values, including the inherited environment's."""
         variables = {**inherited, **self.environment}
         return [*(variables[name] for name in SECRET_VARIABLES if variables.get(name)), *self.in_files]
 

@@ -19,7 +19,7 @@ from datamover.storage.providers import PROBE_PREFIX, KopiaAccess, Storage, trus
 
 __all__ = ["S3Storage"]
 
-_NO_KEYS: Final = "no keys in the location: using those of the environment, or of the pod or its node"
+_NO_KEYS: Final = "no keys in the location: using the keys of the environment, or of the pod or its node"
 
 _PAST: Final = "2000-01-01T00:00:00Z"
 
@@ -28,7 +28,7 @@ _PAST: Final = "2000-01-01T00:00:00Z"
 class S3Storage(Storage):
     """A prefix in a bucket of S3 or a compatible service.
 
-    Without `keys`, kopia uses those of its environment, else the identity of the pod or its node.
+    Without `keys`, kopia uses the keys of its environment, else the identity of the pod or its node.
     `in_past` is a view of the bucket's versions at a time before any repository.
     """
 
@@ -46,7 +46,7 @@ class S3Storage(Storage):
         if isinstance(self.keys, AwsAssumedRole) and not self.verify_tls:
             raise ConfigError(
                 "source_profile: not supported without a check of certificates (insecureSkipTLSVerify, "
-                "--s3-insecure): kopia would not check that of AWS's token service either; set its authority"
+                "--s3-insecure): kopia would not check the certificate of AWS's token service either; set its authority"
             )
 
     @property
@@ -131,7 +131,7 @@ class S3Storage(Storage):
         return KopiaAccess(["from-config", f"--token-file={file}"], variables, secrets)
 
     def config(self) -> JsonDict:
-        """Return the bucket and its endpoint, without keys except those of a role, consistent with `access`."""
+        """Return the bucket and its endpoint, without keys except a role's, consistent with `access`."""
         endpoint, tls = self._address
         role = self.keys.config if isinstance(self.keys, AwsAssumedRole) else {}
         config: JsonDict = {

@@ -157,7 +157,7 @@ class BackupPVC(Section):
     """An entry of `backupPVC`: the PVC that a backup reads from."""
 
     storage_class: ObjectName = Field(
-        default="", description="storage class of the PVC; empty: that of the source", examples=["fast-single-replica"]
+        default="", description="storage class of the PVC; empty: the source's", examples=["fast-single-replica"]
     )
     read_only: StrictBool = Field(
         default=False,

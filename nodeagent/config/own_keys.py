@@ -98,7 +98,7 @@ class ExclusionKeys(Section):
 
 
 _MOST_PATTERNS: Final = 200
-"""Each mover pod has those of its volume in its arguments."""
+"""Each mover pod has the patterns of its volume in its arguments."""
 
 
 class ExcludeKeys(Section):
@@ -120,7 +120,7 @@ class ExcludeKeys(Section):
     @classmethod
     def _are_few(cls, rules: tuple[ExclusionKeys, ...]) -> tuple[ExclusionKeys, ...]:
         if sum(len(rule.exclusions.patterns) for rule in rules) > _MOST_PATTERNS:
-            raise expected(f"at most {_MOST_PATTERNS} patterns in all rules, with those of their sets")
+            raise expected(f"at most {_MOST_PATTERNS} patterns in all rules, including their sets'")
         return rules
 
 
@@ -224,7 +224,7 @@ class OwnKeys(Section):
     block_hash: BlockHash | None = Field(
         default=None,
         description="hash of repositories that are created without a Velero server; without the key HMAC-SHA256-128 "
-        "where the definitions are those of Velero 1.19, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
+        "where the definitions are Velero 1.19's, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
         examples=["HMAC-SHA256-128"],
     )
     leave_out_namespaces: list[ObjectName] = Field(

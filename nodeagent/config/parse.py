@@ -98,7 +98,7 @@ Source: Velero v1.18, docs: podResources with one invalid value is ignored.
 
 
 _LISTS: Final = (("loadConcurrency", "perNodeConfig"), (OWN_KEY, "repositoryVolumes"))
-"""Lists of which an invalid entry is dropped as a whole, and the others stay: its rest would mean something else.
+"""Lists whose invalid entries are dropped as a whole, and the others stay: the rest of one would mean something else.
 
 Source: Velero v1.18, for perNodeConfig.
 """

@@ -32,7 +32,7 @@ _DESCRIPTORS: Final = {
 
 
 class _Field(NamedTuple):
-    """One field of a schedule: its lowest and highest number, and names, of which the first is the lowest number."""
+    """One field of a schedule: its lowest and highest number, and names; the first one is the lowest number."""
 
     lowest: int
     highest: int

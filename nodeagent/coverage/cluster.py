@@ -142,7 +142,7 @@ Source: Velero v1.18, getVolumeTypeFromPV in internal/resourcepolicies/volume_ty
 
 
 class StoredVolume(WireModel, gc=False):
-    """A volume; `spec` is kept as text, of which little is read."""
+    """A volume; `spec` is kept as text: little of it is read."""
 
     metadata: _Meta
     spec: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)
@@ -182,7 +182,7 @@ class StoredVolume(WireModel, gc=False):
 
 
 class _Present(WireModel, gc=False):
-    """An object of which nothing is read."""
+    """An object that nothing is read of."""
 
 
 class _ClaimSource(WireModel, gc=False):

@@ -34,7 +34,7 @@ class PolicyAction(StrEnum):
 
 
 class _Conditions(WireModel, forbid_unknown_fields=True):
-    """The conditions of one policy, all of which must hold; absent ones do."""
+    """The conditions of one policy: all must hold; absent ones do."""
 
     capacity: str = ""
     storage_class: list[str] = msgspec.field(default_factory=list)
@@ -127,7 +127,7 @@ class Policies:
     resources: ResourceFilter | None = None
 
     def __add__(self, others: "Policies") -> "Policies":
-        """Return these policies, followed by the server's global ones, of which only those of volumes count."""
+        """Return these policies, followed by the server's global ones; of them only volume policies count."""
         return Policies((*self.policies, *others.policies), self.resources)
 
     def match(

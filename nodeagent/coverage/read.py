@@ -107,7 +107,7 @@ class VolumeReader:
         *,
         most: int | None = None,
     ) -> None:
-        """Read schedules in `namespace`, that of the agents; an empty `volume_namespace`: volumes of all namespaces.
+        """Read schedules in `namespace`, where the agents run; an empty `volume_namespace`: volumes of all namespaces.
 
         `most` is how many objects of a kind may be held; None: as many as there are.
         """

@@ -89,7 +89,7 @@ class BackupTemplate(WireModel):
 
     @property
     def selectors(self) -> Sequence[Selector]:
-        """Its label selectors, of which one must match; none: every object is selected."""
+        """Its label selectors: one must match; none: every object is selected."""
         return self.or_label_selectors or ([self.label_selector] if self.label_selector is not None else [])
 
     @property
@@ -153,7 +153,7 @@ def select_volumes(
 ) -> Mapping[VolumeKey, VolumeChoice]:
     """Return the volumes that a Backup by the template concerns now, and what it does with each.
 
-    `policies` are those of its ConfigMap. PVCs that are not bound are left out.
+    `policies` are from its ConfigMap. PVCs that are not bound are left out.
     """
     merged = (policies or Policies()) + defaults.policies
     return _Selection(template, cluster, defaults, merged).choices()
@@ -279,7 +279,7 @@ class _Selection:
             yield from self._group_of(one)
 
     def _group_of(self, claim: VolumeClaim) -> Sequence[VolumeClaim]:
-        """Return the PVCs whose snapshots are taken together with that of the PVC."""
+        """Return the PVCs whose snapshots are taken together with the PVC's."""
         label = self.template.volume_group_snapshot_label_key or self.defaults.group_label
         group = claim.metadata.labels.get(label)
         return self._groups.get((claim.metadata.namespace, group), ()) if group else ()

@@ -91,7 +91,7 @@ def _requirement(term: re.Match[str]) -> LabelRequirement:
 def includes(name: str, included: Sequence[str], excluded: Sequence[str]) -> bool:
     """Return whether a name is included: `*`, `?` and `[a-z]` are wildcards, and an empty list includes every name.
 
-    Source: Velero v1.18, ShouldInclude in pkg/util/collections/includes_excludes.go; its globs are those of
+    Source: Velero v1.18, ShouldInclude in pkg/util/collections/includes_excludes.go; its globs are from
     gobwas/glob, in which these wildcards mean the same as in fnmatch.
     """
     if any(fnmatchcase(name, pattern) for pattern in excluded):

@@ -137,7 +137,7 @@ class VolumePlan:
 
     @property
     def interval(self) -> timedelta | None:
-        """The shortest interval of schedules that copy it, else that of its annotation; None: nothing expects one."""
+        """The shortest interval of schedules that copy it, else its annotation's; None: nothing expects one."""
         return self.expected.interval or self.annotated
 
     @property
@@ -231,7 +231,7 @@ def _parse_interval(text: str) -> timedelta | None:
 
 @dataclass(frozen=True, slots=True)
 class CompletedBackup:
-    """A backup of a volume that has ended; `name` is that of its transfer as text.
+    """A backup of a volume that has ended; `name` is its transfer's as text.
 
     `created` is when its transfer was created: the data is not newer. One that is neither complete nor failed was
     canceled. `shrunk` is what to tell if it is Shrunk, and nobody has acknowledged it.

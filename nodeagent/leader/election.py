@@ -124,7 +124,7 @@ class LeaderElection:
         """Wait until the Lease may be acquired; return False if it changed meanwhile."""
         spec = (lease.get("spec") or {}) if lease else {}
         wait_seconds, spread_seconds = 0.0, _SPREAD_SECONDS * _RELEASED_SHARE
-        # Its own is that of an attempt or a release whose response was lost: nothing leads here.
+        # Its own is from an attempt or a release whose response was lost: nothing leads here.
         if spec.get("holderIdentity") not in {None, "", self._identity}:
             # The holder's own duration counts, on this clock, from its last observed renewal.
             promised = float(spec.get("leaseDurationSeconds") or self._duration_seconds)

@@ -37,7 +37,7 @@ class FailureCause(Enum):
 class RunningJob(WireModel, omit_defaults=True):
     """The Job that was started last.
 
-    `fingerprint` is that of the finished backups before it began, and `inputs` the hash of what decided then whether
+    `fingerprint` is of the finished backups before it began, and `inputs` the hash of what decided then whether
     the repository could be opened; both empty: not known.
     """
 
@@ -53,7 +53,7 @@ class MaintenanceRecord(WireModel, omit_defaults=True):
 
     `at` is when the last run that succeeded ended, `mode` what it ran, and `seconds` how long; `at` and `last_failure`
     are by the leader's clock.
-    `fingerprint` is that of the finished backups when it began, `fulls_since_change` how many full ones have succeeded
+    `fingerprint` is of the finished backups when it began, `fulls_since_change` how many full ones have succeeded
     since that changed. `next_quick`, `next_full` and `full_interval_seconds` are kopia's. `foreign_at` is when another
     cluster or a person last maintained it. `memory_bytes` is the memory limit of the next attempt after one that
     was out of memory; 0: by the peaks. `blocked_inputs` is the hash of what a failure depends on that needs a change;
@@ -104,7 +104,7 @@ def after_success(
     Args:
         record: the one before.
         result: what ran, or that nothing was due.
-        fingerprint: that of the finished backups before it began.
+        fingerprint: of the finished backups before it began.
         at: by the leader's clock.
     """
     facts = replace(

@@ -120,7 +120,7 @@ class MaintenanceView:
     `created_at` is the BackupRepository's creation, `last_maintenance` its `status.lastMaintenanceTime`, and `entries`
     its `status.recentMaintenance`. `no_server_for` is how long this leader has looked without seeing a server.
     `ready_once`: the repository was Ready at some time. `inputs` is the hash of what decides whether it can be opened,
-    `fingerprint` that of its finished backups. `job_unfinished`: a Job of the repository, ours or Velero's, has not
+    `fingerprint` is of its finished backups. `job_unfinished`: a Job of the repository, ours or Velero's, has not
     ended. `running_jobs` are our Jobs that have not ended, of all repositories. `new_full_interval` is to be kopia's;
     None: it stays as it is.
     """
@@ -317,7 +317,7 @@ def count_failures(entries: tuple[MaintenanceEntry, ...]) -> int:
 def merge_history(entries: Iterable[MaintenanceEntry], new: Iterable[MaintenanceEntry]) -> tuple[MaintenanceEntry, ...]:
     """Return the history with the `new` entries, which replace those with the same start; oldest first, the newest 25.
 
-    Only a success has a completion: a Velero server would take that of a failure for the last maintenance.
+    Only a success has a completion: a Velero server would take a failure's for the last maintenance.
     Source: Velero v1.18, consolidateHistory in pkg/controller/backup_repository_controller.go.
     """
     by_start = {entry.start_timestamp: entry for entry in entries}

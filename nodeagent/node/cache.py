@@ -226,7 +226,7 @@ def _parse(kind: NodeKind[Any], raw: UncheckedObject) -> Transfer:
 def _is_older(version: str, than: str) -> bool:
     """Return whether a resourceVersion precedes another; if they are no numbers, whether they differ.
 
-    Source: Kubernetes v1.35, API concepts, "Resource versions": those of one resource can be compared as numbers.
+    Source: Kubernetes v1.35, API concepts, "Resource versions": within one resource they can be compared as numbers.
     """
     if version.isdecimal() and than.isdecimal():
         return int(version) < int(than)

@@ -135,7 +135,7 @@ class ExposeSteps(StepBase):
         message = f"data mover pod runs on node {self._site.node}"
         self._pending.forget(case.cr.uid)
         if case.view.phase is not Phase.ACCEPTED:
-            # The first pod was lost, and its replacement or that of another attempt was scheduled to another node.
+            # The first pod was lost, and its replacement or another attempt's was scheduled to another node.
             status = {**change.status, "message": None}
             stored = await self._tools.status.annotate(case.kind, case.cr, Change(status, change.labels))
             await self._tools.events.record(stored, "TakenOver", message)

@@ -104,7 +104,7 @@ class View:
 
     `owned`: its node label names this node. `has_slot`: it holds one of the node's slots, or may
     take one. `timed_out`: the prepare timeout is over, counted from Accepted or, after a mover pod
-    was lost while Prepared, from that loss, or from the beginning of another attempt. `stage` is that of the attempt
+    was lost while Prepared, from that loss, or from the beginning of another attempt. `stage` belongs to the attempt
     while InProgress. `retryable`: how the mover ended allows another attempt, and so do the limits; before the start of
     another attempt, the limits alone. `succeeded`: the mover exited with 0.
     """

@@ -163,7 +163,7 @@ class ProgressFollower:
     """Follows the Events of the node's running transfers: in the files of their movers, without any request.
 
     A mover without these files, created by an agent without `host-pods` or by an earlier version, labels its Events
-    with the owning agent's node, and one watch has those of all. Those of Velero have no label: such a transfer,
+    with the owning agent's node, and one watch has the transfers of all. Velero's have no label: such a transfer,
     adopted while it ran, gets a watch of its own. No watch is kept that no running transfer needs, since watches of
     Events are expensive (docs/scaling.md).
     """
@@ -346,7 +346,7 @@ class ProgressFollower:
         if change.kind in _CHANGED:
             return self._take(uid, change.obj)
         reading = self._readings.get(uid)
-        # Events expire in order: those of a transfer that does not run here are not needed any more.
+        # Events expire in order: Events of a transfer that does not run here are not needed any more.
         if reading is not None and reading.unknown:
             del self._readings[uid]
         return False

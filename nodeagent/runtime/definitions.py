@@ -113,7 +113,7 @@ def judge_definitions(definitions: Iterable[UncheckedObject]) -> DefinitionRepor
     lacking = {name: one for name, (one, fields) in dropped.items() if fields}
     warning = any(map(is_ours, lacking.values())) or (any(foreign) and not all(foreign))
     parts = [f"definition {name} lacks {', '.join(dropped[name][1])}" for name in sorted(lacking)]
-    why = _explain_remedy(lacking.values()) if warning else "as those of Velero before 1.19, whose server uses none"
+    why = _explain_remedy(lacking.values()) if warning else "as Velero before 1.19 does, whose server uses none"
     return DefinitionReport(
         message=f"{'; '.join(parts)}: {why}" if parts else "",
         warning=warning,
@@ -130,7 +130,7 @@ def _explain_remedy(lacking: Iterable[UncheckedObject]) -> str:
         elif is_ours(one):
             steps.add("run nodeagent install --crds-only")
         else:
-            steps.add("apply those of the Velero server again")
+            steps.add("apply the Velero server's again")
     return f"the API server drops these fields; {', '.join(sorted(steps, reverse=True))}"
 
 

@@ -159,7 +159,7 @@ class Lease:
     async def _patch_own(self, held: _Held, spec: Manifest) -> LeaseObject | None:
         """Write a Lease that this process holds, and return it; None if it no longer does.
 
-        Its version may be older than that of its last renewal, of which no response arrived.
+        Its version may be older than its last renewal's, whose response did not arrive.
         """
         try:
             return await self._patch(held.lease, spec)

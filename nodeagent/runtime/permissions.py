@@ -181,7 +181,7 @@ _AGENT_PERMISSIONS: Final = (
         kube.PERSISTENT_VOLUME_CLAIMS,
         ("list",),
         "which PVCs exist, and how often they are to be backed up, for the metrics",
-        without="the metrics do not show which volumes lack a backup, and keep those of deleted PVCs",
+        without="the metrics do not show which volumes lack a backup, and keep the metrics of deleted PVCs",
     ),
     Permission(_ALL, kube.VOLUME_SNAPSHOTS, ("get", "delete"), "source snapshots, which are handed over"),
     Permission(

@@ -40,7 +40,7 @@ _KINDS: Final = (
 _SNAPSHOT_KINDS: Final = (VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS)
 
 PREFLIGHT_NAME: Final = "preflight"
-"""The name that is read to check a definition: a get needs no permission beyond those of every kind."""
+"""The name that is read to check a definition: a get needs no permission beyond what every kind needs."""
 
 _SHOWN: Final = 6
 """Missing permissions that fit into a line; if more are missing, the whole role is."""

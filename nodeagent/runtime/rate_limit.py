@@ -95,7 +95,7 @@ class LimitedTransport:
             inner: sends the requests.
             limit: the rate.
             on_answer: called with verb and HTTP status of each response; status 0 means no response.
-            on_date: called with the Date header of each response that has one, except those of watches.
+            on_date: called with the Date header of each response that has one, except of watches.
         """
         self._inner = inner
         self._limit = limit

@@ -56,7 +56,7 @@ def parse_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         status_address=arguments.status_address,
         log_level=arguments.log_level,
         log_format=arguments.log_format,
-        # No other agent handles those of the block data mover: they would stay New.
+        # No other agent handles transfers of the block data mover: they would stay New.
         datamover_names=names | BUILT_IN_DATA_MOVERS | {BLOCK_DATA_MOVER} if names & BUILT_IN_DATA_MOVERS else names,
         repository_controller=RepositoryControllerMode(arguments.repository_controller),
         maintenance=MaintenanceSwitch(arguments.repo_maintenance),
@@ -118,7 +118,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         type=_object_name,
         default="",
-        help="ServiceAccount of mover pods, unless the configuration names one (default: that of the agent's "
+        help="ServiceAccount of mover pods, unless the configuration names one (default: the agent's "
         "DaemonSet, with all its permissions)",
     )
     group.add_argument(
@@ -126,7 +126,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         help="handle transfers whose spec.datamover is NAME; may be repeated. "
-        "velero includes velero-fs and transfers that name none, and fails those of velero-block (default: velero)",
+        "velero includes velero-fs and transfers that name none, and fails transfers of velero-block (default: velero)",
     )
     group.add_argument(
         "--repository-controller",
@@ -225,7 +225,7 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         type=_address,
         default=Settings.status_address,
-        help="address of /status, such as 127.0.0.1:8086 for the pod itself (default: that of --metrics-address)",
+        help="address of /status, such as 127.0.0.1:8086 for the pod itself (default: as in --metrics-address)",
     )
     group.add_argument("--log-level", choices=list(LEVELS), default="info", help="minimum log level (default: info)")
     group.add_argument("--log-format", choices=LOG_FORMATS, default="text", help="format of log lines (default: text)")

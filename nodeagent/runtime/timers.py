@@ -36,7 +36,7 @@ class Timers:
         self._started.pop(key, None)
 
     def retain(self, keys: AbstractSet[str]) -> None:
-        """Remove all timers but those of `keys`."""
+        """Remove all timers but the ones of `keys`."""
         for key in self._started.keys() - keys:
             del self._started[key]
 

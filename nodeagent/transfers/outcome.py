@@ -1,7 +1,7 @@
 """The outcome of a transfer, stored on its custom resource before the mover pod is deleted.
 
 Knows what the end of a mover pod means for its transfer, the form of the annotation
-`nodeagent.io/outcome`, and which status fields a result sets. Does not know the kinds, of which
+`nodeagent.io/outcome`, and which status fields a result sets. Does not know the kinds, which
 two share each result, nor what is done about an outcome.
 """
 

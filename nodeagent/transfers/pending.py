@@ -56,7 +56,7 @@ class PendingRecord:
     """What is known about one pending transfer; times are readings of a monotonic clock, in seconds.
 
     `current` is what the transfer is pending for since `since_seconds`, reported or not. `checks` is
-    the number of checks for that reason, `quick_checks` that of quick ones since
+    the number of checks for that reason, `quick_checks` of quick ones since
     `quick_since_seconds`. `reported` is what the status shows since `reported_at_seconds`. No check
     is needed before `paused_until_seconds` unless the reason changes.
     """

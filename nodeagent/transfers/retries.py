@@ -96,10 +96,10 @@ def find_interruption(pod: Pod | None, departed: Pod | None) -> Ending | None:
 
 
 def refusal(rules: RetryRules, attempts: Attempts, cause: InterruptionCause, *, age_seconds: float) -> str:
-    """Return why there is no attempt after `attempts`, the last of which ended for `cause`; empty if there may be one.
+    """Return why there is no attempt after `attempts`, the last one ended for `cause`; empty if there may be one.
 
     Args:
-        rules: those of the transfer's kind.
+        rules: of the transfer's kind.
         attempts: as recorded, without this interruption.
         cause: why the attempt ended.
         age_seconds: of the custom resource, by the clock of the API server.
@@ -209,7 +209,7 @@ def _has_exited(pod: Pod) -> bool:
 
 
 def _explain(pod: Pod, end: PodEnd, cause: InterruptionCause) -> str:
-    """Return what ended the attempt: the mover's words where it chose its end, else those of the cluster.
+    """Return what ended the attempt: the mover's words where it chose its end, else the cluster's.
 
     A mover that did not choose its end leaves the end of its log in the place of the message.
     """

@@ -229,7 +229,7 @@ class AdmissionPass:
         return replace(current, reports_left=current.reports_left - len(chosen))
 
     def _in_order(self, entries: Iterable[Entry]) -> Iterable[Entry]:
-        """Return those of `entries` that are due, in the order of the queue."""
+        """Return the `entries` that are due, in the order of the queue."""
         return in_order(
             self._pending.due(entries), after=self._ledger.reservations.last_namespace, first=self._rules.first
         )

@@ -85,7 +85,7 @@ class PendingTransfers:
         return self.get(uid).next_check_seconds <= self._clock.monotonic()
 
     def due(self, entries: Iterable[Entry]) -> Iterable[Entry]:
-        """Return those of `entries` that may be checked now."""
+        """Return the `entries` that may be checked now."""
         return (entry for entry in entries if self.is_due(entry.uid))
 
     def is_pending(self, uid: str) -> bool:
@@ -102,7 +102,7 @@ class PendingTransfers:
         return {uid: record.node_label for uid, record in self._records.items() if record.node_label}
 
     def unanswered(self) -> dict[str, Checked]:
-        """Return the accepts and resumptions of which it is unknown whether they were applied, by uid."""
+        """Return the accepts and resumptions that may or may not have been applied, by uid."""
         return {uid: record.unanswered for uid, record in self._records.items() if record.unanswered is not None}
 
     def postpone(self, uid: str, seconds: float = _RETRY_SECONDS) -> None:

@@ -77,7 +77,7 @@ def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], condi
         if not usable:
             message = ""
         elif not label:
-            message = f"begins after that of another transfer on node {node}"
+            message = f"begins after another transfer's on node {node}"
         elif not held and free <= 0:
             message = f"is queued before all New transfers: prepareQueueLength ({limit}) reached"
         elif _waits_for_location(entry) and entry.location not in conditions.answering:
@@ -98,7 +98,7 @@ def plan_resumptions(entries: Iterable[Entry], reserved: AbstractSet[str], condi
 class _Nodes:
     """Where attempts can begin: `busy` are the node labels of agents that expose one.
 
-    `full` are those of nodes on which an exposed one waits for a slot.
+    `full` are the nodes on which an exposed one waits for a slot.
     """
 
     conditions: Conditions

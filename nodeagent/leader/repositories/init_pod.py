@@ -103,7 +103,7 @@ def inspect_init_pod(
     """Return the state of an init pod, or of the pod that validates a location.
 
     Args:
-        uid: that of the object that the pod is for.
+        uid: of the object that the pod is for.
         pod: the pod with that object's name, a v1 Pod as JSON dict.
         age: how long this process has observed the pod.
         pending: why the pod does not run yet, as far as Events and PVCs show it.
@@ -154,7 +154,7 @@ def _inspect_end(name: str, end: PodEnd, parse: Callable[[str], object]) -> PodR
 
 
 def init_resources(resources: ResourceRequirements) -> ResourceRequirements:
-    """Return the resources of an init pod (of a container, as JSON dict), given those of movers.
+    """Return the resources of an init pod (of a container, as JSON dict), given the movers'.
 
     It moves no data, and transfers wait for it: it must fit on a node that is too full for a mover. Limits
     and the set of requests stay, since a ResourceQuota may require them; a limit without a request

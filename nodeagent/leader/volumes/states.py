@@ -111,7 +111,7 @@ def build_states(
     """Return the state of each PVC that has a completed backup or is to have one, unless it is known to be deleted.
 
     The shortest interval of the Schedules and CronJobs that created its backups counts first, also if none of these
-    completed, then that of the PVC. `memory` is what earlier calls have left, and is brought up to date.
+    completed, then the PVC's. `memory` is what earlier calls have left, and is brought up to date.
     """
     memory = {} if memory is None else memory
     found: dict[ClaimKey, _Found] = {}

@@ -280,7 +280,7 @@ class NodeKind(Exposes[C], Completes[C], Protocol[C]):
 
 
 class Kind(Admits[C], NodeKind[C], Protocol[C]):
-    """One kind of transfer: its data, and the steps that differ from those of other kinds."""
+    """One kind of transfer: its data, and the steps that differ from other kinds'."""
 
 
 def read_copies(cr: Transfer) -> tuple[str, ...]:

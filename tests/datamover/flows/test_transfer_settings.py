@@ -122,5 +122,5 @@ async def test_a_snapshot_with_more_entries_than_the_memory_suffices_for_is_rest
     parts = way is _SNAPSHOT_DATA
     assert (record.read_text().count(" --mode=local ") > 1) is parts
     entries = len([*tree.rglob("*")])
-    text = f"the snapshot has {entries} entries, all of which kopia keeps in memory: the limit suffices for about 23"
+    text = f"the snapshot has {entries} entries, and kopia keeps all of them in memory: the limit suffices for about 23"
     assert (("Data-Path-Warning", text) in pod.events()) is not parts
