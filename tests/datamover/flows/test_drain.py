@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import signal
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ class _Bed:
 
     pod: MoverPod
     proxy: S3Proxy
+    bucket: str
     volume: Path
     kopia: PlainKopia
 
@@ -86,10 +88,10 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _open(kopia: PlainKopia, s3: S3Server, command: str) -> None:
+def _open(kopia: PlainKopia, s3: S3Server, command: str, bucket: str) -> None:
     keys = (f"--access-key={s3.access_key}", f"--secret-access-key={s3.secret_key}")
     address = (f"--endpoint={s3.url.removeprefix('http://')}", "--disable-tls", "--prefix=kopia/app/")
-    kopia.run("repository", command, "s3", "--bucket=drain", *address, *keys, *IDENTITY)
+    kopia.run("repository", command, "s3", f"--bucket={bucket}", *address, *keys, *IDENTITY)
 
 
 @pytest.fixture(scope="module")
@@ -98,29 +100,29 @@ def new_bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory, kopia_pro
     s3.make_bucket("drain")
     folder = tmp_path_factory.mktemp("bucket")
     kopia = PlainKopia(kopia_program, folder)
-    _open(kopia, s3, "create")
+    _open(kopia, s3, "create", "drain")
     kopia.run("repository", "set-parameters", "--max-pack-size-mb=10")
     return Path(shutil.move(s3.folder / "drain", folder))
 
 
 @pytest.fixture
 def bed(s3: S3Server, new_bucket: Path, tmp_path: Path, volume: Path, kopia_program: Path) -> Iterator[_Bed]:
-    # The server may have stored an object of the test before when its bucket was gone.
-    s3.remove_bucket("drain")
-    shutil.copytree(new_bucket, s3.folder / "drain")
+    # Not the bucket of the test before, in which the server may store another object.
+    bucket = f"drain-{uuid.uuid4()}"
+    shutil.copytree(new_bucket, s3.folder / bucket)
     kopia = PlainKopia(kopia_program, tmp_path)
-    _open(kopia, s3, "connect")
+    _open(kopia, s3, "connect", bucket)
     with run_s3_proxy(s3) as proxy:
         pod = MoverPod(FakeKube(), tmp_path)
         config = {"s3Url": proxy.url, "region": "us-east-1"}
-        pod.put_location(config, bucket="drain", credential={"name": "cloud", "key": "key"})
+        pod.put_location(config, bucket=bucket, credential={"name": "cloud", "key": "key"})
         pod.put_secret("cloud", "key", s3.credentials_file)
         pod.put_repository(phase="Ready")
         # One file at a time, so that little more is read than sent.
         pod.put_transfer("DataUpload", dataMoverConfig={"ParallelFilesUpload": "1"})
         (tmp_path / "termination-log").touch()
-        yield _Bed(pod, proxy, volume, kopia)
-    s3.remove_bucket("drain")
+        yield _Bed(pod, proxy, bucket, volume, kopia)
+    shutil.rmtree(s3.folder / bucket, ignore_errors=True)
 
 
 @pytest.mark.parametrize("percent", DRAINS)
@@ -196,7 +198,7 @@ async def test_a_cancel_during_the_grace_kills_kopia_at_once(bed: _Bed) -> None:
 async def test_a_checkpoint_whose_indexes_cannot_be_written_is_not_reported_as_saved(bed: _Bed) -> None:
     """kopia has printed its snapshot before."""
     running = await bed.run_until(10)
-    bed.proxy.denied = "PUT /drain/kopia/app/x"
+    bed.proxy.denied = f"PUT /{bed.bucket}/kopia/app/x"
     await bed.drain()
     bed.proxy.hold_bytes = 0
     assert await running == 14
