@@ -122,6 +122,8 @@ async def summarize(world: World, cluster: RealCluster) -> JsonDict:
     status = {key: value for key, value in transfer["status"].items() if not key.endswith("Timestamp")}
     moved = cluster.moved.get(transfer["metadata"]["uid"], "")
     status["path"] = status.get("path", "").replace(transfer["metadata"]["uid"], "*")
+    # All runs are created at once, and wait for their turn: on a slow machine for longer than is worth a line.
+    status["activities"] = [line for line in status.get("activities", ()) if not line.startswith("waited ")]
     result: JsonDict = {
         "status": status,
         "stamps": sorted(key for key in transfer["status"] if key.endswith("Timestamp")),
