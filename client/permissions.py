@@ -15,6 +15,7 @@ from core.models.names import (
     AGENT_DAEMONSET_WINDOWS,
     DELETIONS_LEASE,
     DISPATCHER_LEASE,
+    HISTORY_CONFIGMAPS,
     REPO_CREDENTIALS_SECRET,
 )
 from nodeagent.runtime.permissions import Permission, Scope
@@ -352,7 +353,7 @@ UNINSTALL_PERMISSIONS: Final = (
             kube.JOBS,
         )
     ),
-    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP,)),
+    Permission(_OWN, kube.CONFIG_MAPS, ("get",), _REMOVED, names=(ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
     Permission(_OWN, kube.LEASES, ("get",), _REMOVED, names=(DISPATCHER_LEASE, DELETIONS_LEASE)),
     Permission(_OWN, kube.PODS, ("list",), "uninstall: whether the agents have ended"),
     Permission(_OWN, kube.DEPLOYMENTS, ("list",), "uninstall: whether a Velero server runs here"),

@@ -26,6 +26,7 @@ from core.models.names import (
     AGENT_LABELS,
     DELETIONS_LEASE,
     DISPATCHER_LEASE,
+    HISTORY_CONFIGMAPS,
     PART_OF_LABELS,
     REPO_CREDENTIALS_SECRET,
     helm_release,
@@ -182,7 +183,7 @@ async def _find_shared(client: KubeClient, namespace: str) -> list[Object]:
     for resource, name in (
         (kube.LEASES, DISPATCHER_LEASE),
         (kube.LEASES, DELETIONS_LEASE),
-        (kube.CONFIG_MAPS, ADMISSIONS_CONFIGMAP),
+        *((kube.CONFIG_MAPS, name) for name in (ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
     ):
         stored = await client.read(resource, namespace, name)
         if stored is not None:

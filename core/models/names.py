@@ -57,6 +57,7 @@ __all__ = [
     "EXPOSE_ON_GOING_LABEL",
     "FEATURES_ANNOTATION",
     "FILES_ANNOTATION",
+    "HISTORY_CONFIGMAPS",
     "IN_PLACE_CLAIM_ANNOTATION",
     "IN_PLACE_LABEL",
     "LEFT_OUT_ANNOTATION",
@@ -339,6 +340,8 @@ SCHEDULE_COMMAND: Final = "run-schedule"
 """The command of the pods of a schedule."""
 DISPATCHER_LEASE: Final = "node-agent-dispatcher"
 ADMISSIONS_CONFIGMAP: Final = "node-agent-admissions"
+HISTORY_CONFIGMAPS: Final = tuple(f"node-agent-history-{number}" for number in range(4))
+"""What backups had new, by volume and day (`nodeagent.coverage.history`)."""
 
 NO_CONFIG: Final = "none"
 """The announced hash where no ConfigMap was named."""

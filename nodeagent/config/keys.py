@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Discriminator, Field, StrictBool, StrictInt
 from pydantic_core.core_schema import ValidationInfo
 
 from core.kube.types import Quantities, ResourceRequirements
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, REPO_CREDENTIALS_SECRET
+from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_LABELS, HISTORY_CONFIGMAPS, REPO_CREDENTIALS_SECRET
 from nodeagent.config.own_keys import OWN_KEY, OwnKeys
 from nodeagent.config.selectors import NUMBER_OPERATORS, LabelSelector, Requirement, Section, Toleration
 from nodeagent.config.value_types import (
@@ -58,7 +58,7 @@ INHERIT: Final = "inherit"
 _PositiveNumber = Annotated[StrictInt, Field(ge=1, le=_LARGEST_NUMBER)]
 
 
-_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP})
+_RESERVED: Final = frozenset({REPO_CREDENTIALS_SECRET, ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS})
 """What the agent itself reads under a fixed name: the copy of a user's object must not take its place."""
 
 

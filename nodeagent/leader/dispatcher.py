@@ -33,6 +33,7 @@ from nodeagent.leader.live_agents import ConfigAgreement, LiveAgents
 from nodeagent.leader.recovery.garbage_collector import GarbageCollector
 from nodeagent.leader.recovery.orphans import OrphanRecovery
 from nodeagent.leader.volumes.coverage import CoverageReader
+from nodeagent.leader.volumes.history import HistoryKeeper
 from nodeagent.leader.volumes.plans import PlanReader
 from nodeagent.leader.volumes.view import VolumeView
 from nodeagent.metrics.table import NODE_PASSED_OVER
@@ -143,6 +144,7 @@ class _Term:
         plans = PlanReader(client, rules.namespace, cluster.now)
         coverage = CoverageReader(client, rules.namespace, cluster.now)
         self._volumes = VolumeView(cluster, plans, coverage, entries=self._index.entries, rules=rules.coverage)
+        self._history = HistoryKeeper(cluster, rules.namespace, entries=self._index.entries)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)
         self._garbage = GarbageCollector(cluster, rules, transfers=self._index.entries)
@@ -169,6 +171,7 @@ class _Term:
             group.create_task(self._pods.run(), name="workload pods")
             group.create_task(self._view.run(), name="queue metrics")
             group.create_task(self._volumes.run(), name="volume metrics")
+            group.create_task(self._history.run(), name="history of backups")
             while True:
                 pause_seconds = await self._repeat(self._run_pass)
                 if pause_seconds <= 0:
@@ -254,6 +257,7 @@ class _Term:
         """Begin a pass if the change can matter to one."""
         self._view.notify()
         self._volumes.observe(entry)
+        self._history.observe(entry)
         self._agents.backoff.observe(entry)
         if entry.phase is Phase.NEW:
             if entry.stop:

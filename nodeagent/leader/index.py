@@ -46,7 +46,7 @@ class Entry:
     `copies` are the Secrets and ConfigMaps that it was accepted with, such as `Secret/token`. `location` is the name of
     its backup storage location. `stage` is how far its attempt is, None unless InProgress; `interrupted_by` is what
     ended the one before, None in the first. `bound`: only its own node can carry it out,
-    or not every agent. `copy` is what a backup of a PVC that has ended saved.
+    or not every agent. `copy` is what a backup that has ended saved.
     """
 
     kind: str

@@ -18,6 +18,7 @@ from core.models.names import (
     CLUSTER_NAMESPACE,
     DELETIONS_CONFIGMAP,
     DISPATCHER_LEASE,
+    HISTORY_CONFIGMAPS,
 )
 
 __all__ = ["COPY_PERMISSIONS", "MOVER_PERMISSIONS", "Permission", "Scope", "agent_permissions", "copy_permissions"]
@@ -130,7 +131,7 @@ _AGENT_PERMISSIONS: Final = (
         ("list", "watch", "create"),
         "the progress that movers report; Events on transfers; why pods and PVCs are pending",
     ),
-    Permission(_OWN, kube.CONFIG_MAPS, ("create",), "the admission ledger"),
+    Permission(_OWN, kube.CONFIG_MAPS, ("create",), "the admission ledger; the history of backups"),
     Permission(_OWN, kube.CONFIG_MAPS, ("get", "patch"), "the admission ledger", names=(ADMISSIONS_CONFIGMAP,)),
     Permission(
         _OWN,
@@ -167,6 +168,14 @@ _AGENT_PERMISSIONS: Final = (
         "what retention keeps and why, for the metrics",
         names=(DELETIONS_CONFIGMAP,),
         without="the metrics do not show what retention keeps, and no Event reports a backlog",
+    ),
+    Permission(
+        _OWN,
+        kube.CONFIG_MAPS,
+        ("get", "patch"),
+        "the history of backups",
+        names=HISTORY_CONFIGMAPS,
+        without="no history of backups is kept",
     ),
     Permission(
         _ALL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from core.models.names import DELETIONS_CONFIGMAP
+from core.models.names import DELETIONS_CONFIGMAP, HISTORY_CONFIGMAPS
 from tests.testbed.api import Resource
 from tests.testbed.demonstration.manifests import NAMESPACE
 
@@ -24,7 +24,7 @@ __all__ = ["applied_versions", "everything", "kinds"]
 _PASSING = {"events", "leases", "componentstatuses", "volumeattachments"}
 """What Kubernetes creates and deletes by itself. A volume that is left behind is listed without its attachment."""
 
-_LASTING = {DELETIONS_CONFIGMAP}
+_LASTING = {DELETIONS_CONFIGMAP, *HISTORY_CONFIGMAPS}
 """What the first deletion of a backup creates, and what stays: another test may be that one at any time."""
 
 _NAMES = re.compile(r"\btest-[0-9a-f]{8}\b|\b(?:app|demo|example|first|nodeagent-(?:preflight|verify))\b")

@@ -30,7 +30,13 @@ from client.permissions import (
 from client.schedules.permissions import DELETION_PERMISSIONS, SCHEDULE_PERMISSIONS, SCHEDULED_PERMISSIONS
 from core.clock import Clock
 from core.kube.transport import Request
-from core.models.names import ADMISSIONS_CONFIGMAP, AGENT_DAEMONSET_WINDOWS, DELETIONS_LEASE, DISPATCHER_LEASE
+from core.models.names import (
+    ADMISSIONS_CONFIGMAP,
+    AGENT_DAEMONSET_WINDOWS,
+    DELETIONS_LEASE,
+    DISPATCHER_LEASE,
+    HISTORY_CONFIGMAPS,
+)
 from nodeagent.runtime.permissions import COPY_PERMISSIONS, MOVER_PERMISSIONS, agent_permissions
 from tests.support.access import Access, access_of, not_permitted
 from tests.support.fakekube import FakeKube
@@ -44,7 +50,7 @@ _EVERYTHING: list[JsonDict] = build_everything(_NAMESPACE)
 _SHARED: tuple[JsonDict, ...] = (
     {"kind": "Lease", "metadata": {"name": DISPATCHER_LEASE}},
     {"kind": "Lease", "metadata": {"name": DELETIONS_LEASE}},
-    {"kind": "ConfigMap", "metadata": {"name": ADMISSIONS_CONFIGMAP}},
+    *({"kind": "ConfigMap", "metadata": {"name": name}} for name in (ADMISSIONS_CONFIGMAP, *HISTORY_CONFIGMAPS)),
 )
 _FORMER: tuple[JsonDict, ...] = ({"kind": "DaemonSet", "metadata": {"name": AGENT_DAEMONSET_WINDOWS}},)
 _USERS = (

@@ -116,7 +116,7 @@ def build_states(
     memory = {} if memory is None else memory
     found: dict[ClaimKey, _Found] = {}
     for entry in entries:
-        if (copy := entry.copy) is not None and entry.managed:
+        if (copy := entry.copy) is not None and copy.claim and entry.managed:
             key = (entry.queue, copy.claim)
             found.setdefault(key, _Found(copy.created, copy.created)).add(copy)
             if copy.complete:

@@ -46,6 +46,7 @@ class _World(HandClock):
         self.put(kube.LEASES, "node-agent-dispatcher", {}, spec={})
         self.put(kube.LEASES, "node-agent-backup-deletions", {})
         self.put(kube.CONFIG_MAPS, "node-agent-admissions", {})
+        self.put(kube.CONFIG_MAPS, "node-agent-history-2", {})
         labels = {"velero.io/repo-name": "a", "nodeagent.io/owner-uid": "u"}
         self.put(kube.JOBS, "job", labels, spec={"template": {}})
 
@@ -69,6 +70,7 @@ _SHARED = (
     "Lease velero/node-agent-dispatcher",
     "Lease velero/node-agent-backup-deletions",
     "ConfigMap velero/node-agent-admissions",
+    "ConfigMap velero/node-agent-history-2",
 )
 
 

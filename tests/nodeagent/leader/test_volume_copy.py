@@ -1,4 +1,4 @@
-"""What a completed backup of a PVC saved, as the index reads it from the custom resource."""
+"""What a completed backup saved, as the index reads it from the custom resource."""
 
 from datetime import UTC, datetime
 
@@ -29,11 +29,17 @@ def test_a_completed_data_upload_saved_its_source_pvc() -> None:
     assert copy_of(raw) == VolumeCopy(raw["spec"]["sourcePVC"], CREATED, 9, "", None)
 
 
+def test_what_was_new_and_how_long_it_took_is_read_where_it_is_known() -> None:
+    times = {"startTimestamp": "2026-11-21T11:58:30Z", "completionTimestamp": "2026-11-21T12:00:00Z"}
+    found = copy_of(data_upload(status={**DONE, **times, "incrementalBytes": 4}))
+    assert (found.completed, found.new_bytes, found.seconds) == (datetime(2026, 11, 21, 12, tzinfo=UTC), 4, 90)
+
+
 def test_a_pod_volume_backup_saved_a_pvc_if_it_names_one() -> None:
     named = PodVolumeBackup.parse(pod_volume_backup(status=DONE, annotations={PVC_NAME_ANNOTATION: "data"}))
     unnamed = PodVolumeBackup.parse(pod_volume_backup(status=DONE))
     assert read_copy(named) == VolumeCopy("data", CREATED, 9, "", None)
-    assert read_copy(unnamed) is None
+    assert read_copy(unnamed) == VolumeCopy("", CREATED, 9, "", None)
 
 
 @pytest.mark.parametrize("phase", ["Failed", "Canceled"])
