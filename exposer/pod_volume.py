@@ -12,7 +12,6 @@ from core.kube.client import KubeClient, Selection
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.attempts import Interruption
-from core.models.names import VELERO_RESTORE_LABEL
 from core.models.reasons import PendingReason
 from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
@@ -35,10 +34,11 @@ from exposer.workload import (
     claim_of,
     describe_users,
     find_volume,
-    is_held,
     pod_of_directory,
+    read_restore_of,
     restore_wait_completed,
     tolerations_to_stay,
+    waits_for_restore,
 )
 
 __all__ = ["PodVolumeExposer"]
@@ -138,16 +138,18 @@ class PodVolumeExposer:
     async def _find_use(self, request: PodVolumeRequest, claim: str) -> str | None:
         """Return what uses the volume beside the workload pod, if a restore in place needs it alone.
 
-        The pods of one restore may share it: a Velero server asks for a restore in place also where the PVC is new, and
-        restores a shared volume through one of them only.
-        Source: Velero, pkg/backup/item_backupper.go (TakenForPodVolume).
+        A pod that waits for data of the same Velero restore does not: it writes nothing. Every other one does,
+        also one that this restore made beside it.
+        Source: Velero at 508ecd5a8d83, pkg/restore/inplace/preflight.go (CheckPVCNotInUse): its server makes no
+        PodVolumeRestore in place while there is such a pod.
         """
         if request.in_place is None or not claim:
             return None
         ref = request.workload
         listed = {pod["metadata"]["name"]: pod for pod in await self._client.list(Selection(PODS, ref.namespace))}
-        restore = _restore_of(listed.pop(ref.name, None))
-        others = [pod for pod in listed.values() if not is_held(pod) and (not restore or _restore_of(pod) != restore)]
+        workload = listed.pop(ref.name, None)
+        restore = read_restore_of(workload) if workload is not None else ""
+        others = [pod for pod in listed.values() if not waits_for_restore(pod, restore)]
         place = f"PersistentVolumeClaim {ref.namespace}/{claim}"
         if users := describe_users(others, claim):
             return f"{place} is in use by {', '.join(users)}: a restore in place needs it alone"
@@ -219,11 +221,6 @@ class PodVolumeExposer:
             place = f"data mover pod {owner.namespace}/{owner.name}"
             raise ExposeError(f"{place} mounts no directory of workload pod {ref}")
         return replace(ref, uid=pod_of_directory(directory))
-
-
-def _restore_of(pod: Pod | None) -> str:
-    """Return the restore of a Velero server that made `pod`; empty: none did."""
-    return ((pod["metadata"].get("labels") or {}) if pod is not None else {}).get(VELERO_RESTORE_LABEL, "")
 
 
 async def _read_workload(request: PodVolumeRequest, reader: Reader) -> Pod | None:

@@ -30,13 +30,14 @@ __all__ = [
     "describe_restore_wait",
     "describe_users",
     "find_volume",
-    "is_held",
     "join_directory",
     "pod_of_directory",
+    "read_restore_of",
     "restore_wait_completed",
     "split_directory",
     "tolerations_of_consumers",
     "tolerations_to_stay",
+    "waits_for_restore",
 ]
 
 
@@ -150,12 +151,15 @@ def restore_wait_completed(ref: WorkloadRef, pod: Pod | None) -> bool:
     return bool(terminated) and terminated.get("exitCode") == 0
 
 
-def is_held(pod: Pod) -> bool:
-    """Return whether `pod` does not use its volumes yet: it has no node, or still waits for its own data."""
-    if not pod["spec"].get("nodeName"):
-        return True
-    waits = any(container["name"] == _RESTORE_WAIT for container in pod["spec"].get("initContainers") or [])
-    return waits and "terminated" not in _restore_wait_state(pod)
+def waits_for_restore(pod: Pod, restore: str) -> bool:
+    """Return whether `pod` is held until the data of the Velero restore with this UID is there, and writes nothing."""
+    return bool(restore) and read_restore_of(pod) == restore and "terminated" not in _restore_wait_state(pod)
+
+
+def read_restore_of(pod: Pod) -> str:
+    """Return the UID of the Velero restore whose data holds the pod, or held it; empty: of none."""
+    args = [c.get("args") or [""] for c in pod["spec"].get("initContainers") or [] if c["name"] == _RESTORE_WAIT]
+    return args[0][0] if args else ""
 
 
 def find_volume(ref: WorkloadRef, pod: Pod, name: str) -> Volume:

@@ -18,6 +18,8 @@ from tests.exposer.support.world import World, no_guard
 
 RUNNING: JsonDict = {"phase": "Running"}
 WAITING_STATE: JsonDict = {"running": {"startedAt": "2026-11-21T11:15:23Z"}}
+RESTORE = "e6098896-cfbd-477a-bfa8-dfa5963fb42e"
+"""The UID of the Velero restore whose data the workload pod waits for."""
 DONE_STATE: JsonDict = {"terminated": {"exitCode": 0}}
 
 
@@ -40,7 +42,13 @@ class Scene:
                 {"key": "b", "operator": "Exists"},
                 {"key": "c", "operator": "Exists", "effect": "NoSchedule"},
             ],
-            "initContainers": [{"name": "restore-wait", "volumeMounts": [{"name": "fs", "mountPath": "/restores/fs"}]}],
+            "initContainers": [
+                {
+                    "name": "restore-wait",
+                    "args": [RESTORE],
+                    "volumeMounts": [{"name": "fs", "mountPath": "/restores/fs"}],
+                }
+            ],
             "containers": [{"name": "c", "volumeMounts": [{"name": "fs", "mountPath": "/fs"}]}],
             "volumes": [{"name": "fs", "persistentVolumeClaim": {"claimName": "fsdata"}}, {"name": "unused"}],
         }

@@ -11,10 +11,16 @@ from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from exposer.model import Pending
 from tests.exposer.support.world import no_guard
-from tests.exposer.test_pod_volume import WAITING_STATE, Scene, init_status
+from tests.exposer.test_pod_volume import RESTORE, WAITING_STATE, Scene, init_status
 
 RESTORED = {"velero.io/restore-name": "r2"}
-HELD = {"initContainers": [{"name": "restore-wait"}]}
+
+
+def _held(*args: str) -> JsonDict:
+    return {"initContainers": [{"name": "restore-wait", "args": list(args)}]}
+
+
+OF_THIS_RESTORE = _held(RESTORE)
 
 
 def _other_pod(
@@ -72,16 +78,13 @@ async def test_a_restore_in_place_waits_while_another_pod_uses_the_claim_and_fai
         {"claim": "other"},
         {"status": {"phase": "Succeeded"}},
         {"status": {"phase": "Failed"}},
-        {"nodeName": ""},
-        HELD,
-        HELD | {"status": {"phase": "Pending"} | init_status(WAITING_STATE)},
-        {"labels": RESTORED},
+        OF_THIS_RESTORE,
+        OF_THIS_RESTORE | {"status": init_status(WAITING_STATE)},
     ],
-    ids=["another claim", "succeeded", "failed", "unscheduled", "held", "waiting for its data", "of the same restore"],
+    ids=["another claim", "succeeded", "failed", "not started", "waiting for its data"],
 )
 async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
-    scene.put_pod(init_status(WAITING_STATE), labels=RESTORED)
     _other_pod(scene, "web-0", **other)
     await scene.exposer.ensure(scene.request, no_guard)
     assert await scene.world.client.read(PODS, "velero", scene.request.owner.name) is not None
@@ -91,16 +94,26 @@ async def test_a_pod_that_does_not_have_the_volume_delays_no_restore_in_place(ot
 @pytest.mark.parametrize(
     "other",
     [
-        HELD | {"status": init_status({"terminated": {"exitCode": 0}})},
-        {"labels": {"velero.io/restore-name": "r1"}},
-        {"status": {"phase": "Pending"}},
+        OF_THIS_RESTORE | {"status": init_status({"terminated": {"exitCode": 0}})},
+        _held("another") | {"status": init_status(WAITING_STATE)},
+        _held() | {"status": init_status(WAITING_STATE)},
+        {"labels": RESTORED},
+        {"status": {"phase": "Pending"}, "nodeName": ""},
     ],
-    ids=["has its data", "of another restore", "starts"],
+    ids=["has its data", "of another restore", "of none", "made by the restore without waiting", "unscheduled"],
 )
 async def test_a_pod_that_may_write_delays_a_restore_in_place(other: dict[str, Any]) -> None:
     scene = Scene("podvolumerestore", in_place=InPlace())
     scene.put_pod(init_status(WAITING_STATE), labels=RESTORED)
     _other_pod(scene, "web-0", **other)
+    assert isinstance(await scene.exposer.ensure(scene.request, no_guard), Pending)
+
+
+async def test_no_pod_is_held_where_the_workload_does_not_tell_its_restore() -> None:
+    scene = Scene("podvolumerestore", in_place=InPlace())
+    del scene.spec["initContainers"][0]["args"]
+    scene.put_pod(init_status(WAITING_STATE))
+    _other_pod(scene, "web-0", **_held())
     assert isinstance(await scene.exposer.ensure(scene.request, no_guard), Pending)
 
 
