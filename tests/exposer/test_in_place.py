@@ -13,6 +13,7 @@ from exposer.model import KeptVolume, NotOwnerError, Pending
 from tests.exposer.support.in_place import (
     LEFT,
     OLD,
+    RELEASED_UID,
     TARGET,
     assert_returned,
     assert_unmarked,
@@ -120,7 +121,7 @@ async def test_the_volume_of_a_deleted_transfer_is_given_back(applied: bool) -> 
 
         assert scene.world.disks == {OLD}
         given = volume(scene, OLD)
-        if given["spec"]["claimRef"].get("uid") != "uid-deleted":
+        if given["spec"]["claimRef"].get("uid") != RELEASED_UID:
             # It was taken.
             assert_returned(scene, policy="Delete")
     assert at > 20

@@ -7,12 +7,22 @@ from core.kube.resources import PERSISTENT_VOLUMES, PODS, VOLUME_ATTACHMENTS
 from core.models.base import JsonDict
 from core.models.names import IN_PLACE_LABEL
 from exposer.model import Pending
-from tests.exposer.support.in_place import LEFT, OLD, assert_returned, attach, give_back, in_place, restore
+from tests.exposer.support.in_place import (
+    HANDLE,
+    LEFT,
+    OLD,
+    TARGET_UID,
+    assert_returned,
+    attach,
+    give_back,
+    in_place,
+    restore,
+)
 from tests.exposer.support.restore_steps import expose, volume
 from tests.exposer.support.scenes import RestoreScene
 
 
-def put_twin(scene: RestoreScene, handle: str = "handle-old") -> None:
+def put_twin(scene: RestoreScene, handle: str = HANDLE) -> None:
     """Store another PersistentVolume of the same storage, whose PVC is app9/twin."""
     csi = {"driver": "hostpath.csi.k8s.io", "volumeHandle": handle}
     spec = {"csi": csi, "claimRef": {"namespace": "app9", "name": "twin", "uid": "uid-twin"}}
@@ -134,7 +144,7 @@ async def test_two_restores_never_share_a_volume() -> None:
             id="of another PVC",
         ),
         pytest.param(
-            {"claimRef": {"namespace": "app3", "name": "data", "uid": "uid-data"}},
+            {"claimRef": {"namespace": "app3", "name": "data", "uid": TARGET_UID}},
             f"PersistentVolume {OLD} to restore into is bound to PVC app3/data: it must be released first",
             id="still bound",
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ from tests.support.golden import recorded
 if TYPE_CHECKING:
     from tests.support.objects import JsonDict
 
-VERSIONS = ("1.17.2", "1.18.2", "release-1.18", "main")
-"""The oldest first; the last two are without descriptions, at 25a2a449c and d2241adba.
+VERSIONS = ("1.17.2", "1.18.3", "main")
+"""The oldest first; the last two are without descriptions, of the module v1.18.3 and at d2241adba.
 
-Of the last one, the data mover's kinds are at 4a7db86f17d3, and the pod volumes at 2a31c14daea5.
+Of the last one, the data mover's kinds are at 4a7db86f17d3, and the pod volumes at 2a31c14daea5. Those of 1.18.3 are
+equal to 1.18.2's.
 """
 
 _ADDED: dict[str, JsonDict] = {
@@ -55,6 +57,16 @@ def golden(version: str, kind: str) -> JsonDict:
         run = {"startTimestamp": "2026-11-21T11:00:00Z", "completeTimestamp": "2026-11-21T11:01:00Z"}
         obj["status"]["recentMaintenance"] = [run | {"result": "Succeeded"}] * (25 if version == "main" else 3)
     return prune(version, obj)
+
+
+def built(name: str, index: int = 0) -> JsonDict:
+    """Return an object of a restore in place as the code of Velero's main builds it, from the values of a recording.
+
+    `name` is a file in tests/recordings/velero-main: each of its entries names repository, commit, file and function.
+    """
+    entries = json.loads((_RECORDINGS / "velero-main" / f"{name}-in-place.json").read_text())
+    obj: JsonDict = entries[index]["object"]
+    return obj
 
 
 def prune(version: str, obj: JsonDict) -> JsonDict:

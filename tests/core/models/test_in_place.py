@@ -5,7 +5,7 @@ import pytest
 from core.errors import ConfigError
 from core.models.in_place import InPlace
 from core.models.transfers import DataDownload, PodVolumeRestore
-from tests.support.golden import recorded
+from tests.support.versions import built, prune
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tests.support.golden import recorded
 def test_type_and_settings_of_a_pods_volume(
     restore_type: str, settings: dict[str, str], expected: InPlace | None
 ) -> None:
-    raw = recorded("podvolumerestore")
+    raw = built("podvolumerestore")
     raw["spec"] |= {"restoreType": restore_type, "uploaderSettings": settings}
     assert PodVolumeRestore.parse(raw).in_place == expected
 
@@ -39,10 +39,28 @@ def test_type_and_settings_of_a_pods_volume(
 def test_only_the_name_of_a_volume_makes_a_download_one_in_place(
     volume: str, restore_type: str, expected: InPlace | None
 ) -> None:
-    raw = recorded("datadownload")
+    raw = built("datadownload")
     raw["spec"] |= {"restoreType": restore_type}
     raw["spec"]["targetVolume"]["pv"] = volume
+    del raw["spec"]["dataMoverConfig"]
     assert DataDownload.parse(raw).in_place == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "index", "expected"),
+    [
+        pytest.param(DataDownload, 0, InPlace(incremental=True, delete_extra_files=True), id="existing PVC"),
+        pytest.param(DataDownload, 1, None, id="new PVC"),
+        pytest.param(DataDownload, 2, InPlace(incremental=True), id="velero-block"),
+        pytest.param(PodVolumeRestore, 0, InPlace(delete_extra_files=True), id="volume of a pod"),
+    ],
+)
+def test_what_the_next_server_asks_for_is_kept_by_its_definitions_and_read(
+    model: type[DataDownload | PodVolumeRestore], index: int, expected: InPlace | None
+) -> None:
+    raw = built(model.kind_name.lower(), index)
+    assert prune("main", raw) == raw
+    assert model.parse(raw).in_place == expected
 
 
 @pytest.mark.parametrize(

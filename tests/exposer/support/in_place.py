@@ -8,8 +8,14 @@ from exposer.model import KeptVolume
 from tests.exposer.support.restore_steps import claim, clean_up, expose, rebind, volume
 from tests.exposer.support.scenes import RestoreScene
 from tests.exposer.support.world import Cut
+from tests.support.versions import built
 
-OLD = "pv-old"
+_VOLUME = built("persistentvolume")
+OLD = _VOLUME["metadata"]["name"]
+RELEASED_UID = _VOLUME["spec"]["claimRef"]["uid"]
+"""The UID of the PVC that the server deleted."""
+HANDLE = _VOLUME["spec"]["csi"]["volumeHandle"]
+TARGET_UID = built("target-pvc")["metadata"]["uid"]
 TARGET = "PersistentVolumeClaim app3/data"
 LEFT = {"PersistentVolumeClaim app3/bystander", TARGET, f"PersistentVolume /{OLD}"}
 

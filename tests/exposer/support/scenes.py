@@ -5,7 +5,6 @@ from typing import Any, Final
 
 from core.kube.resources import (
     PERSISTENT_VOLUME_CLAIMS,
-    PERSISTENT_VOLUMES,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
 )
@@ -16,6 +15,7 @@ from exposer.model import RestoreRequest, SnapshotRequest
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.support.world import World
 from tests.support.objects import JsonDict
+from tests.support.versions import built
 
 __all__ = ["HANDLE", "SOURCE_CONTENT", "BackupScene", "RestoreScene"]
 
@@ -98,29 +98,20 @@ class RestoreScene:
         client = self.world.client_over(transport or self.world.kube)
         return GenericRestoreExposer(client, self.world.causes_over(client))
 
-    def put_existing(self, *, policy: str = "Retain", name: str = "pv-old", **spec: Any) -> None:
-        """Store the volume that the target had, as a Velero server releases it, and restore into it.
+    def put_existing(self, *, policy: str = "Retain", **spec: Any) -> None:
+        """Store volume and PVC of the target as a Velero server leaves them, and restore into the volume.
 
         `policy`: the reclaim policy that it had before it was retained, as a command of ours records it.
         """
-        self.request = replace(self.request, volume=name)
-        self.world.disks.add(name)
-        reference = {"namespace": "app3", "name": "data", "uid": "uid-deleted"}
-        wanted: JsonDict = {
-            "claimRef": reference,
-            "persistentVolumeReclaimPolicy": "Retain",
-            "storageClassName": "hostpath",
-            "csi": {"driver": "hostpath.csi.k8s.io", "volumeHandle": "handle-old"},
-        }
-        self.world.put(
-            PERSISTENT_VOLUMES,
-            name,
-            finalizers=["test/provisioner"],
-            annotations={"pv.kubernetes.io/provisioned-by": "hostpath.csi.k8s.io"}
-            | ({"nodeagent.io/reclaim-policy": policy} if policy != "Retain" else {}),
-            spec=wanted | spec,
-            status={"phase": "Released"},
-        )
+        volume, target = built("persistentvolume"), built("target-pvc")
+        self.request = replace(self.request, volume=volume["metadata"]["name"])
+        self.world.disks.add(volume["metadata"]["name"])
+        volume["metadata"]["finalizers"] = ["test/provisioner"]
+        if policy != "Retain":
+            volume["metadata"]["annotations"]["nodeagent.io/reclaim-policy"] = policy
+        volume["spec"] |= spec
+        self.world.kube.put(volume)
+        self.world.kube.put(target)
 
     def put_target(self, name: str, *, mode: str = "Filesystem", node: str = "", **spec: Any) -> None:
         """Store a PVC as restored by a Velero server: its selector prevents provisioning."""

@@ -19,6 +19,7 @@ from core.models.base import JsonDict
 from tests.nodeagent.support.harness import NO_RETRIES, Fault, Fuse, World, accepted, open_world
 from tests.nodeagent.support.simulation import Mover
 from tests.nodeagent.support.transfers import TRANSFERS
+from tests.support.versions import built
 
 pytestmark = pytest.mark.looptime
 
@@ -53,10 +54,7 @@ class Scenario:
         """Return the transfer, New."""
         transfer: JsonDict = TRANSFERS[kind]()
         if self.in_place:
-            transfer["spec"] |= {
-                "restoreType": "full",
-                "targetVolume": transfer["spec"]["targetVolume"] | {"pv": "old"},
-            }
+            transfer["spec"] |= built("datadownload")["spec"]
         return transfer
 
 

@@ -68,7 +68,7 @@ def test_definitions_with_every_field_are_not_reported(definitions: dict[str, Js
 
 
 def test_those_of_an_older_velero_server_need_no_action() -> None:
-    report = judge_definitions(_veleros("1.18.2").values())
+    report = judge_definitions(_veleros("1.18.3").values())
     assert not report.warning
     assert not report.next_velero
     assert report.message.startswith(
@@ -93,20 +93,20 @@ def test_ours_of_an_older_version_are_installed_again() -> None:
 
 
 def test_those_of_a_release_are_restored_by_helm() -> None:
-    older = _labeled(_veleros("1.18.2")[_UPLOAD], **{"meta.helm.sh/release-name": "agents"})
+    older = _labeled(_veleros("1.18.3")[_UPLOAD], **{"meta.helm.sh/release-name": "agents"})
     report = judge_definitions([older])
     assert report.warning
     assert report.message.endswith("the API server drops these fields; upgrade the release agents of Helm")
 
 
 def test_an_older_one_among_those_of_velero_1_19_has_replaced_a_newer_one() -> None:
-    report = judge_definitions((_veleros("main") | {_UPLOAD: _veleros("1.18.2")[_UPLOAD]}).values())
+    report = judge_definitions((_veleros("main") | {_UPLOAD: _veleros("1.18.3")[_UPLOAD]}).values())
     assert (report.warning, report.next_velero) == (True, True)
     assert report.message.endswith("apply those of the Velero server again")
 
 
 def test_one_of_ours_beside_those_of_an_older_server_changes_nothing() -> None:
-    report = judge_definitions((_veleros("1.18.2") | {_UPLOAD: _ours()[_UPLOAD]}).values())
+    report = judge_definitions((_veleros("1.18.3") | {_UPLOAD: _ours()[_UPLOAD]}).values())
     assert not report.warning
     assert _UPLOAD not in report.message
 

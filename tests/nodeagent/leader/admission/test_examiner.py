@@ -25,6 +25,7 @@ from nodeagent.transfers.kinds.base import Admission, AdmissionState
 from tests.nodeagent.support.dispatching import RESOURCES, Scene, ScriptedKind, agent_pod, open_scene
 from tests.nodeagent.support.transfers import NAMESPACE
 from tests.support.clock import LoopClock
+from tests.support.versions import built
 
 pytestmark = pytest.mark.looptime
 
@@ -156,7 +157,7 @@ async def test_a_transfer_with_a_malformed_object_is_pending_for_it_until_the_ti
 
 def put_in_place(scene: Scene, name: str, **meta: Any) -> None:
     raw = scene.add_kind(DataDownload, name, **meta)
-    scene.kube.put(raw | {"spec": raw["spec"] | {"targetVolume": raw["spec"]["targetVolume"] | {"pv": "pv-old"}}})
+    scene.kube.put(raw | {"spec": raw["spec"] | built("datadownload")["spec"]})
 
 
 @pytest.mark.cause("agent-outdated")

@@ -19,6 +19,10 @@ from tests.nodeagent.support.data_kinds import (
 )
 from tests.nodeagent.support.transfers import data_download
 from tests.support.fakeobjects import merge_patch
+from tests.support.versions import built
+
+VOLUME = built("datadownload")["spec"]["targetVolume"]["pv"]
+BASE = built("datadownload", 2)["spec"]["csiSnapshot"]["volumeSnapshot"]
 
 
 @pytest.mark.parametrize(
@@ -46,26 +50,24 @@ async def test_a_restore_that_this_agent_cannot_carry_out_fails_whoever_accepted
 
 @pytest.mark.parametrize("wanted", ["", "none", "Full", "INCREMENTAL"])
 async def test_an_existing_volume_is_restored_with_every_restore_type(wanted: str) -> None:
-    spec = {"restoreType": wanted, "targetVolume": {"pv": "pv-7"}, "dataMoverConfig": {"DeleteExtraFiles": "true"}}
     exposer = FakeExposer()
     kind = downloads(exposer)
-    cr = kind.parse(merge_patch(data_download(), {"spec": spec}))
+    cr = kind.parse(merge_patch(built("datadownload"), {"spec": {"restoreType": wanted}}))
 
     assert (await kind.check_admission(cr, client(READY_WORLD))).decision is AdmissionState.READY
 
-    assert exposer.checked[-1].volume == "pv-7"
+    assert exposer.checked[-1].volume == VOLUME
     assert exposer.checked[-1].in_place == InPlace(incremental=wanted == "INCREMENTAL", delete_extra_files=True)
 
 
 @pytest.mark.parametrize("end", ["Failed", "Canceled", "Completed"])
 async def test_an_existing_volume_is_given_back_unless_it_was_rebound(end: str) -> None:
     exposer = FakeExposer()
-    transfer = merge_patch(data_download(status={"phase": end}), {"spec": {"targetVolume": {"pv": "pv-7"}}})
     kind = downloads(exposer)
 
-    await kind.clean_up(kind.parse(transfer))
+    await kind.clean_up(kind.parse(built("datadownload") | {"status": {"phase": end}}))
 
-    assert exposer.given_back == ([] if end == "Completed" else ["pv-7"])
+    assert exposer.given_back == ([] if end == "Completed" else [VOLUME])
     assert exposer.dropped == []
     assert exposer.cleaned == 1
 
@@ -80,8 +82,8 @@ async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> 
 @pytest.mark.parametrize(
     ("snapshot", "deleted"),
     [
-        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": True}, ("app", "base"), id="taken for it"),
-        pytest.param({"cleanUp": True}, ("velero-restored", "base"), id="beside the target"),
+        pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": True}, ("app", BASE), id="taken for it"),
+        pytest.param({"cleanUp": True}, ("app3", BASE), id="beside the target"),
         pytest.param({"volumeSnapshotNamespace": "app", "cleanUp": False}, None, id="of a user"),
         pytest.param(None, None, id="none"),
     ],
@@ -89,11 +91,12 @@ async def test_a_new_volume_is_restored_with_every_restore_type(wanted: str) -> 
 async def test_a_snapshot_is_deleted_if_it_was_taken_for_the_restore_alone(
     snapshot: JsonDict | None, deleted: tuple[str, str] | None
 ) -> None:
-    base = None if snapshot is None else {"storageClass": "fast", "volumeSnapshot": "base"} | snapshot
-    change = {"csiSnapshot": base, "datamover": "velero-block", "targetVolume": {"namespace": "velero-restored"}}
+    transfer = built("datadownload", 2)
+    named = {key: transfer["spec"]["csiSnapshot"][key] for key in ("storageClass", "volumeSnapshot")}
+    transfer["spec"]["csiSnapshot"] = None if snapshot is None else named | snapshot
     exposer = FakeExposer()
     kind = downloads(exposer)
-    cr = kind.parse(merge_patch(data_download(), {"spec": change, "status": {"phase": "Failed"}}))
+    cr = kind.parse(transfer | {"status": {"phase": "Failed"}})
 
     await kind.clean_up(cr)
 
