@@ -74,7 +74,7 @@ def test_those_of_an_older_velero_server_need_no_action() -> None:
     assert report.message.startswith(
         f"definition {_DOWNLOAD} lacks spec.restoreType, spec.csiSnapshot, status.activities, "
     )
-    assert report.message.endswith(": as those of Velero before 1.19, whose server uses none")
+    assert report.message.endswith(": as Velero before 1.19 does, whose server uses none")
 
 
 def _labeled(definition: JsonDict, **annotations: str) -> JsonDict:
@@ -102,7 +102,7 @@ def test_those_of_a_release_are_restored_by_helm() -> None:
 def test_an_older_one_among_those_of_velero_1_19_has_replaced_a_newer_one() -> None:
     report = judge_definitions((_veleros("main") | {_UPLOAD: _veleros("1.18.3")[_UPLOAD]}).values())
     assert (report.warning, report.next_velero) == (True, True)
-    assert report.message.endswith("apply those of the Velero server again")
+    assert report.message.endswith("apply the Velero server's again")
 
 
 def test_one_of_ours_beside_those_of_an_older_server_changes_nothing() -> None:
