@@ -1,8 +1,9 @@
 """Compares a restored volume with its kopia snapshot: each file's type, mode, owner, time and content.
 
 kopia writes the snapshot as a tar archive into a named pipe, so nothing is stored twice, and one process reads a
-snapshot of any size. The volume is read by descriptors, and no link in it is followed. What the volume has besides is
-no fault: a new one has a folder `lost+found`, for example.
+snapshot of any size. The archive lacks the root, whose owner and mode the snapshot's manifest has. The volume is read
+by descriptors, and no link in it is followed. What the volume has besides is no fault: a new one has a folder
+`lost+found`, for example.
 Source: kopia 0.23.1, snapshot/restore/tar_output.go: the mode is Go's fs.FileMode, and times are rounded to seconds; Go
 1.26, archive/tar/writer.go.
 """
@@ -26,7 +27,7 @@ from datamover.data_path.links import show_path
 from datamover.kopia.process import KopiaAnswer
 from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshot_files import convert_mode
+from datamover.kopia.snapshot_files import convert_mode, parse_mode
 from datamover.kopia.snapshots import Snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.verification import SHOWN_FAULTS, shorten_fault
@@ -51,9 +52,9 @@ async def compare_volume(
         StorageOutageError: the storage does not answer.
         DataPathError: kopia could not read the snapshot.
     """
-    found = _Comparison(volume, mode)
-    await _read_archive(repository, watchdog, snapshot, found)
-    found.check_count(snapshot)
+    found = _Comparison(snapshot, volume, mode)
+    await _read_archive(repository, watchdog, found)
+    found.check_count()
     return VerifiedSnapshot(
         id=snapshot.snapshot_id,
         outcome=VerificationOutcome.FAILED if found.fault_count else VerificationOutcome.PASSED,
@@ -72,8 +73,8 @@ async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path,
         StorageOutageError: the storage does not answer.
         DataPathError: kopia could not read the snapshot.
     """
-    found = _ChangedFiles(volume, VolumeMode.FILESYSTEM)
-    await _read_archive(repository, watchdog, snapshot, found)
+    found = _ChangedFiles(snapshot, volume, VolumeMode.FILESYSTEM)
+    await _read_archive(repository, watchdog, found)
     if found.entries != snapshot.entries:
         raise DataPathError(
             f"snapshot {snapshot.snapshot_id} has {found.entries} instead of {snapshot.entries} entries"
@@ -81,13 +82,14 @@ async def find_changed(repository: Repository, snapshot: Snapshot, volume: Path,
     return found.changed
 
 
-async def _read_archive(repository: Repository, watchdog: Watchdog, snapshot: Snapshot, found: "_Comparison") -> None:
-    attempted = f"{repository.description}: read snapshot {snapshot.snapshot_id}"
+async def _read_archive(repository: Repository, watchdog: Watchdog, found: "_Comparison") -> None:
+    snapshot_id = found.snapshot.snapshot_id
+    attempted = f"{repository.description}: read snapshot {snapshot_id}"
     pipe = repository.work_dir.path / _PIPE
 
     async def attempt() -> KopiaAnswer:
         meter = Meter(watchdog.clock, Direction.RESTORE)
-        arguments = (meter.counter_argument, "restore", snapshot.snapshot_id, str(pipe), "--mode=tar")
+        arguments = (meter.counter_argument, "restore", snapshot_id, str(pipe), "--mode=tar")
         return await watchdog.guard(
             attempted, meter, lambda: repository.kopia.call(attempted, *arguments, seconds=None)
         )
@@ -124,8 +126,9 @@ def _open_pipe(path: Path) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class _Comparison:
-    """What was found in a volume so far; at most three faults are kept."""
+    """What was found in a volume so far; the first faults are kept."""
 
+    snapshot: Snapshot
     volume: Path
     mode: VolumeMode
     entries: int = 0
@@ -157,10 +160,10 @@ class _Comparison:
                 while not stop() and stream.read(_CHUNK_BYTES):
                     pass
 
-    def check_count(self, snapshot: Snapshot) -> None:
+    def check_count(self) -> None:
         """Add a fault if kopia's archive did not have what the snapshot's manifest says: nothing else would miss it."""
         # The manifest of a single file, which has no directory, does not count it as this one does.
-        expected = 1 if self.mode is VolumeMode.BLOCK else snapshot.entries
+        expected = 1 if self.mode is VolumeMode.BLOCK else self.snapshot.entries
         if self.entries != expected:
             self._add(b"", f"the snapshot has {self.entries} entries instead of {expected}")
 
@@ -168,6 +171,9 @@ class _Comparison:
         block = self.mode is VolumeMode.BLOCK
         root = os.open(self.volume, os.O_RDONLY | os.O_CLOEXEC | (0 if block else os.O_DIRECTORY))
         try:
+            own = None if block else _build_root(self.snapshot)
+            if own is not None and (fault := self._find_fault(own, os.fstat(root))):
+                self._add(b"/", fault)
             while not stop() and (entry := archive.next()) is not None:
                 # A snapshot may have millions of entries, and tarfile would keep them all.
                 archive.members = []  # type: ignore[attr-defined]  # its stubs leave it out
@@ -256,6 +262,18 @@ def _read_fully(fd: int, size: int, at: int) -> bytes:
         pieces.append(piece)
         at, size = at + len(piece), size - len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _build_root(snapshot: Snapshot) -> tarfile.TarInfo | None:
+    """Return what kopia's archive would say of the snapshot's root; None: the manifest does not say it."""
+    root, found = snapshot.root_entry, tarfile.TarInfo()
+    mode = str(root.get("mode", ""))
+    if parse_mode(mode) is None:
+        return None
+    # kopia writes no owner of 0.
+    found.uid, found.gid = int(root.get("uid", 0)), int(root.get("gid", 0))
+    found.type, found.mode = tarfile.DIRTYPE, int(mode, 8)
+    return found
 
 
 def _compare_status(entry: tarfile.TarInfo, status: os.stat_result) -> str:

@@ -172,7 +172,8 @@ async def read_snapshot(kopia: KopiaCaller, snapshot_id: str) -> Snapshot:
     if not snapshot_id.isalnum():
         raise KopiaError(f'invalid snapshot ID: "{snapshot_id}"')
     answer = await kopia.call(f"snapshot {snapshot_id}", "manifest", "show", snapshot_id)
-    if not answer.succeeded and answer.mentions("not found"):
+    # Not of a blob, which is not found either if the data of a snapshot is lost.
+    if not answer.succeeded and answer.mentions(f"manifest {snapshot_id}: not found"):
         raise SnapshotMissingError(f"snapshot {snapshot_id}: it is not in the repository")
     return parse_snapshot(answer.check().document(), snapshot_id)
 

@@ -25,9 +25,9 @@ from datamover.kopia.stalls import Watchdog
 
 __all__ = ["SHOWN_FAULTS", "DamagedSnapshotError", "choose_share", "is_damage", "shorten_fault", "verify_snapshot"]
 
-SHOWN_FAULTS: Final = 3
+SHOWN_FAULTS: Final = 10
 
-_MOST_ERRORS: Final = 10
+_MOST_ERRORS: Final = SHOWN_FAULTS + 1
 """kopia stops then: without a limit it would name each file of a repository that lost its packs."""
 
 _FAULT_CHARACTERS: Final = 600

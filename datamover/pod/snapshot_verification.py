@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import AgentError, StorageOutageError
+from core.errors import AgentError, DataPathError, StorageOutageError
 from core.models.job_output import JobOutput
 from core.models.verification import (
     VERIFIED_LINE,
@@ -23,7 +23,7 @@ from core.models.verification import (
 from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import read_snapshot
+from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.storage_calls import WaitLog
 from datamover.kopia.verification import DamagedSnapshotError, is_damage, verify_snapshot
@@ -84,9 +84,19 @@ class _Verifier:
         if snapshot.fault:
             raise DamagedSnapshotError(f"snapshot {snapshot_id}: {snapshot.fault}")
         if spec.volume_path is not None:
-            mode = spec.volume_mode or VolumeMode.FILESYSTEM
-            return await compare_volume(repository, self.watchdog, snapshot, Path(spec.volume_path), mode)
+            return await self._compare(snapshot, Path(spec.volume_path))
         return await verify_snapshot(repository, self.watchdog, snapshot, spec.percent)
+
+    async def _compare(self, snapshot: Snapshot, volume: Path) -> VerifiedSnapshot:
+        repository, watchdog = self.repository, self.watchdog
+        try:
+            mode = self.spec.volume_mode or VolumeMode.FILESYSTEM
+            return await compare_volume(repository, watchdog, snapshot, volume, mode)
+        except DataPathError as e:
+            # kopia ends at the first file that it cannot read, and does not name it.
+            if is_damage(e) and (found := await verify_snapshot(repository, watchdog, snapshot, WHOLE_PERCENT)).faults:
+                return found
+            raise
 
     def _explain(self, snapshot_id: str, error: AgentError) -> VerifiedSnapshot:
         """Return the result for a snapshot that could not be read, be it damaged or not."""

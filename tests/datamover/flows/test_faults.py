@@ -73,6 +73,6 @@ async def test_a_damaged_repository_is_reported(
         await build_local_mover(str(repository)).restore(backup.snapshot_id, tmp_path / "out", None)
     first = str(failed.value).splitlines()[0]
     assert str(repository) in first or backup.snapshot_id in first
-    assert re.search("damaged|is not in the repository|no repository found|exited with code", first)
+    assert re.search("damaged|file is missing|is not in the repository|no repository found|exited with code", first)
     assert "damaged" in first or damage != "zeros"
     assert PASSWORD not in str(failed.value)
