@@ -27,10 +27,10 @@ from core.models.storage import BackupRepository, BackupStorageLocation, Reposit
 from core.models.units import format_duration
 from core.mover_specs import MoverSpec
 from exposer.causes import CauseFinder
-from exposer.maintenance_job import MaintenanceRun, build_command_job
 from exposer.model import Owner
-from exposer.pod_files import MoverVolume
+from exposer.pod_manifest import MoverVolume
 from exposer.pod_status import PodEnd, explain_exit, parse_pod_end
+from exposer.pods import MaintenanceRun, build_command_job
 from exposer.storage_access import access_of
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.maintenance import MaintenanceConfig

@@ -1,7 +1,7 @@
 """Exposer of CSI snapshots: a DataUpload's source snapshot becomes a volume of a mover pod.
 
-Runs the steps and their cleanup in order; the objects are built by `exposer.snapshots`,
-`exposer.claims` and `exposer.pods`, and `exposer.handover` takes the source over.
+Runs the steps and their cleanup in order; the objects are built by `exposer.manifests` and `exposer.pods`, and
+`exposer.sources` takes the source over.
 """
 
 from dataclasses import replace
@@ -19,22 +19,12 @@ from core.kube.types import Manifest, Pod, VolumeSnapshot, VolumeSnapshotContent
 from core.models.attempts import Interruption, InterruptionCause
 from core.models.reasons import PendingReason
 from exposer.causes import CauseFinder
-from exposer.claims import build_backup_claim
-from exposer.copies import Copies
-from exposer.expose_run import ExposeRun
-from exposer.handover import SourceHandover
-from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
-from exposer.ownership import (
-    belongs,
-    created_by_velero,
-    delete_owned,
-    patch_if_there,
-)
-from exposer.pods import build_backup_pod
-from exposer.snapshots import (
+from exposer.expose_run import Copies, ExposeRun
+from exposer.manifests import (
     GROUP_ANNOTATION,
     VOLUME_ANNOTATION,
     SnapshotSource,
+    build_backup_claim,
     build_backup_content,
     build_backup_snapshot,
     diagnose_group,
@@ -42,10 +32,22 @@ from exposer.snapshots import (
     find_group,
     parse_source_annotation,
 )
-from exposer.source_volume import leave_to_velero, needs_windows, place_backup
+from exposer.model import Exposed, Guard, Pending, Reader, SnapshotRequest
+from exposer.ownership import (
+    RETAIN,
+    belongs,
+    created_by_velero,
+    delete_owned,
+    delete_with_volume,
+    explain_deletion,
+    is_provisioned,
+    patch_if_there,
+    withdraw_mover,
+)
+from exposer.pods import build_backup_pod
+from exposer.settings import read_exclusions
+from exposer.sources import SourceHandover, leave_to_velero, needs_windows, place_backup
 from exposer.storage_access import read_storage_access
-from exposer.tenant_metadata import read_exclusions
-from exposer.volumes import RETAIN, delete_with_volume, explain_deletion, is_provisioned, withdraw_mover
 
 __all__ = ["CSISnapshotExposer"]
 

@@ -1,41 +1,55 @@
 """One run of an expose: creates the objects of one custom resource, and undoes that where it has ended.
 
 Creation is idempotent: objects of an earlier run are found by the owner's UID.
+
+Secrets and ConfigMaps that a driver reads in the namespace of the PVC are copied from the volume's namespace before the
+PVC is created, and deleted after it. Only one copy of a name can exist at a time: other transfers that need it wait
+until its transfer is cleaned up.
+Source: Velero main at d2241adba, pkg/util/kube/secrets.go, where they fail instead.
+
+A restore without a cache volume keeps its cache on the node: a cache volume only saves time and space there, and no
+restore fails for lack of one.
+Source: Velero v1.18, pkg/exposer/cache_volume.go and validateCachePVCConfig in pkg/cmd/cli/nodeagent/server.go.
 """
 
 import logging
+from collections.abc import Awaitable, Iterable, Iterator
 from types import TracebackType
-from typing import Self, cast
+from typing import Final, Self, TypeVar, cast
 
 from core.errors import ExposeError
 from core.kube.client import Deletion, KubeClient
-from core.kube.errors import AlreadyExistsError, KubeError
+from core.kube.errors import AlreadyExistsError, ForbiddenError, KubeError
 from core.kube.resources import (
     CONFIG_MAPS,
     PERSISTENT_VOLUME_CLAIMS,
     PODS,
     SECRETS,
+    STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CONTENTS,
     Resource,
 )
-from core.kube.types import Manifest, Object, ObjectT, VolumeSnapshotContent
+from core.kube.types import ConfigObject, Manifest, Object, ObjectT, VolumeSnapshotContent
 from core.logs import fields
-from core.models.names import OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
+from core.models.names import COPY_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
-from exposer.handover import settle_source
-from exposer.model import Guard, NotOwnerError, Owner, Pending
+from exposer.manifests import build_cache_claim, claim_size_gib
+from exposer.model import CopyPlan, Guard, NotOwnerError, Owner, Pending, Reader
 from exposer.ownership import (
+    DELETE,
     check_copy,
     create_pod,
     created_by_velero,
     delete_object,
     describe_object,
+    is_being_provisioned,
     is_copy_for,
 )
 from exposer.pod_status import attempt_of
-from exposer.volumes import is_being_provisioned
+from exposer.settings import CacheVolume
+from exposer.sources import settle_source
 
-__all__ = ["ExposeRun"]
+__all__ = ["CacheClaims", "Copies", "ExposeRun"]
 
 _log = logging.getLogger(__name__)
 
@@ -221,3 +235,155 @@ def _controller_of(obj: Object) -> tuple[str, str] | None:
     references = meta.get("ownerReferences") or []
     found = next((each for each in references if each.get("controller")), references[0] if references else None)
     return (str(found.get("kind", "")), str(found.get("name", ""))) if found is not None else None
+
+
+_KINDS: Final = {resource.kind: resource for resource in (SECRETS, CONFIG_MAPS)}
+_CONTENT: Final = ("type", "data", "binaryData")
+
+_T = TypeVar("_T")
+
+
+class Copies:
+    """Creates and deletes the copies of exposes."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def check(self, plan: CopyPlan, reader: Reader) -> Pending | None:
+        """Return why the objects cannot be copied yet; reads only.
+
+        Raises:
+            ExposeError: they never can: the permission is missing, or an object of another origin has the name.
+        """
+        for resource, name in _objects(plan.needed):
+            source = await _read_source(reader, resource, plan.namespace, name)
+            if isinstance(source, Pending):
+                return source
+            found = await _permitted(reader.read(resource, plan.owner.namespace, name), resource, plan.owner.namespace)
+            if found is not None and not is_copy_for(found, plan.owner):
+                return check_copy(resource, found)
+        return None
+
+    async def ensure(self, run: ExposeRun, plan: CopyPlan) -> Pending | None:
+        """Create the copies that do not exist yet; None once all of them do.
+
+        Raises:
+            ExposeError: as for `check`.
+            NotOwnerError: the owner is no longer this agent's.
+        """
+        for resource, name in _objects(plan.allowed):
+            copy = await _permitted(run.read(resource, name), resource, plan.owner.namespace)
+            if copy is None:
+                source = await _read_source(self._client, resource, plan.namespace, name)
+                if isinstance(source, Pending):
+                    return source
+                copy = await run.ensure(resource, _build_copy(plan.owner, resource, source))
+            if isinstance(copy, Pending):
+                return copy
+        return None
+
+    async def delete(self, plan: CopyPlan) -> Pending | None:
+        """Delete the copies of the owner; None once there are none.
+
+        Raises:
+            KubeError: the API server rejected a request.
+        """
+        for resource, name in _objects(plan.possible):
+            try:
+                found = await self._client.read(resource, plan.owner.namespace, name)
+            except ForbiddenError:
+                if plan.recorded:
+                    raise
+                # Without the permission nothing was accepted, hence nothing copied.
+                continue
+            if found is None or not is_copy_for(found, plan.owner):
+                continue
+            if pending := await delete_object(self._client, resource, found):
+                return pending
+        return None
+
+
+def _objects(words: Iterable[str]) -> Iterator[tuple[Resource[ConfigObject], str]]:
+    """Return resource and name of each of `words`; an annotation may hold anything, so others are ignored."""
+    for word in words:
+        kind, _, name = word.partition("/")
+        if kind in _KINDS and name:
+            yield _KINDS[kind], name
+
+
+async def _permitted(read: Awaitable[_T], resource: Resource, namespace: str) -> _T:
+    """Return what `read` returns.
+
+    Raises:
+        ExposeError: the agent lacks the permission.
+    """
+    try:
+        return await read
+    except ForbiddenError as e:
+        raise ExposeError(
+            f"no permission to get {resource.plural} in namespace {namespace}, to copy what the volume needs: "
+            f"apply deploy/volume-secrets: {e}"
+        ) from e
+
+
+async def _read_source(
+    reader: Reader, resource: Resource[ConfigObject], namespace: str, name: str
+) -> ConfigObject | Pending:
+    source = await _permitted(reader.read(resource, namespace, name), resource, namespace)
+    if source is None:
+        text = f"{resource.kind} {namespace}/{name} does not exist, and is to be copied for the volume"
+        return Pending(PendingReason.COPY_SOURCE_MISSING, text, blocked=True)
+    return source
+
+
+def _build_copy(owner: Owner, resource: Resource, source: ConfigObject) -> Manifest:
+    """Return the copy: only the content, so that no label or annotation of a user gives it another meaning."""
+    meta = {
+        "name": source["metadata"]["name"],
+        "namespace": owner.namespace,
+        "labels": owner.labels | {COPY_LABEL: owner.uid},
+        "ownerReferences": [owner.reference],
+    }
+    content: Manifest = {key: source[key] for key in _CONTENT if key in source}
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": meta} | content
+
+
+class CacheClaims:
+    """The cache PVCs of restores."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def ensure(
+        self, run: ExposeRun, owner: Owner, *, cache: CacheVolume | None, node: str
+    ) -> CacheVolume | Pending | None:
+        """Return the cache that the owner's PVC holds, created where needed; None where there is none.
+
+        A PVC that was created before an edit of the configuration holds what it was created for.
+        `node`: where the cache must be reachable; empty: anywhere.
+
+        Raises:
+            ExposeError: another PVC has the name.
+            NotOwnerError: from the run's guard; nothing was created.
+        """
+        if cache is None:
+            return None
+        problem = await self._problem_of(cache)
+        if problem:
+            extra = fields(kind=owner.kind, namespace=owner.namespace, name=owner.name, reason=problem)
+            _log.warning("cannot create a cache volume, using the node's disk for the cache", extra=extra)
+            return None
+        claim = await run.ensure(PERSISTENT_VOLUME_CLAIMS, build_cache_claim(owner, cache, node=node))
+        return claim if isinstance(claim, Pending) else cache.within(claim_size_gib(claim))
+
+    async def _problem_of(self, cache: CacheVolume) -> str:
+        """Return why the class cannot be used for a cache volume; empty where it can."""
+        if not cache.storage_class:
+            return "cachePVC has no storageClass"
+        found = await self._client.read(STORAGE_CLASSES, "", cache.storage_class)
+        if found is None:
+            return f"StorageClass {cache.storage_class} does not exist"
+        policy = found.get("reclaimPolicy") or DELETE
+        if policy != DELETE:
+            return f"StorageClass {cache.storage_class} has reclaimPolicy {policy}: cache volumes would not be deleted"
+        return ""

@@ -24,10 +24,10 @@ from core.models.names import (
     VELERO_RESTORE_LABEL,
 )
 from core.models.reasons import PendingReason
-from exposer.claims import claim_volume_mode
 from exposer.expose_run import ExposeRun
+from exposer.manifests import claim_volume_mode
 from exposer.model import Owner, Pending, Reader, RestoreRequest
-from exposer.volumes import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
+from exposer.ownership import BOUND_BY_CONTROLLER, RETAIN, attached_nodes, without_marks
 from exposer.workload import describe_users
 
 __all__ = [

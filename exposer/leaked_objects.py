@@ -22,11 +22,18 @@ from core.kube.resources import (
 )
 from core.kube.types import Manifest, Object, ObjectT, PersistentVolume, UncheckedObject, VolumeSnapshotContent
 from core.models.names import COPY_LABEL, IN_PLACE_LABEL, OWNER_UID_LABEL
-from exposer.handover import settle_source
 from exposer.in_place import give_back, read_claim_of
-from exposer.ownership import delete_object, patch_if_there
-from exposer.snapshots import VOLUME_ANNOTATION
-from exposer.volumes import DELETE, attached_nodes, delete_with_volume, is_provisioned, set_reclaim_policy
+from exposer.manifests import VOLUME_ANNOTATION
+from exposer.ownership import (
+    DELETE,
+    attached_nodes,
+    delete_object,
+    delete_with_volume,
+    is_provisioned,
+    patch_if_there,
+    set_reclaim_policy,
+)
+from exposer.sources import settle_source
 
 __all__ = ["LeakedObjects", "delete_leaked_objects", "list_leaked_objects"]
 

@@ -19,7 +19,7 @@ from core.kube.types import Condition, Container, ContainerStatus, Object, Pod, 
 from core.models.names import ATTEMPT_LABEL, MAINTENANCE_CONTAINER, OWNER_UID_LABEL
 from core.models.reasons import PendingReason
 from exposer.model import Pending
-from exposer.placement import describe_nodes
+from exposer.template import describe_nodes
 
 __all__ = [
     "LOST_CONTAINER",

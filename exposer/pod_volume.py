@@ -13,18 +13,15 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PO
 from core.kube.types import PersistentVolume, PersistentVolumeClaim, Pod, Volume
 from core.models.attempts import Interruption
 from core.models.reasons import PendingReason
-from exposer.cache_claims import CacheClaims
 from exposer.causes import CauseFinder
-from exposer.claims import cache_claim_name
-from exposer.expose_run import ExposeRun
-from exposer.host_pods import find_volume_directory
+from exposer.expose_run import CacheClaims, ExposeRun
 from exposer.in_place import find_users
+from exposer.manifests import cache_claim_name
 from exposer.model import Exposed, Guard, LocatedVolume, Pending, PodVolumeRequest, Reader, WorkloadRef
-from exposer.ownership import belongs, delete_owned
+from exposer.ownership import belongs, delete_claim, delete_owned, withdraw_mover
 from exposer.pods import build_pod_volume_pod
+from exposer.settings import read_exclusions
 from exposer.storage_access import read_storage_access
-from exposer.tenant_metadata import read_exclusions
-from exposer.volumes import delete_claim, withdraw_mover
 from exposer.workload import (
     build_block_error,
     build_volume_directory,
@@ -34,6 +31,7 @@ from exposer.workload import (
     claim_of,
     describe_users,
     find_volume,
+    find_volume_directory,
     pod_of_directory,
     read_restore_of,
     restore_wait_completed,

@@ -1,29 +1,37 @@
-"""Settings of exposes: mover pods and their volumes.
+"""Settings of exposes: mover pods, their volumes, and the metadata that is copied from tenants.
 
-Exposers do not read the configuration; `nodeagent.config.expose_settings` builds these from it.
+Exposers do not read the configuration; `nodeagent.config.expose_settings` builds these from it. Does no I/O.
+
+CSI drivers and operators act on some annotations and labels of PVCs with the permissions of the agent's namespace: they
+clone a PVC of the same namespace, or fetch data from an address. Those are left out, by prefix. What shapes a volume is
+copied.
+Source: NetApp Trident, "Import volumes" (docs.netapp.com, trident-use/vol-import); the annotations that
+Containerized Data Importer documents for PVCs.
 """
 
+import logging
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from decimal import Decimal
 from functools import reduce
 from operator import or_
 from pathlib import PurePosixPath
+from typing import Final
 
 from core.contract import BackupMover
-from core.kube.types import PodToleration, Quantities, ResourceRequirements, VolumeSource
+from core.kube.types import Object, PodToleration, Quantities, ResourceRequirements, VolumeSource
 from core.models.attempts import InterruptionCause, RetryRules
 from core.models.compression import Compression
 from core.models.exclusions import Exclusions, read_patterns
+from core.models.names import EXCLUSIONS_ANNOTATION
 from core.models.transfers import Transfer
 from core.models.units import parse_quantity
-from exposer.placement import PlacementRules
-from exposer.template import AgentTemplate
-from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from exposer.template import AgentTemplate, PlacementRules
 
 __all__ = [
+    "DEFAULT_EXCLUDED",
     "BackupPVCSettings",
     "CacheRule",
     "CacheVolume",
@@ -35,7 +43,56 @@ __all__ = [
     "PodSettings",
     "RepositoryMount",
     "StorageAccess",
+    "copy_annotations",
+    "copy_labels",
+    "read_exclusions",
 ]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_EXCLUDED: Final = (
+    "trident.netapp.io/cloneFrom",
+    "trident.netapp.io/import",
+    "trident.netapp.io/notManaged",
+    "trident.netapp.io/shareFrom",
+    "cdi.kubevirt.io/",
+    "k8s.io/Clone",
+    "argocd.argoproj.io/",
+    "meta.helm.sh/",
+    "kubectl.kubernetes.io/",
+    "nodeagent.io/",
+)
+"""How the keys begin that are left out unless the configuration replaces the list.
+
+The last four name who manages the tenant's object, which is not true of a copy.
+"""
+
+
+def read_exclusions(claim: Object | None) -> str:
+    """Return what a tenant wants to leave out of the backups of a PVC, which counts only where that is allowed."""
+    annotations = (claim["metadata"].get("annotations") or {}) if claim is not None else {}
+    return annotations.get(EXCLUSIONS_ANNOTATION, "")
+
+
+def copy_annotations(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
+    """Return the annotations of a tenant's `obj` whose keys begin with none of `excluded`."""
+    return _copy(obj, "annotations", obj["metadata"].get("annotations") or {}, excluded=excluded)
+
+
+def copy_labels(obj: Object, excluded: Iterable[str]) -> dict[str, str]:
+    """Return the labels of a tenant's `obj` whose keys begin with none of `excluded`."""
+    return _copy(obj, "labels", obj["metadata"].get("labels") or {}, excluded=excluded)
+
+
+def _copy(obj: Object, field: str, found: dict[str, str], *, excluded: Iterable[str]) -> dict[str, str]:
+    prefixes = tuple(excluded)
+    copied = {key: value for key, value in found.items() if not key.startswith(prefixes)}
+    if left_out := sorted(found.keys() - copied.keys()):
+        meta = obj["metadata"]
+        place = f"{obj.get('kind', '')} {meta.get('namespace', '')}/{meta['name']}"
+        _log.debug("did not copy %s of %s: %s", field, place, ", ".join(left_out))
+    return copied
+
 
 _MIB_IN_A_GIB = 1024
 

@@ -30,7 +30,7 @@ from core.kube.resources import (
 from core.kube.transport import Request
 from core.models.base import format_time
 from core.models.names import NODE_LABEL
-from exposer.host_pods import EVENTS_VOLUME
+from exposer.workload import EVENTS_VOLUME
 from nodeagent.runtime.workqueue import Requeue
 from tests.nodeagent.support.simulation import BACKUP_DONE, RESTORE_DONE
 from tests.support.deletion import force_delete

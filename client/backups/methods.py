@@ -12,7 +12,7 @@ from typing import Final
 from core.contract import VolumeMode
 from core.errors import AgentError
 from core.kube.types import PersistentVolumeClaim, Pod, VolumeSnapshotClass
-from exposer.claims import claim_volume_mode
+from exposer.manifests import claim_volume_mode
 
 __all__ = [
     "BackupError",

@@ -10,7 +10,7 @@ from client.install.objects import build_object
 from client.install.options import AgentOptions, ContainerResources, InstallOptions
 from core.kube.types import Manifest
 from core.models.names import AGENT_DAEMONSET, AGENT_LABELS, PART_OF_LABELS
-from exposer.placement import Placement, build_node_affinity
+from exposer.template import Placement, build_node_affinity
 from nodeagent.runtime.settings import Settings
 
 __all__ = ["CREDENTIALS_SECRET", "build_daemonset"]

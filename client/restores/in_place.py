@@ -43,8 +43,8 @@ from core.models.names import (
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
 from exposer.in_place import find_users, give_back, read_released_claim
-from exposer.snapshots import read_error
-from exposer.volumes import RETAIN, original_policy, without_marks
+from exposer.manifests import read_error
+from exposer.ownership import RETAIN, original_policy, without_marks
 from exposer.workload import describe_users
 
 __all__ = ["InPlaceRestore", "plan_in_place", "start_in_place"]

@@ -15,7 +15,7 @@ from core.kube import resources as kube
 from core.kube.types import DaemonSet, Manifest, Object
 from core.models.names import RETENTION_IMAGE_ANNOTATION, SCHEDULE_LABEL, VERIFICATION_INTERVAL_ANNOTATION
 from core.models.units import format_duration
-from exposer.placement import Placement, build_node_affinity
+from exposer.template import Placement, build_node_affinity
 from nodeagent.runtime.permissions import Permission, Scope
 
 __all__ = [

@@ -14,7 +14,7 @@ from core.kube.types import Manifest
 from core.models.storage import BackupRepository, RepositoryKey
 from core.models.verification import VERIFIED_LINE, SnapshotVerification, VerifiedSnapshot
 from core.mover_specs import VerifySnapshots
-from exposer.pod_files import MoverVolume
+from exposer.pod_manifest import MoverVolume
 
 __all__ = ["Keep", "VerificationWork", "find_repository", "plan_verification", "run_verification", "verify_snapshots"]
 

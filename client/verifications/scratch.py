@@ -36,7 +36,7 @@ from core.models.base import parse_time
 from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
 from core.models.phases import Phase
 from core.models.transfers import DataDownload
-from exposer.pod_files import MoverVolume
+from exposer.pod_manifest import MoverVolume
 
 __all__ = ["NotRestoredError", "compare_restored", "remove_abandoned"]
 

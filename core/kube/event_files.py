@@ -2,7 +2,7 @@
 
 A watch of Events is expensive: the API server does not cache them, so each one that is written goes from etcd to every
 watch. An agent that sees the volumes of its node's pods needs none. Knows the form of the files, and that a tenant may
-have written them. Does not know where the directory is (`exposer.host_pods`), nor what an Event means.
+have written them. Does not know where the directory is (`exposer.workload`), nor what an Event means.
 """
 
 import json

@@ -10,7 +10,6 @@ from typing import cast
 from core.kube.resources import CONFIG_MAPS, SECRETS
 from core.kube.types import NodeRequirement
 from core.models.attempts import RetryRules
-from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
@@ -21,6 +20,7 @@ from exposer.settings import (
     PodSettings,
     RepositoryMount,
 )
+from exposer.template import PlacementRule, PlacementRules
 from nodeagent.config.keys import INHERIT, AffinityMode, AgentConfig, BackupPVC, RestorePVC
 from nodeagent.config.retries import build_retry_rules
 from nodeagent.config.selectors import LabelSelector

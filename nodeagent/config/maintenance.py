@@ -1,7 +1,7 @@
 """The configuration of maintenance Jobs: the ConfigMap of `--repo-maintenance-job-configmap`.
 
 Knows its keys, and what applies to one repository. Does not know when a Job runs, nor its manifest
-(`exposer.maintenance_job`).
+(`exposer.pods`).
 Source: Velero v1.18, pkg/types/repo_maintenance.go; getJobConfig in pkg/repository/maintenance/maintenance.go;
 VerifyJSONConfigs in pkg/util/kube/utils.go.
 """
@@ -22,8 +22,8 @@ from core.kube.resources import CONFIG_MAPS
 from core.kube.types import ConfigObject
 from core.models.storage import REPOSITORY_TYPE, RepositoryKey
 from core.models.units import parse_quantity
-from exposer.maintenance_job import JobSettings, is_reserved_label
-from exposer.placement import Alternatives
+from exposer.pods import JobSettings, is_reserved_label
+from exposer.template import Alternatives
 from nodeagent.config.expose_settings import node_requirements
 from nodeagent.config.keys import AffinityMode, LoadAffinity, PodLabels, PodResources
 from nodeagent.config.parse import InvalidValues, has_wrong_type, parse_object, validate

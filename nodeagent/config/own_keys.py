@@ -14,7 +14,7 @@ from core.models.compression import Compression
 from core.models.exclusions import READY_SETS, Exclusions
 from core.models.storage import BlockHash
 from core.models.units import parse_quantity
-from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.retries import RetryKeys
 from nodeagent.config.selectors import Section

@@ -9,8 +9,8 @@ from typing import Any
 
 from core.errors import ResultError
 from core.kube.types import Pod
-from exposer.host_pods import read_termination_message
 from exposer.pod_status import mover_status
+from exposer.workload import read_termination_message
 from nodeagent.transfers.kinds.base import NodeKind
 from nodeagent.transfers.mover_pod import PodState, is_own, pod_state
 

@@ -27,7 +27,7 @@ from core.models.names import ATTEMPTS_ANNOTATION, NODE_LABEL
 from core.models.phases import RUNNING_PHASES, Phase
 from core.models.reasons import PendingReason
 from core.models.transfers import Progress, Transfer
-from exposer.host_pods import find_mover_events
+from exposer.workload import find_mover_events
 from nodeagent.metrics.registry import Metrics
 from nodeagent.metrics.table import (
     DEDUPLICATED_BYTES,

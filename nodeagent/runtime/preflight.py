@@ -21,7 +21,7 @@ from core.kube.resources import (
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from exposer.host_pods import list_pods
+from exposer.workload import list_pods
 from nodeagent.runtime.access_review import missing_permissions
 from nodeagent.runtime.permissions import Permission
 

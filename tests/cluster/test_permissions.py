@@ -61,11 +61,11 @@ _RARE = {
     ),
     "patch persistentvolumeclaims": (
         "only for a restored volume that its controller has not bound by itself a moment later",
-        "tests/exposer/test_rebind.py::test_the_pvc_is_kept_until_the_volume_is_on_no_node",
+        "tests/exposer/test_generic_restore_rebind.py::test_the_pvc_is_kept_until_the_volume_is_on_no_node",
     ),
     "list volumeattachments": (
         "only for volumes with the annotation of vSphere's linked clones",
-        "tests/exposer/test_source_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
+        "tests/exposer/test_sources_volume.py::test_a_linked_clone_avoids_the_nodes_of_its_source",
     ),
     "watch events": (
         "only for a mover whose files the agent does not see",
@@ -85,7 +85,7 @@ _RARE = {
     ),
     "get nodes": (
         "only for volumes that an attachment or their first consumer ties to a node",
-        "tests/exposer/test_source_volume.py::test_the_operating_system_follows_the_node_and_then_the_file_system",
+        "tests/exposer/test_sources_volume.py::test_the_operating_system_follows_the_node_and_then_the_file_system",
     ),
 }
 """Permissions that this tier does not use, or not always: when it does, and the test in which it does."""

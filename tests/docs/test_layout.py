@@ -40,8 +40,6 @@ _TESTED_ELSEWHERE: Final = {
     "datamover/storage/token_requests.py": "tests/datamover/storage/test_azure_keys.py",
     "exposer/leaked_objects.py": "tests/nodeagent/leader/recovery/test_garbage_collector.py",
     "exposer/model.py": "tests/exposer/test_expose_run.py",
-    "exposer/pod_manifest.py": "tests/exposer/test_pods.py",
-    "exposer/snapshots.py": "tests/exposer/test_claims.py",
     "client/cli/collection_commands.py": "tests/client/cli/test_backup.py",
     "client/cli/collection_pages.py": "tests/client/cli/test_backup.py",
     "datamover/bandwidth/dialing.py": "tests/datamover/bandwidth/test_proxy.py",

@@ -16,10 +16,10 @@ from core.kube.resources import (
 )
 from core.kube.types import NodeRequirement
 from core.models.names import OWNER_UID_LABEL
+from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import Exposed, Pending
-from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
-from exposer.snapshots import SOURCE_ANNOTATION
+from exposer.template import PlacementRule, PlacementRules
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.support.world import CUTS, Cut, cut_short, no_guard

@@ -18,8 +18,7 @@ from core.kube.retry import Retry
 from core.models.names import OWNER_UID_LABEL
 from exposer.expose_run import ExposeRun
 from exposer.model import Owner, Pending
-from exposer.ownership import delete_owned
-from exposer.volumes import delete_claim
+from exposer.ownership import delete_claim, delete_owned
 from tests.exposer.support.world import no_guard
 from tests.support.clock import LoopClock
 from tests.support.fakekube import FakeKube

@@ -14,8 +14,8 @@ from core.kube.types import NodeRequirement
 from core.models.names import SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from exposer.model import NotOwnerError, Pending
-from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import CacheVolume
+from exposer.template import PlacementRule, PlacementRules
 from tests.exposer.support.inputs import expose_settings, restore_request, template
 from tests.exposer.support.restore_steps import (
     assert_clean,

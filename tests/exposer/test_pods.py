@@ -10,9 +10,8 @@ from core.contract import BackupMover, VolumeMode
 from core.kube.types import NodeSelectorTerm
 from core.models.compression import Compression
 from core.models.storage import BackupRepository
-from exposer.claims import build_backup_claim
+from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume, Owner
-from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.pods import (
     build_backup_pod,
     build_init_pod,
@@ -31,6 +30,7 @@ from exposer.settings import (
     RepositoryMount,
     StorageAccess,
 )
+from exposer.template import Placement, PlacementRule, PlacementRules
 from exposer.workload import build_volume_directory
 from tests.exposer.support.inputs import (
     pod_volume_request,

@@ -5,11 +5,11 @@ from dataclasses import replace
 from core.contract import VolumeMode
 from core.kube.types import Manifest
 from core.models.exclusions import Exclusions
-from exposer.claims import build_backup_claim
+from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
-from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod
 from exposer.settings import ExclusionRule, ExclusionRules, ExposeSettings, StorageAccess
+from exposer.template import Placement
 from tests.exposer.support.inputs import pod_volume_request, snapshot_request, template
 from tests.support.objects import JsonDict
 

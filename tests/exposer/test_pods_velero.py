@@ -6,17 +6,18 @@ import pytest
 
 from core.contract import VolumeMode
 from core.models.names import ATTEMPT_LABEL, OWNER_KIND_ANNOTATION, OWNER_UID_LABEL
-from exposer.claims import build_backup_claim, build_restore_claim
-from exposer.model import LocatedVolume, Owner
-from exposer.placement import Placement
-from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
-from exposer.settings import StorageAccess
-from exposer.snapshots import (
+from exposer.manifests import (
     SOURCE_ANNOTATION,
+    build_backup_claim,
     build_backup_content,
     build_backup_snapshot,
+    build_restore_claim,
     parse_snapshot_source,
 )
+from exposer.model import LocatedVolume, Owner
+from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
+from exposer.settings import StorageAccess
+from exposer.template import Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.support.golden import recorded
 from tests.support.objects import JsonDict

@@ -25,7 +25,7 @@ from core.models.names import (
     PENDING_REASON_ANNOTATION,
     SELECTED_NODE_ANNOTATION,
 )
-from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION
+from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION
 from tests.fuzz.distorter import ObjectKey, replace_at
 from tests.fuzz.values import TEXTS_BY_FIELD, Raw, from_schema, hostile, hostile_answers, hostile_texts
 from tests.fuzz.world import initial_objects

@@ -17,7 +17,7 @@ from core.models.base import CustomResource, parse_time
 from core.models.storage import BackupRepository, BackupStorageLocation
 from core.models.transfers import DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from core.models.units import format_duration, parse_count, parse_duration, parse_quantity
-from exposer.snapshots import SnapshotSource
+from exposer.manifests import SnapshotSource
 from nodeagent.config.parse import parse_config
 from nodeagent.config.repository import parse_settings_of
 from nodeagent.node.mover_loss import MoverLoss

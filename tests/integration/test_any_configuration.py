@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from core.contract import VolumeMode
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PODS
-from exposer.claims import build_backup_claim
-from exposer.placement import Placement
+from exposer.manifests import build_backup_claim
 from exposer.pods import build_backup_pod, build_init_pod
 from exposer.settings import StorageAccess
-from exposer.template import AgentTemplate
+from exposer.template import AgentTemplate, Placement
 from tests.exposer.support.inputs import snapshot_request
 from tests.nodeagent.support.configured import build_settings
 

@@ -36,10 +36,10 @@ from core.kube.retry import Retry
 from core.kube.transport import MERGE_PATCH
 from core.models.names import RECLAIM_POLICY_ANNOTATION
 from exposer.causes import CauseFinder
-from exposer.claims import build_restore_claim
 from exposer.expose_run import ExposeRun
 from exposer.generic_restore import GenericRestoreExposer
 from exposer.in_place import check_existing, ensure_taken
+from exposer.manifests import build_restore_claim
 from exposer.model import KeptVolume, Owner, Pending, RestoreRequest
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate

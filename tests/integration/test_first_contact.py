@@ -18,8 +18,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, PODS, SECRETS
 from core.kube.retry import Retry
 from core.models.names import COPY_LABEL
-from exposer.copies import Copies
-from exposer.expose_run import ExposeRun
+from exposer.expose_run import Copies, ExposeRun
 from exposer.leaked_objects import list_leaked_objects
 from exposer.model import CopyPlan, Owner, Pending
 from nodeagent.runtime.definitions import judge_definitions, read_definitions

@@ -17,9 +17,8 @@ from core.kube.resources import BACKUP_STORAGE_LOCATIONS, PODS
 from core.kube.retry import Retry
 from core.kube.velero_server import VeleroServerCheck
 from exposer.causes import CauseFinder
-from exposer.claims import build_backup_claim
+from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
-from exposer.placement import Placement
 from exposer.pods import (
     build_backup_pod,
     build_init_pod,
@@ -28,7 +27,7 @@ from exposer.pods import (
     build_validation_pod,
 )
 from exposer.settings import StorageAccess
-from exposer.template import AgentTemplate
+from exposer.template import AgentTemplate, Placement
 from nodeagent.leader.repositories.init_pod import InitPods
 from nodeagent.leader.repositories.locations import LocationController
 from nodeagent.leader.repositories.probes import LocationProbes

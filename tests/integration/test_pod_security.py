@@ -14,12 +14,11 @@ from client.install.options import AgentOptions, InstallOptions
 from client.install.surroundings import build_namespace
 from core.contract import VolumeMode
 from core.kube.resources import PODS
-from exposer.claims import build_backup_claim
+from exposer.manifests import build_backup_claim
 from exposer.model import LocatedVolume
-from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_init_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import CacheVolume, ExposeSettings, PodSettings, StorageAccess
-from exposer.template import AgentTemplate
+from exposer.template import AgentTemplate, Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request
 from tests.testbed.api import ApiError
 

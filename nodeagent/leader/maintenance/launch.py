@@ -21,9 +21,9 @@ from core.models.storage import (
 )
 from core.models.units import parse_count
 from core.mover_specs import MaintainRepository
-from exposer.maintenance_job import MaintenanceRun, build_maintenance_job
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
+from exposer.pods import MaintenanceRun, build_maintenance_job
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.maintenance import MaintenanceSettings

@@ -18,8 +18,8 @@ from core.models.phases import Phase
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload
 from exposer.model import Exposed, Guard, KeptVolume, Owner, Pending, Reader, RestoreExposer, RestoreRequest
-from exposer.placement import WINDOWS
 from exposer.settings import ExposeSettings
+from exposer.template import WINDOWS
 from nodeagent.transfers.kinds.base import (
     COMMON_STATUS_FIELDS,
     Admission,

@@ -15,7 +15,6 @@ from core.kube.types import NodeRequirement
 from core.models.attempts import RetryRules
 from core.models.compression import Compression
 from core.models.exclusions import Exclusions
-from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import (
     BackupPVCSettings,
     CacheRule,
@@ -27,7 +26,7 @@ from exposer.settings import (
     MoverOptions,
     PodSettings,
 )
-from exposer.template import AgentTemplate
+from exposer.template import AgentTemplate, PlacementRule, PlacementRules
 from nodeagent.config.expose_settings import build_expose_settings
 from nodeagent.config.parse import parse_config
 from nodeagent.config.template import read_template

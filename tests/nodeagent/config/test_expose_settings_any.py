@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exposer.claims import build_backup_claim, build_cache_claim, claim_volume_mode
+from exposer.manifests import build_backup_claim, build_cache_claim, claim_volume_mode
 from exposer.model import LocatedVolume
-from exposer.placement import Placement
 from exposer.pods import build_backup_pod, build_pod_volume_pod, build_restore_pod
 from exposer.settings import StorageAccess
+from exposer.template import Placement
 from tests.exposer.support.inputs import pod_volume_request, restore_request, snapshot_request, template
 from tests.nodeagent.config.test_expose_settings_manifests import CONFIGURATIONS
 from tests.nodeagent.support.configured import build_settings

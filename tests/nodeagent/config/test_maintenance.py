@@ -13,7 +13,7 @@ from core.kube.resources import CONFIG_MAPS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
 from core.models.storage import RepositoryKey
-from exposer.maintenance_job import JobSettings
+from exposer.pods import JobSettings
 from nodeagent.config.maintenance import (
     MaintenanceConfig,
     MaintenanceSettings,

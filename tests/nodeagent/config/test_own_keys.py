@@ -5,7 +5,7 @@ import json
 import pytest
 
 from core.models.base import JsonDict
-from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.parse import parse_config
 
 

@@ -16,7 +16,7 @@ from core.kube.event_files import EventFiles, write_event
 from core.kube.resources import DATA_UPLOADS, EVENTS, PODS
 from core.kube.retry import Retry
 from core.models.names import NODE_LABEL, OWNER_UID_LABEL
-from exposer.host_pods import EVENTS_VOLUME
+from exposer.workload import EVENTS_VOLUME
 from nodeagent.metrics.registry import Metrics
 from nodeagent.node.lifecycle import Site
 from nodeagent.node.progress import Followed, ProgressFollower

@@ -33,7 +33,7 @@ from core.kube.resources import (
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import format_time
 from core.models.names import ATTEMPT_LABEL, ATTEMPTS_ANNOTATION, NODE_LABEL, OWNER_UID_LABEL
-from exposer.host_pods import EVENTS_VOLUME
+from exposer.workload import EVENTS_VOLUME
 from tests.nodeagent.support.transfers import NODE
 from tests.support.fakekube import FakeKube
 from tests.support.objects import JsonDict

@@ -9,7 +9,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import BACKUP_STORAGE_LOCATIONS, DEPLOYMENTS, JOBS, PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from exposer.maintenance_job import JobSettings
+from exposer.pods import JobSettings
 from nodeagent.config.maintenance import MaintenanceSettings
 from nodeagent.runtime.settings import MaintenanceSwitch
 from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result

@@ -27,7 +27,7 @@ from core.models.names import (
 )
 from core.models.phases import Phase
 from exposer.leaked_objects import LeakedObjects, list_leaked_objects
-from exposer.snapshots import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
+from exposer.manifests import SOURCE_ANNOTATION, VOLUME_ANNOTATION, SnapshotSource
 from nodeagent.leader.dispatcher import Dispatcher
 from nodeagent.leader.recovery.garbage_collector import may_have_leaked
 from tests.nodeagent.leader.admission.test_queue_reports import entry

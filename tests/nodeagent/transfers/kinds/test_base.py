@@ -13,8 +13,8 @@ from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from core.models.transfers import Transfer
 from exposer.model import Exposed, Pending, PodVolumeRequest, RestoreRequest, SnapshotRequest
-from exposer.placement import PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings, CacheVolume
+from exposer.template import PlacementRule, PlacementRules
 from nodeagent.transfers.kinds.base import Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind

@@ -6,7 +6,7 @@ import pytest
 
 from core.contract import VolumeMode
 from core.kube.types import EnvVar
-from exposer.pod_files import MoverVolume, OwnVolumes, PodFiles, build_pod_files
+from exposer.pod_manifest import MoverVolume, OwnVolumes, PodFiles, build_pod_files
 from exposer.settings import StorageAccess
 from exposer.template import AgentTemplate
 from tests.exposer.support.inputs import template

@@ -7,17 +7,18 @@ import pytest
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.models.names import OWNER_KIND_ANNOTATION
-from exposer.claims import build_backup_claim, build_cache_claim, build_restore_claim
-from exposer.model import Pending
-from exposer.settings import BackupPVCSettings, CacheVolume
-from exposer.snapshots import (
+from exposer.manifests import (
+    build_backup_claim,
     build_backup_content,
     build_backup_snapshot,
+    build_cache_claim,
+    build_restore_claim,
     diagnose_snapshot,
     parse_snapshot_source,
     parse_source_annotation,
 )
-from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from exposer.model import Pending
+from exposer.settings import DEFAULT_EXCLUDED, BackupPVCSettings, CacheVolume
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.test_pods_velero import source_objects
 from tests.support.golden import assert_golden, recorded

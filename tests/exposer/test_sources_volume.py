@@ -15,10 +15,9 @@ from core.kube.resources import (
     VOLUME_ATTACHMENTS,
 )
 from core.models.base import JsonDict
-from exposer.placement import Placement, PlacementRule, PlacementRules
 from exposer.settings import BackupPVCSettings
-from exposer.source_volume import needs_windows, place_backup
-from exposer.template import AgentTemplate
+from exposer.sources import needs_windows, place_backup
+from exposer.template import AgentTemplate, Placement, PlacementRule, PlacementRules
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.world import Cut, World
 

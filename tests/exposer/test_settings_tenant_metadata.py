@@ -7,14 +7,13 @@ import pytest
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
 from core.models.names import OWNER_KIND_ANNOTATION
-from exposer.settings import BackupPVCSettings
-from exposer.tenant_metadata import DEFAULT_EXCLUDED
+from exposer.settings import DEFAULT_EXCLUDED, BackupPVCSettings
 from tests.exposer.support.inputs import restore_request, snapshot_request
 from tests.exposer.support.restore_steps import claim
 from tests.exposer.support.restore_steps import expose as expose_restore
 from tests.exposer.support.scenes import BackupScene, RestoreScene
 from tests.exposer.test_csi_snapshot import expose, only
-from tests.exposer.test_handover import expose_until
+from tests.exposer.test_sources_handover import expose_until
 
 DENIED = {
     "trident.netapp.io/cloneFromPVC": "another-transfer",
@@ -67,7 +66,7 @@ async def test_a_restore_pvc_has_what_shapes_the_volume_and_nothing_that_is_acte
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scene = RestoreScene()
-    with caplog.at_level(logging.DEBUG, logger="exposer.tenant_metadata"):
+    with caplog.at_level(logging.DEBUG, logger="exposer.settings"):
         meta = await restored_claim(scene)
 
     assert meta["annotations"] == KEPT | PROVISIONED | {OWNER_KIND_ANNOTATION: "DataDownload"}

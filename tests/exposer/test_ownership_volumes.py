@@ -10,7 +10,7 @@ from core.kube.resources import PERSISTENT_VOLUME_CLAIMS
 from core.kube.transport import Request, Response
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
 from exposer.model import NotOwnerError, Pending
-from exposer.volumes import is_provisioned
+from exposer.ownership import is_provisioned
 from tests.exposer.support.restore_steps import (
     bind_target_elsewhere,
     clean_up,

@@ -7,7 +7,7 @@ import pytest
 
 from core.contract import TERMINATION_MESSAGE_LIMIT_BYTES
 from core.errors import ExposeError
-from exposer.host_pods import find_mover_events, find_volume_directory, list_pods, read_termination_message
+from exposer.workload import find_mover_events, find_volume_directory, list_pods, read_termination_message
 
 _ROOT = "/var/lib/kubelet/pods/u-1/volumes"
 _CSI = "kubernetes.io~csi"

@@ -5,7 +5,8 @@ from itertools import product
 import pytest
 
 from core.kube.types import NodeSelectorTerm
-from exposer.placement import (
+from exposer.pod_status import diagnose_pod
+from exposer.template import (
     Alternatives,
     Placement,
     PlacementRule,
@@ -13,7 +14,6 @@ from exposer.placement import (
     build_node_affinity,
     describe_nodes,
 )
-from exposer.pod_status import diagnose_pod
 from tests.support.objects import JsonDict
 
 

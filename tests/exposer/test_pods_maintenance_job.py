@@ -17,14 +17,14 @@ from core.models.names import (
 )
 from core.models.storage import BackupRepository, RepositoryKey
 from core.mover_specs import MaintainRepository
-from exposer.maintenance_job import (
+from exposer.model import Owner
+from exposer.pod_status import parse_pod_end
+from exposer.pods import (
     JobSettings,
     MaintenanceRun,
     build_maintenance_job,
     is_reserved_label,
 )
-from exposer.model import Owner
-from exposer.pod_status import parse_pod_end
 from exposer.settings import ExposeSettings, MoverOptions, PodSettings, RepositoryMount, StorageAccess
 from nodeagent.config.maintenance import parse_maintenance
 from tests.exposer.support.inputs import POD_SETTINGS, template

@@ -6,8 +6,8 @@ from core.errors import ExposeError
 from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
 from core.models.base import JsonDict
 from exposer.leaked_objects import delete_leaked_objects, list_leaked_objects
+from exposer.manifests import SOURCE_ANNOTATION
 from exposer.model import NotOwnerError, Pending
-from exposer.snapshots import SOURCE_ANNOTATION
 from tests.exposer.support.inputs import snapshot_request
 from tests.exposer.support.scenes import HANDLE, SOURCE_CONTENT, BackupScene
 from tests.exposer.support.world import Cut, cut_short, no_guard

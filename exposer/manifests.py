@@ -1,8 +1,8 @@
-"""Builders and parsers of VolumeSnapshots and VolumeSnapshotContents.
+"""Builders and parsers of the PVCs, VolumeSnapshots and VolumeSnapshotContents of an expose.
 
-Keeps in an annotation what is needed of the source after its deletion. Does no I/O.
-Source: Velero v1.18, pkg/exposer/csi_snapshot.go, as recorded in
-tests/recordings/velero-1.18.2/volumesnapshot*.json; external-snapshotter v8,
+Does no I/O. An annotation keeps what is needed of the source after its deletion.
+Source: Velero v1.18, pkg/exposer, as recorded in tests/recordings/velero-1.18.2 (pvc-of-*.json, volumesnapshot*.json);
+Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go (annotations of a binding); external-snapshotter v8,
 pkg/utils/util.go (annotations of a content).
 """
 
@@ -12,22 +12,29 @@ from typing import Final
 from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.resources import VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
-from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
+from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
 from core.models.base import WireModel
-from core.models.names import MANAGED_BY_LABEL
+from core.models.names import MANAGED_BY_LABEL, OWNER_KIND_ANNOTATION, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
 from core.models.units import parse_quantity
-from exposer.claims import claim_volume_mode
-from exposer.model import Owner, Pending
-from exposer.tenant_metadata import copy_annotations
+from exposer.model import Owner, Pending, SnapshotRequest
+from exposer.settings import CacheVolume, copy_annotations, copy_labels
 
 __all__ = [
     "GROUP_ANNOTATION",
     "SOURCE_ANNOTATION",
     "VOLUME_ANNOTATION",
     "SnapshotSource",
+    "build_backup_claim",
     "build_backup_content",
     "build_backup_snapshot",
+    "build_cache_claim",
+    "build_restore_claim",
+    "cache_claim_name",
+    "claim_for_one_pod",
+    "claim_read_only",
+    "claim_size_gib",
+    "claim_volume_mode",
     "diagnose_binding",
     "diagnose_group",
     "diagnose_snapshot",
@@ -35,8 +42,133 @@ __all__ = [
     "parse_snapshot_source",
     "parse_source_annotation",
     "read_error",
-    "snapshot_handle",
 ]
+
+_BINDING_ANNOTATIONS: Final = (
+    "pv.kubernetes.io/bind-completed",
+    "pv.kubernetes.io/bound-by-controller",
+    "volume.beta.kubernetes.io/storage-provisioner",
+    "volume.kubernetes.io/storage-provisioner",
+    SELECTED_NODE_ANNOTATION,
+)
+"""What controllers record on one PVC about its own volume; another PVC must not have it."""
+
+_BYTES_IN_A_GIB: Final = 1 << 30
+
+_READ_ONLY: Final = "ReadOnlyMany"
+_ONE_POD: Final = "ReadWriteOncePod"
+
+_COPIED_SPEC: Final = (
+    "accessModes",
+    "resources",
+    "storageClassName",
+    "volumeMode",
+    "volumeAttributesClassName",
+)
+"""What a volume must match to be bound to the target PVC later."""
+
+
+def claim_volume_mode(claim: PersistentVolumeClaim) -> VolumeMode:
+    """Return the volume mode of a PVC; absent means Filesystem."""
+    return VolumeMode(claim["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+
+
+def claim_for_one_pod(claim: PersistentVolumeClaim) -> bool:
+    """Return whether a single pod may use the PVC."""
+    return bool(claim["spec"].get("accessModes") == [_ONE_POD])
+
+
+def claim_read_only(claim: PersistentVolumeClaim) -> bool:
+    """Return whether the PVC's volume is read-only."""
+    return bool(claim["spec"].get("accessModes") == [_READ_ONLY])
+
+
+def cache_claim_name(owner: Owner) -> str:
+    """Return the name of the cache PVC."""
+    return f"{owner.name}-cache"
+
+
+def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode) -> Manifest:
+    """Return the PVC whose volume is provisioned from the backup VolumeSnapshot.
+
+    `size` is a quantity.
+    """
+    settings = request.backup_pvc
+    writable = _ONE_POD if settings.one_pod else "ReadWriteOnce"
+    spec: Manifest = {
+        "accessModes": [_READ_ONLY if settings.read_only else writable],
+        "dataSource": {
+            "apiGroup": "snapshot.storage.k8s.io",
+            "kind": "VolumeSnapshot",
+            "name": request.owner.name,
+        },
+        "resources": {"requests": {"storage": size}},
+        # Absent, it would become the cluster's default class.
+        "storageClassName": request.backup_class,
+        "volumeMode": str(mode),
+    }
+    return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
+
+
+def build_restore_claim(
+    owner: Owner,
+    target: PersistentVolumeClaim,
+    *,
+    node: str,
+    excluded: tuple[str, ...],
+    volume: PersistentVolume | None = None,
+) -> Manifest:
+    """Return a PVC like `target` (a v1 PersistentVolumeClaim as JSON dict) for `volume`; None: for a new one.
+
+    It has neither the target's selector nor its data source nor its binding: the volume is
+    provisioned empty. `node`: where the volume must be reachable; empty: anywhere. `excluded`: how
+    the keys of annotations and labels begin that it does not get either.
+    """
+    annotations = copy_annotations(target, (*excluded, *_BINDING_ANNOTATIONS))
+    if node:
+        annotations[SELECTED_NODE_ANNOTATION] = node
+    spec: Manifest = {key: target["spec"][key] for key in _COPIED_SPEC if key in target["spec"]}
+    if volume is not None:
+        spec |= {
+            "volumeName": volume["metadata"]["name"],
+            "storageClassName": volume["spec"].get("storageClassName", ""),
+        }
+    claim = _build_claim(owner, owner.name, spec, annotations=annotations)
+    claim["metadata"]["labels"] = copy_labels(target, excluded) | owner.labels
+    return claim
+
+
+def claim_size_gib(claim: PersistentVolumeClaim) -> int:
+    """Return the whole GiB that a PVC as JSON dict requests."""
+    return int(parse_quantity(claim["spec"]["resources"]["requests"]["storage"])) // _BYTES_IN_A_GIB
+
+
+def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> Manifest:
+    """Return the PVC of a restore's cache; `node` as for the restore PVC."""
+    spec: Manifest = {
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": f"{cache.size_gib}Gi"}},
+        "storageClassName": cache.storage_class,
+        "volumeMode": str(VolumeMode.FILESYSTEM),
+    }
+    annotations = {SELECTED_NODE_ANNOTATION: node} if node else {}
+    return _build_claim(owner, cache_claim_name(owner), spec, annotations=annotations)
+
+
+def _build_claim(owner: Owner, name: str, spec: Manifest, *, annotations: dict[str, str]) -> Manifest:
+    """Return a PVC without an owner reference.
+
+    By that Kubernetes would delete it together with its custom resource, and with it the only name of
+    a volume that is retained, or still being created.
+    """
+    meta: Manifest = {
+        "name": name,
+        "namespace": owner.namespace,
+        "labels": owner.labels,
+        "annotations": annotations | {OWNER_KIND_ANNOTATION: owner.kind},
+    }
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta, "spec": spec}
+
 
 SOURCE_ANNOTATION: Final = "nodeagent.io/snapshot-source"
 """On the backup content: what is needed of the source after its deletion, as JSON."""

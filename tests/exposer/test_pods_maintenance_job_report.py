@@ -17,15 +17,15 @@ from core.models.names import (
     label_value,
 )
 from core.mover_specs import DeleteSnapshots, ListFiles, ListSnapshots, ReportSnapshots, SendFiles, VerifySnapshots
-from exposer.maintenance_job import (
+from exposer.pod_manifest import MoverVolume
+from exposer.pods import (
     JobSettings,
     MaintenanceRun,
     build_command_job,
     build_maintenance_job,
 )
-from exposer.pod_files import MoverVolume
 from tests.exposer.support.inputs import template
-from tests.exposer.test_maintenance_job import CONTAINER, NAME, OWNER, POD, SPEC, differences, expose, run
+from tests.exposer.test_pods_maintenance_job import CONTAINER, NAME, OWNER, POD, SPEC, differences, expose, run
 from tests.exposer.test_pods_velero import flat
 from tests.support.golden import assert_golden
 from tests.support.objects import JsonDict

@@ -1,39 +1,68 @@
-"""Handover: a source snapshot becomes the backup content of a transfer, in the agent's namespace.
+"""The source of a backup: its snapshot is handed over to the transfer, and its volume determines the nodes.
 
 The backup content shares the handle of the source content; the source content is set to Retain, then
 the source's snapshot and content are deleted. At any moment at least one content exists whose
 deletion deletes the snapshot on the storage. Once the deletion of the source content has begun, the
 handover is finished and the snapshot on the storage is the transfer's; until then its source content
 decides by the deletion policy that it was found with.
+
+The placement is read from source PVC, volume, StorageClass, attachments and nodes. Volumes of Windows nodes are left to
+Velero's agents.
+Source: Velero v1.18.2, GetVolumeTopology and GetPVCAttachingNodeOS in pkg/util/kube/pvc_pv.go
+and its use in pkg/exposer/csi_snapshot.go.
 """
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
+from core.contract import VolumeMode
 from core.errors import ContractError, ExposeError
 from core.kube.client import KubeClient
 from core.kube.resources import (
+    NODES,
     PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    STORAGE_CLASSES,
     VOLUME_SNAPSHOT_CONTENTS,
     VOLUME_SNAPSHOTS,
     Resource,
 )
-from core.kube.types import Manifest, ObjectT, PersistentVolumeClaim, VolumeSnapshot, VolumeSnapshotContent
+from core.kube.types import (
+    Manifest,
+    NodeSelectorTerm,
+    ObjectT,
+    PersistentVolumeClaim,
+    StorageClass,
+    VolumeSnapshot,
+    VolumeSnapshotContent,
+)
 from core.models.base import parse_time
+from core.models.names import AGENT_DAEMONSET_WINDOWS, SELECTED_NODE_ANNOTATION
 from core.models.reasons import PendingReason
-from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
-from exposer.ownership import belongs, created_by_velero, delete_object, patch_if_there
-from exposer.snapshots import (
+from exposer.manifests import (
     SnapshotSource,
+    claim_volume_mode,
     diagnose_binding,
     diagnose_snapshot,
     parse_snapshot_source,
     parse_source_annotation,
 )
-from exposer.volumes import DELETE, RETAIN
+from exposer.model import Pending, Reader, RestoreRequest, SnapshotRequest
+from exposer.ownership import DELETE, RETAIN, attached_nodes, belongs, created_by_velero, delete_object, patch_if_there
+from exposer.template import WINDOWS, AgentTemplate, Placement
 
-__all__ = ["SourceHandover", "delete_base", "settle_source"]
+__all__ = [
+    "WINDOWS_ONLY",
+    "SourceHandover",
+    "binds_late",
+    "delete_base",
+    "leave_to_velero",
+    "needs_windows",
+    "place_backup",
+    "settle_source",
+]
 
 
 class SourceHandover:
@@ -250,3 +279,112 @@ async def _read_existing(reader: Reader, resource: Resource[ObjectT], namespace:
         place = f"{namespace}/{name}" if namespace else name
         raise ExposeError(f"{resource.kind} {place} does not exist")
     return obj
+
+
+_FAST_CLONE_ANNOTATION: Final = "csi.vsphere.volume/fast-provisioning"
+_OS_LABEL: Final = "kubernetes.io/os"
+_FS_TYPE: Final = "csi.storage.k8s.io/fstype"
+_WINDOWS_FS: Final = "ntfs"
+WINDOWS_ONLY: Final = "the volume requires a Windows node"
+
+
+def binds_late(storage_class: StorageClass | None) -> bool:
+    """Return whether volumes of the StorageClass are provisioned on the node of their first pod."""
+    return storage_class is not None and storage_class.get("volumeBindingMode") == "WaitForFirstConsumer"
+
+
+def leave_to_velero(template: AgentTemplate) -> Pending:
+    """Return that Velero's agent carries out a transfer that requires a Windows node.
+
+    Raises:
+        ExposeError: there is no DaemonSet of such agents.
+    """
+    if not template.windows:
+        raise ExposeError(f"{WINDOWS_ONLY}, and there is no DaemonSet {AGENT_DAEMONSET_WINDOWS} of Velero's agents")
+    return Pending(PendingReason.LEFT_TO_VELERO, f"{WINDOWS_ONLY}: left to Velero's node agent there")
+
+
+async def needs_windows(client: KubeClient, request: SnapshotRequest) -> bool:
+    """Return whether the volume of the snapshot can only be read on a Windows node."""
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    return claim is not None and await _is_for_windows(client, request, claim, await _read_class(client, request))
+
+
+async def place_backup(client: KubeClient, request: SnapshotRequest) -> Placement:
+    """Return the nodes where the volume created from the snapshot can be read.
+
+    A source PVC that no longer exists adds no restriction.
+
+    Raises:
+        ExposeError: the volume can only be read on a Windows node.
+    """
+    rules = request.settings.nodes.choose(request.backup_class)
+    claim = await client.read(PERSISTENT_VOLUME_CLAIMS, request.source_namespace, request.source_claim)
+    if claim is None:
+        return Placement(alternatives=rules)
+    storage_class = await _read_class(client, request)
+    if await _is_for_windows(client, request, claim, storage_class):
+        # Velero's agent accepted it, or there is none.
+        raise ExposeError(WINDOWS_ONLY)
+    avoided: tuple[str, ...] = ()
+    if _FAST_CLONE_ANNOTATION in (claim["metadata"].get("annotations") or {}) | request.backup_pvc.annotations:
+        # A linked clone cannot be attached where its source is.
+        avoided = await _attached_nodes(client, claim)
+    return Placement(
+        avoid_nodes=avoided,
+        alternatives=rules,
+        topology=await _read_topology(client, claim, storage_class),
+    )
+
+
+async def _read_class(client: KubeClient, request: SnapshotRequest) -> StorageClass | None:
+    name = request.storage_class
+    return await client.read(STORAGE_CLASSES, "", name) if name else None
+
+
+async def _read_topology(
+    client: KubeClient, claim: PersistentVolumeClaim, storage_class: StorageClass | None
+) -> tuple[NodeSelectorTerm, ...]:
+    """Return the topology of the source volume, as `nodeSelectorTerms`.
+
+    Needed for late-binding classes only: the backup PVC would be provisioned on any node that the
+    mover pod is scheduled to. Other classes provision first, and the scheduler follows the volume.
+    """
+    volume = claim["spec"].get("volumeName")
+    if not volume or not binds_late(storage_class):
+        return ()
+    found = await client.read(PERSISTENT_VOLUMES, "", volume)
+    affinity = (found["spec"].get("nodeAffinity") or {}) if found else {}
+    return tuple((affinity.get("required") or {}).get("nodeSelectorTerms") or [])
+
+
+async def _is_for_windows(
+    client: KubeClient, request: SnapshotRequest, claim: PersistentVolumeClaim, storage_class: StorageClass | None
+) -> bool:
+    """Return whether only Windows nodes can read the volume.
+
+    Where no agent of Velero's runs on Windows, the nodes are not read: a volume is for Linux unless its class
+    declares a Windows file system.
+    """
+    if claim_volume_mode(claim) is VolumeMode.BLOCK:
+        return False
+    if request.settings.template.windows:
+        nodes = await _attached_nodes(client, claim)
+        selected = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE_ANNOTATION, "")
+        if found := await _read_node_os(client, nodes[0] if nodes else selected):
+            return found == WINDOWS
+    parameters = (storage_class.get("parameters") or {}) if storage_class else {}
+    return str(parameters.get(_FS_TYPE, "")).lower() == _WINDOWS_FS
+
+
+async def _read_node_os(client: KubeClient, node: str) -> str:
+    """Return the operating system of a node; empty where its label is missing."""
+    found = await client.read(NODES, "", node) if node else None
+    labels = (found["metadata"].get("labels") or {}) if found else {}
+    return str(labels.get(_OS_LABEL, ""))
+
+
+async def _attached_nodes(client: KubeClient, claim: PersistentVolumeClaim) -> tuple[str, ...]:
+    """Return the nodes to which the volume of `claim` is attached, in their order."""
+    volume = claim["spec"].get("volumeName")
+    return await attached_nodes(client, volume) if volume else ()
