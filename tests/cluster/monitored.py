@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from core.models.names import SHRUNK_ANNOTATION, VERIFICATION_ANNOTATION
+from core.models.shrinkage import Shrinkage
 from tests.cluster.gate import HELD_BYTES
 from tests.cluster.scenes import Volume
 from tests.cluster.workloads import BACKUPS, Workload, wait_until
@@ -60,9 +62,15 @@ class Monitored:
     def verify(self, outcome: str) -> None:
         """Write what a verification of the backup found."""
         found = {"at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "outcome": outcome, "percent": 100}
-        text = f"nodeagent.io/verification={json.dumps(found)}"
+        self._annotate(VERIFICATION_ANNOTATION, json.dumps(found))
+
+    def shrink(self) -> None:
+        """Write that the backup has far less than the one before."""
+        self._annotate(SHRUNK_ANNOTATION, Shrinkage(bytes=1, full_bytes=1 << 30).to_json())
+
+    def _annotate(self, key: str, text: str) -> None:
         name = self.backup["metadata"]["name"]
-        self.upkeep.own.kubectl("annotate", "--overwrite", "podvolumebackup", name, text)
+        self.upkeep.own.kubectl("annotate", "--overwrite", "podvolumebackup", name, f"{key}={text}")
 
     def hold(self) -> None:
         """Let a backup run whose data does not pass the gate."""

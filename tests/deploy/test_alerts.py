@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.cluster_full.test_alerts import FIRED
 from tests.deploy.alerts.healthy_day import build_healthy_day
 from tests.support.monitoring import read_rules
 from tests.support.tools import tool
@@ -108,3 +109,7 @@ def test_the_receivers_of_the_runbook_exist() -> None:
     assert {config["route"]["receiver"], *(route["receiver"] for route in config["route"]["routes"])} == receivers
     kinds = {key for receiver in config["receivers"] for key in receiver} - {"name"}
     assert kinds == {"slack_configs", "pagerduty_configs", "email_configs", "webhook_configs"}
+
+
+def test_each_alert_is_fired_by_a_test_on_a_cluster() -> None:
+    assert sorted(FIRED) == sorted(_alerts())
