@@ -267,8 +267,9 @@ class BackupResult(WireModel):
     `incremental_bytes` is absent if it is not known.
     The fields from `note` on are ours; Velero ignores them. `note` is what the user should know about the backup, for
     `status.message`. If it was compressed, `new_bytes` were not in the repository yet, and are `stored_bytes` there.
-    `fallback_full`: everything was read, although a parent was named. `files` is absent for a block device. `shrunk` is
-    absent unless the backup is Shrunk, and `left_out` unless exclusions applied.
+    `fallback_full`: everything was read, although a parent was named, or of a device by block although there is one.
+    `files` is absent for a block device. `shrunk` is absent unless the backup is Shrunk, and `left_out` unless
+    exclusions applied.
     """
 
     snapshot_id: _Id = field(name="snapshotID")

@@ -24,6 +24,7 @@ from core.models.names import (
     BACKUP_UID_TAG,
     BACKUP_VOLUMES_ANNOTATION,
     BACKUP_VOLUMES_TAG,
+    BLOCK_DATA_MOVER,
     CLAIM_TAG,
     DATA_UPLOAD_REQUESTER,
     OBJECT_NAME,
@@ -31,6 +32,7 @@ from core.models.names import (
     PVC_NAME_ANNOTATION,
     RESTORE_UID_LABEL,
     SNAPSHOT_REQUESTER_TAG,
+    UPLOADER_TAG,
 )
 from core.models.saved_claim import SavedClaim
 from core.models.transfers import (
@@ -66,6 +68,7 @@ Source: Velero main at d2241adba, pkg/datamover/backup_micro_service.go; its mov
 NO_PARENT: Final = "none"
 """`spec.parentSnapshot` for reading everything."""
 
+_KOPIA: Final = "kopia"
 _RESTORE_KIND: Final = "Restore"
 _PARALLEL_UPLOAD: Final = "ParallelFilesUpload"
 _PARALLEL_DOWNLOAD: Final = "ParallelFilesDownload"
@@ -96,12 +99,13 @@ class MoverKind:
 class BackupPlan:
     """The source path of a volume, which is the same for each of its backups, and the snapshot's tags.
 
-    `parent` is `AUTO_PARENT`, `NO_PARENT` or the ID of a snapshot.
+    `parent` is `AUTO_PARENT`, `NO_PARENT` or the ID of a snapshot. `by_block`: in the format of BLOCK_DATA_MOVER.
     """
 
     source: str
     tags: Mapping[str, str]
     parent: str = AUTO_PARENT
+    by_block: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,16 +132,17 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
     """
     match cr:
         case DataUpload():
-            source = f"{DATA_UPLOAD_REQUESTER}/kopia/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
+            uploader = BLOCK_DATA_MOVER if cr.by_block else _KOPIA
+            source = f"{DATA_UPLOAD_REQUESTER}/{uploader}/{cr.spec.source_namespace}/{cr.spec.source_pvc}"
             operation = cr.metadata.labels.get(ASYNC_OPERATION_ID_LABEL, "")
-            tags = _tags(cr, DATA_UPLOAD_REQUESTER) | {ASYNC_OPERATION_ID_LABEL: operation}
-            return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
+            tags = _tags(cr, DATA_UPLOAD_REQUESTER, uploader) | {ASYNC_OPERATION_ID_LABEL: operation}
+            return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT, cr.by_block)
         case PodVolumeBackup():
             volume = cr.metadata.annotations.get(PVC_NAME_ANNOTATION) or cr.spec.volume
-            source = f"{POD_VOLUME_REQUESTER}/kopia/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
+            source = f"{POD_VOLUME_REQUESTER}/{_KOPIA}/{cr.spec.pod.namespace}/{cr.spec.pod.name}/{volume}"
             uid = cr.spec.tags.get(BACKUP_UID_TAG, "")
             # Velero leaves it out, and cannot tell later whose snapshot it is.
-            tags = _tags(cr, POD_VOLUME_REQUESTER) | ({BACKUP_UID_TAG: uid} if uid else {})
+            tags = _tags(cr, POD_VOLUME_REQUESTER, _KOPIA) | ({BACKUP_UID_TAG: uid} if uid else {})
             return BackupPlan(source, tags, cr.spec.parent_snapshot or AUTO_PARENT)
         case DataDownload():
             return RestorePlan(cr.spec.snapshot_id)
@@ -146,9 +151,9 @@ def plan_of(cr: Transfer) -> BackupPlan | RestorePlan:
     raise ContractError(f"{cr.kind} {cr.name}: not a transfer")
 
 
-def _tags(cr: Transfer, requester: str) -> dict[str, str]:
+def _tags(cr: Transfer, requester: str, uploader: str) -> dict[str, str]:
     """Return the tags of both kinds; a backup's as the annotations of `cr` name them, as far as they are valid."""
-    tags = {SNAPSHOT_REQUESTER_TAG: requester, "snapshot-uploader": "kopia"}
+    tags = {SNAPSHOT_REQUESTER_TAG: requester, UPLOADER_TAG: uploader}
     annotations = cr.metadata.annotations
     backup, claim = annotations.get(BACKUP_ANNOTATION, ""), SavedClaim.of(annotations)
     if OBJECT_NAME.fullmatch(backup):

@@ -80,7 +80,7 @@ FAILURES: Final = (
     ("StartError", "start-error"),
     ("data mover pod ended", "mover-lost"),
     ("it is already bound to PersistentVolume", "target-claim-bound"),
-    ("is not supported by this node agent; use velero-fs", "data-mover-unsupported"),
+    (" needs volumeMode Block, and PersistentVolumeClaim ", "data-mover-unsupported"),
     ("unknown restore type", "restore-type-unsupported"),
     ("must be true or false", "restore-type-unsupported"),
     ("to restore into belongs to PVC", "existing-volume-unusable"),

@@ -112,6 +112,7 @@ __all__ = [
     "STORAGE_LOCATION_LABEL",
     "SUBDOMAIN",
     "TRANSFER_UID_TAG",
+    "UPLOADER_TAG",
     "VELERO_BACKUP_LABEL",
     "VELERO_RESTORE_LABEL",
     "VELERO_SCHEDULE_LABEL",
@@ -137,7 +138,9 @@ BUILT_IN_DATA_MOVERS: Final = frozenset({"", "velero", "velero-fs"})
 Source: Velero main at d2241adba, pkg/util/datamover/datamover.go.
 """
 BLOCK_DATA_MOVER: Final = "velero-block"
-"""The data mover of Velero 1.19 that reads changed blocks only; no agent but Velero's has it."""
+"""The data mover of Velero 1.19 for block devices: `spec.datamover`, the uploader's tag, and a feature of agents."""
+UPLOADER_TAG: Final = "snapshot-uploader"
+"""A tag of a kopia snapshot: `kopia`, or BLOCK_DATA_MOVER. Source: Velero main at d2241adba, pkg/uploader/types.go."""
 
 # On a custom resource.
 EXPOSE_ON_GOING_LABEL: Final = "velero.io/expose-on-going"

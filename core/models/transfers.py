@@ -15,7 +15,7 @@ from core.errors import ConfigError
 from core.models.attempts import Attempts, AttemptStage
 from core.models.base import CustomResource, Int64, Time, WireModel
 from core.models.in_place import FULL, InPlace
-from core.models.names import PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION, RESTORE_IN_PLACE
+from core.models.names import BLOCK_DATA_MOVER, PENDING_REASON_ANNOTATION, PVC_NAME_ANNOTATION, RESTORE_IN_PLACE
 from core.models.phases import HOLDING_PHASES, Phase
 from core.models.reasons import parse_reason
 from core.models.units import parse_duration
@@ -172,6 +172,11 @@ class Transfer(CustomResource):
         return ""
 
     @property
+    def by_block(self) -> bool:
+        """Whether it is one of the data mover for block devices."""
+        return False
+
+    @property
     def unfinished(self) -> str:
         """In what state it leaves its volume if it ends now, as text; empty: in none of its own."""
         return ""
@@ -220,6 +225,16 @@ class _DataMoverTransfer(Transfer):
     def settings(self) -> dict[str, str]:
         """`spec.dataMoverConfig`."""
         return self.spec.data_mover_config
+
+    @property
+    def by_block(self) -> bool:
+        """Whether `spec.datamover` is the one for block devices."""
+        return self.spec.datamover == BLOCK_DATA_MOVER
+
+    @property
+    def required_feature(self) -> str:
+        """An earlier agent would fail it, or write another format."""
+        return BLOCK_DATA_MOVER if self.by_block else ""
 
     @property
     def operation_timeout(self) -> timedelta | None:
@@ -300,8 +315,11 @@ class DataDownload(_DataMoverTransfer):
 
     @property
     def required_feature(self) -> str:
-        """An earlier agent would restore into a new volume, and report success."""
-        return RESTORE_IN_PLACE if self.spec.target_volume.pv else ""
+        """An earlier agent would fail it, or restore into a new volume, and report success.
+
+        An agent that has the data mover for block devices can do both.
+        """
+        return super().required_feature or (RESTORE_IN_PLACE if self.spec.target_volume.pv else "")
 
     @property
     def unfinished(self) -> str:

@@ -22,12 +22,13 @@ from core.contract import BackupResult, VolumeMode, VolumePath
 from core.errors import DataPathError, KopiaCrashError, KopiaError, StorageOutageError
 from core.models.compression import Compression
 from core.models.exclusions import Exclusions
+from core.models.names import BLOCK_DATA_MOVER
 from datamover.data_path.attempts import BackupAttempt, Inheritance, remove_overtaken
 from datamover.data_path.block import open_device
 from datamover.data_path.file_names import NameReport, inspect_names
 from datamover.data_path.increment import count_incremental, find_shrinkage
 from datamover.data_path.run import DataPath
-from datamover.data_path.snapshot_runs import BackupParameters, open_run
+from datamover.data_path.snapshot_runs import BackupParameters, SnapshotRun, open_run
 from datamover.data_path.stage import STAGE_PATTERN, has_stage
 from datamover.kinds import NO_PARENT
 from datamover.kopia.policy import describe_exclusions, read_policy
@@ -77,11 +78,15 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
         RepositoryError: the data path stalled, and the repository does not answer.
         DataPathError: the volume cannot be read, or kopia cannot keep all of its names.
     """
+    if parameters.by_block and parameters.mode is not VolumeMode.BLOCK:
+        raise DataPathError(
+            f"volume {parameters.volume} has a file system: data mover {BLOCK_DATA_MOVER} cannot read it"
+        )
     parameters = await _leave_out_stage(parameters, data_path)
     kopia, meter = repository.kopia, data_path.meter
     async with (
         _open_volume(parameters, data_path) as (fd, device_bytes, files_at_most),
-        open_run(repository, parameters, data_path, fd) as run,
+        open_run(repository, parameters, data_path, None if fd is None else (fd, device_bytes or 0)) as run,
     ):
         meter.total_bytes = device_bytes or 0
         interval = _choose_interval(parameters, files_at_most)
@@ -105,7 +110,7 @@ async def back_up(repository: Repository, parameters: BackupParameters, data_pat
                 raise await _name_placeholders(e, wait_for_names) from e
             async with _delete_on_error(kopia, snapshot):
                 await _check_names(wait_for_names, data_path)
-                taken = _Taken(snapshot, inheritance, report, parent_fault, run.note)
+                taken = _Taken(snapshot, inheritance, report, parent_fault, run)
                 return await _build_result(repository, parameters, taken, data_path)
 
 
@@ -124,14 +129,14 @@ async def _leave_out_stage(parameters: BackupParameters, data_path: DataPath) ->
 class _Taken:
     """A complete snapshot, what it was taken after, the names in the volume, and why its parent was not used.
 
-    `note` is about how it was taken.
+    `run` has taken it.
     """
 
     snapshot: Snapshot
     inheritance: Inheritance
     report: NameReport
     parent_fault: str
-    note: str
+    run: SnapshotRun
 
 
 async def _build_result(
@@ -142,7 +147,9 @@ async def _build_result(
     compressed, block = parameters.compression is not Compression.NONE, parameters.mode is VolumeMode.BLOCK
     if left_out := await _describe_left_out(repository, parameters, snapshot, report):
         await data_path.warn(left_out)
-    incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
+    incremental_bytes = taken.run.changed_bytes
+    if incremental_bytes is None:
+        incremental_bytes = await count_incremental(repository, snapshot, taken.inheritance, meter)
     excluded = report.excluded
     left_out_size = (excluded.files, excluded.bytes) if excluded else (0, 0)
     size = replace(snapshot.size, left_out=None if report.uncounted else left_out_size)
@@ -153,7 +160,7 @@ async def _build_result(
     notes = (
         shrunk.text if shrunk else "",
         taken.parent_fault,
-        taken.note,
+        taken.run.note,
         own,
         left_out,
         report.times_note,
@@ -168,7 +175,7 @@ async def _build_result(
         note="; ".join(filter(None, notes)) or UNSET,
         new_bytes=meter.new_bytes if compressed else UNSET,
         stored_bytes=meter.stored_bytes if compressed else UNSET,
-        fallback_full=True if taken.parent_fault else UNSET,
+        fallback_full=True if taken.parent_fault or taken.run.fell_back else UNSET,
         files=UNSET if block or snapshot.files is None else snapshot.files,
         shrunk=shrunk or UNSET,
         left_out=excluded or UNSET,

@@ -20,14 +20,15 @@ from typing import Final
 
 from core.errors import DataPathError, KopiaError
 from datamover.data_path.run import DataPath
-from datamover.kopia.process import KopiaFiles
+from datamover.kopia.one_open import device_flags, read_blocks
+from datamover.kopia.process import KopiaAnswer, KopiaFiles
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.kopia.storage_calls import KopiaCaller
 from datamover.runtime.cancellation import ShouldStop, run_in_background
 from datamover.runtime.child import WRITING, sync_device
 
-__all__ = ["HoleWriter", "copy_stream", "open_device", "restore_device"]
+__all__ = ["HoleWriter", "copy_stream", "open_device", "restore_blocks", "restore_device"]
 
 _PUNCH_HOLE: Final = 0x02
 
@@ -205,11 +206,7 @@ async def restore_device(
     """
     name, data = await _streamed_file(repository, snapshot)
     async with open_device(target, os.O_RDWR if compare else os.O_WRONLY, data_path) as (fd, size):
-        if size < snapshot.size_bytes:
-            raise DataPathError(
-                f"device {target} is too small: it has {size} bytes, snapshot {snapshot.snapshot_id} "
-                f"has {snapshot.size_bytes} (nothing was written)"
-            )
+        _check_size(snapshot, target, size)
         if compare:
             await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
         ours, kopias = os.pipe()
@@ -236,6 +233,61 @@ async def restore_device(
         if written != snapshot.size_bytes:
             raise answer.error(f"wrote {written} of {snapshot.size_bytes} bytes")
         await data_path.wait_for(sync_device(fd, target), WRITING)
+
+
+async def restore_blocks(
+    repository: Repository,
+    snapshot: Snapshot,
+    target: Path,
+    *,
+    workers: int,
+    data_path: DataPath,
+    compare: bool = False,
+) -> int:
+    """Write a snapshot by block to the device `target`, some blocks at a time, and wait until it is on the disk.
+
+    With `compare`, what the device has already is not written.
+
+    Returns:
+        How many bytes were written, or became zeros.
+
+    Raises:
+        DataPathError: the target is smaller than the data: nothing was written.
+        KopiaError: the snapshot is damaged, or the data path failed.
+    """
+    async with open_device(target, os.O_RDWR, data_path) as (fd, size):
+        _check_size(snapshot, target, size)
+        if compare:
+            await data_path.run_in_thread(partial(_forget_cached, fd, target), f"syncing device {target}")
+        arguments = [
+            f"--root={snapshot.root_object}",
+            f"--size={snapshot.size_bytes}",
+            f"--parallel={workers}",
+            *(["--compare"] if compare else []),
+            *device_flags(fd, size),
+        ]
+        attempted = f"restore snapshot {snapshot.snapshot_id} to device {target}"
+        kopia, meter = repository.kopia, data_path.meter
+        read = partial(read_blocks, kopia, attempted, *arguments, device_fd=fd, listener=data_path, meter=meter)
+
+        async def guarded() -> KopiaAnswer:
+            return await data_path.guard(attempted, read)
+
+        answer = (await repository.run(guarded)).check()
+        done = answer.document()
+        placed, kept = int(done["written_bytes"]) + int(done["zeroed_bytes"]), int(done["kept_bytes"])
+        if placed + kept != snapshot.size_bytes:
+            raise answer.error(f"wrote {placed + kept} of {snapshot.size_bytes} bytes")
+        await data_path.wait_for(sync_device(fd, target), WRITING)
+        return placed
+
+
+def _check_size(snapshot: Snapshot, target: Path, size_bytes: int) -> None:
+    if size_bytes < snapshot.size_bytes:
+        raise DataPathError(
+            f"device {target} is too small: it has {size_bytes} bytes, snapshot {snapshot.snapshot_id} "
+            f"has {snapshot.size_bytes} (nothing was written)"
+        )
 
 
 def _forget_cached(fd: int, device: Path, _: ShouldStop) -> None:

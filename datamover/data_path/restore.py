@@ -21,7 +21,7 @@ from msgspec import UNSET
 from core.contract import RestoreResult, VolumeMode, VolumePath
 from core.errors import DataPathError, UnsetAttributesError
 from core.models.in_place import InPlace
-from datamover.data_path.block import restore_device
+from datamover.data_path.block import restore_blocks, restore_device
 from datamover.data_path.extra_files import find_unexplained
 from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
@@ -120,6 +120,8 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
     note, unset, wrote = "", 0, _everything(snapshot, parameters)
     if parameters.done:
         _logger.info("an earlier attempt completed the restore of target %s: nothing is written", parameters.target)
+    elif snapshot.by_block:
+        wrote = await _restore_blocks(repository, snapshot, parameters, data_path)
     elif parameters.mode is VolumeMode.BLOCK:
         await restore_device(repository, snapshot, parameters.target, data_path=data_path, compare=parameters.again)
     else:
@@ -155,6 +157,24 @@ class _Written:
 
     size_bytes: int | None = None
     all_files: bool = False
+
+
+async def _restore_blocks(
+    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, data_path: DataPath
+) -> _Written:
+    """Write a device that was backed up by block; in place, only what differs."""
+    target, in_place = parameters.target, parameters.in_place is not None
+    if parameters.mode is not VolumeMode.BLOCK:
+        raise DataPathError(
+            f"target {target} has a file system: snapshot {snapshot.snapshot_id} has the blocks of a device, which go "
+            "into a volume of volumeMode Block"
+        )
+    compare = parameters.again or in_place
+    workers = parameters.workers
+    size_bytes = await restore_blocks(
+        repository, snapshot, target, workers=workers, data_path=data_path, compare=compare
+    )
+    return _Written(size_bytes if in_place else None)
 
 
 def _everything(snapshot: Snapshot, parameters: RestoreParameters) -> _Written:

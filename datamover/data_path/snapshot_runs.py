@@ -2,7 +2,8 @@
 
 Knows what each reads of the source and decides before the backup, and the arguments of `snapshot create`. Does not know
 what makes a snapshot complete (`datamover.data_path.backup`).
-Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests).
+Source: kopia 0.23.1, cli/command_snapshot_create.go, snapshot/manager.go (FindPreviousManifests); Velero main at
+d2241adba, pkg/uploader/block/snapshot.go, pkg/uploader/provider/block.go.
 """
 
 import logging
@@ -19,7 +20,14 @@ from core.errors import KopiaError
 from core.models.base import JsonDict
 from core.models.compression import Compression
 from core.models.exclusions import Exclusions
-from core.models.names import CHANGES_TAG, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG
+from core.models.names import (
+    ASYNC_OPERATION_ID_LABEL,
+    CHANGES_TAG,
+    EXCLUDE_DIGEST_TAG,
+    EXCLUDE_TAG,
+    SNAPSHOT_REQUESTER_TAG,
+    UPLOADER_TAG,
+)
 from core.models.units import format_duration
 from datamover.data_path.attempts import (
     BackupAttempt,
@@ -31,7 +39,7 @@ from datamover.data_path.attempts import (
 from datamover.data_path.run import DataPath
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
-from datamover.kopia.one_open import MoverBackup, Offer
+from datamover.kopia.one_open import MoverBackup, Offer, device_flags
 from datamover.kopia.policy import SourcePolicy, decide_policy, ensure_policy, excluding
 from datamover.kopia.private_run import VolumeAccess
 from datamover.kopia.process import KopiaAnswer, KopiaFiles
@@ -60,6 +68,7 @@ class BackupParameters:
     `ignore_files`: what files named `.kopiaignore` in the volume list is left out, and so is what `exclude` names.
     `parent`: the snapshot that unchanged files are taken from, as in `BackupPlan`.
     `mover`: how kopia is run; a device, and a volume with exclusions, is always backed up as `plain` does it.
+    `by_block`: a device is stored block by block, as by Velero's data mover for them.
     `stop` gives kopia time for a checkpoint after a signal; None: it gets none.
     `attempt` may continue from checkpoints, and leave some; None: there is no other attempt.
     """
@@ -77,6 +86,7 @@ class BackupParameters:
     exclude: Exclusions = field(default_factory=Exclusions)
     parent: str = AUTO_PARENT
     mover: BackupMover = BackupMover.PLAIN
+    by_block: bool = False
     stop: GracefulStop | None = None
     attempt: BackupAttempt | None = None
 
@@ -136,16 +146,37 @@ class SnapshotRun(Protocol):
         """What the result says about it, or empty."""
         ...
 
+    @property
+    def changed_bytes(self) -> int | None:
+        """How many bytes the parent does not have; None: what was read tells."""
+        ...
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether all was read although there is a parent, since nothing tells what has changed."""
+        ...
+
 
 @asynccontextmanager
 async def open_run(
-    repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
+    repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
 ) -> AsyncIterator[SnapshotRun]:
-    """Yield the run that the parameters ask for; what is left of it ends with the block."""
-    if parameters.mover is BackupMover.PLAIN or device_fd is not None or parameters.rules:
-        yield _PlainRun(repository, parameters, data_path, device_fd)
+    """Yield the run that the parameters ask for; what is left of it ends with the block.
+
+    Args:
+        repository: where the snapshot goes.
+        parameters: what is backed up.
+        data_path: measures and guards the run.
+        device: its descriptor and its size in bytes; None: the volume has files.
+    """
+    run: _OneOpenRun
+    if device is not None and parameters.by_block:
+        run = _BlockRun(repository, parameters, data_path, device)
+    elif parameters.mover is BackupMover.PLAIN or device is not None or parameters.rules:
+        yield _PlainRun(repository, parameters, data_path, device[0] if device else None)
         return
-    run = _OneOpenRun(repository, parameters, data_path)
+    else:
+        run = _OneOpenRun(repository, parameters, data_path)
     try:
         yield run
     finally:
@@ -156,6 +187,8 @@ class _PlainRun:
     """kopia's own commands: each opens the repository."""
 
     note = ""
+    changed_bytes = None
+    fell_back = False
 
     def __init__(
         self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
@@ -230,25 +263,41 @@ class _OneOpenRun:
         self._repository = repository
         self._parameters = parameters
         self._data_path = data_path
+        self._kopia = self._build()
+        self._parents: list[JsonDict] = []
+        self._deleted: tuple[str, ...] = ()
+
+    def _build(self) -> MoverBackup:
+        parameters = self._parameters
         stop = parameters.stop
         files = KopiaFiles(
             volume=VolumeAccess(parameters.volume, in_use=parameters.in_use),
             terminate=stop.terminate if stop else None,
         )
-        self._kopia = MoverBackup(
-            repository.kopia,
-            parameters.target,
-            f"back up {parameters.volume}",
+        return self._backup(files, "mover-backup")
+
+    def _backup(self, files: KopiaFiles, *command: str) -> MoverBackup:
+        return MoverBackup(
+            self._repository.kopia,
+            self._parameters.target,
+            f"back up {self._parameters.volume}",
             files=files,
-            listener=data_path,
-            meter=data_path.meter,
+            listener=self._data_path,
+            meter=self._data_path.meter,
+            command=command,
         )
-        self._parents: list[JsonDict] = []
-        self._deleted: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
-        return _COPIED if self._kopia.copied else ""
+        return _COPIED if self._kopia.result.get("copied") else ""
+
+    @property
+    def changed_bytes(self) -> int | None:
+        return None
+
+    @property
+    def fell_back(self) -> bool:
+        return False
 
     async def end(self) -> None:
         """Kill kopia if it still runs."""
@@ -295,6 +344,69 @@ class _OneOpenRun:
             "changes_tag": CHANGES_TAG,
             "may_be_copy": not parameters.in_use,
         }
+
+
+class _BlockRun(_OneOpenRun):
+    """One kopia, which reads the whole device, and stores the blocks that the repository does not have.
+
+    A snapshot is saved only once it is complete, so nothing is left of a backup that ends before.
+    """
+
+    def __init__(
+        self, repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int]
+    ) -> None:
+        self._device = device
+        super().__init__(repository, parameters, data_path)
+        self._parent = ""
+
+    def _build(self) -> MoverBackup:
+        fd, size_bytes = self._device
+        return self._backup(KopiaFiles(inherited_fd=fd), "block-write", *device_flags(fd, size_bytes))
+
+    @property
+    def note(self) -> str:
+        fault = self._kopia.result.get("parent_fault", "")
+        return f"not compared with snapshot {self._parent}: {fault}" if fault else ""
+
+    @property
+    def changed_bytes(self) -> int | None:
+        return int(self._kopia.result["changed_bytes"])
+
+    @property
+    def fell_back(self) -> bool:
+        return bool(self._parent)
+
+    async def check_parent(self) -> str:
+        offer, wanted, uid = self._kopia.offer, self._parameters.parent, self._parameters.earlier_uid
+        if wanted == NO_PARENT:
+            return ""
+        if wanted == AUTO_PARENT:
+            latest = sort_source(offer.snapshots, uid).latest
+            self._parent = latest.snapshot_id if latest else ""
+            return ""
+        if any(one["id"] == wanted and not parse_snapshot(one).fault for one in offer.snapshots):
+            self._parent = wanted
+            return ""
+        source = self._parameters.source
+        return f"spec.parentSnapshot is not usable: the source {source} has no complete snapshot {wanted}"
+
+    def _decide(self, interval: timedelta, *, read_all: bool) -> JsonDict:  # noqa: ARG002 - all is read, at once
+        return {
+            "parent": self._parent,
+            "tags": build_block_tags(self._parameters.all_tags),
+            "pins": [PIN],
+            "parallel": self._parameters.parallel,
+        }
+
+
+def build_block_tags(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags of a snapshot by block: all of them as kopia stores tags, and Velero's as its data mover does.
+
+    Without a change ID, Velero takes nothing from the snapshot by its list of changed blocks.
+    """
+    ours = {f"tag:{key}": value for key, value in tags.items()}
+    shared = {key: tags.get(key, "") for key in (SNAPSHOT_REQUESTER_TAG, UPLOADER_TAG, ASYNC_OPERATION_ID_LABEL)}
+    return ours | shared | {"cbt-change-id": "", "cbt-volume-id": ""}
 
 
 def decide_parents(snapshots: Iterable[JsonDict], own: frozenset[str], *, in_use: bool) -> list[JsonDict]:

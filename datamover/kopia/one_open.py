@@ -1,13 +1,16 @@
-"""kopia's subcommand `mover-backup`: one process offers what the repository has of a source, waits, and backs it up.
+"""kopia's subcommands of ours, each of which opens the repository once.
 
-Knows the lines that both sides write. Does not know what is decided (`datamover.data_path.snapshot_runs`).
-Source: tools/kopia/program/backup.go.
+`mover-backup` and `block-write` offer what the repository has of a source, wait, and back it up. `block-read` writes a
+snapshot to a device. Knows the lines that both sides write. Does not know what is decided
+(`datamover.data_path.snapshot_runs`).
+Source: tools/kopia/program (backup.go, block_write.go, block_read.go).
 """
 
 import asyncio
 import json
 import os
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
@@ -17,7 +20,7 @@ from datamover.kopia.process import Kopia, KopiaAnswer, KopiaFiles, Listener
 from datamover.kopia.progress import Meter
 from datamover.runtime.cancellation import run_in_background
 
-__all__ = ["MoverBackup", "Offer"]
+__all__ = ["MoverBackup", "Offer", "device_flags", "read_blocks"]
 
 _KEPT_LINES: Final = 40
 
@@ -36,16 +39,25 @@ class Offer:
 
 
 class MoverBackup:
-    """One run of the subcommand for a source, in kopia's format `user@host:path`.
+    """One run of a subcommand for a source, in kopia's format `user@host:path`.
 
-    `files` are without input and output. Who opens it must end it.
+    `files` are without input and output. `command` is `mover-backup`, or `block-write` with its flags for the device.
+    Who opens it must end it.
     """
 
     def __init__(
-        self, kopia: Kopia, target: str, attempted: str, *, files: KopiaFiles, listener: Listener, meter: Meter
+        self,
+        kopia: Kopia,
+        target: str,
+        attempted: str,
+        *,
+        files: KopiaFiles,
+        listener: Listener,
+        meter: Meter,
+        command: Sequence[str] = ("mover-backup",),
     ) -> None:
         self._kopia = kopia
-        self._target = target
+        self._arguments = [*command, f"--source={target}"]
         self._attempted = attempted
         self._files = files
         self._listener = listener
@@ -64,9 +76,9 @@ class MoverBackup:
         return self._offered.result()
 
     @property
-    def copied(self) -> bool:
-        """Whether the volume is a copy of what a parent has, so that the times of changes were of no use."""
-        return bool(self._result.get("copied"))
+    def result(self) -> JsonDict:
+        """What kopia says about the backup besides its snapshot; empty before its end."""
+        return self._result
 
     async def open(self) -> KopiaAnswer:
         """Start kopia, and return its answer so far once it has opened the repository, or its only one.
@@ -79,9 +91,8 @@ class MoverBackup:
         offered = self._offered = loop.create_future()
         decided_fd, self._decision_fd = os.pipe()
         files = replace(self._files, stdin_fd=decided_fd, on_output=self._take_output)
-        arguments = ["mover-backup", f"--source={self._target}"]
         child = loop.create_task(
-            self._kopia.move_data(self._attempted, *arguments, files=files, listener=self), name="mover-backup"
+            self._kopia.move_data(self._attempted, *self._arguments, files=files, listener=self), name="mover-backup"
         )
         # A decision that kopia does not read fails then.
         child.add_done_callback(lambda _: os.close(decided_fd))
@@ -124,11 +135,7 @@ class MoverBackup:
         self._listener.keep(line)
 
     def _take_output(self, line: str) -> None:
-        try:
-            ((key, value),) = json.loads(line).items()
-        except ValueError:
-            # A kopia that is killed may leave a part of a line. Its exit status is the cause.
-            return
+        key, value = _parse(line)
         match key:
             case "offer":
                 if self._offered is not None and not self._offered.done():
@@ -140,6 +147,44 @@ class MoverBackup:
                 self._meter.take_report(value)
             case "result":
                 self._result = value
+
+
+async def read_blocks(
+    kopia: Kopia, attempted: str, *arguments: str, device_fd: int, listener: Listener, meter: Meter
+) -> KopiaAnswer:
+    """Return the answer of `block-read` with these arguments, whose output is what it did to the device.
+
+    Cancellation kills kopia, which leaves the device as it is then.
+
+    Raises:
+        DataPathError: it cannot be started or confined.
+    """
+    results: list[JsonDict] = []
+
+    def take(line: str) -> None:
+        match _parse(line):
+            case "progress", value:
+                meter.take_report(value)
+            case "result", value:
+                results.append(value)
+
+    files = KopiaFiles(inherited_fd=device_fd, on_output=take)
+    answer = await kopia.move_data(attempted, "block-read", *arguments, files=files, listener=listener)
+    return replace(answer, output=json.dumps(results[-1]).encode() if results else b"")
+
+
+def device_flags(device_fd: int, size_bytes: int) -> list[str]:
+    """Return the flags for an open device, which is inherited, of that size."""
+    return [f"--device-fd={device_fd}", f"--device-size={size_bytes}"]
+
+
+def _parse(line: str) -> tuple[str, JsonDict]:
+    """Return key and value of a line; a kopia that is killed may leave a part of one, which is ignored."""
+    try:
+        ((key, value),) = json.loads(line).items()
+    except ValueError:
+        return "", {}
+    return key, value
 
 
 def _write_all(fd: int, content: bytes) -> None:

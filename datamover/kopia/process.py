@@ -95,7 +95,7 @@ class KopiaFiles:
     """Open files to use as kopia's standard input and output, and the volume that it reads or writes.
 
     When `terminate` is set, kopia gets SIGTERM: a backup then ends with an incomplete snapshot. `on_output` gets each
-    line of the output, which the answer then lacks.
+    line of the output, which the answer then lacks. `inherited_fd` stays open in kopia.
     """
 
     stdin_fd: int | None = None
@@ -103,6 +103,7 @@ class KopiaFiles:
     volume: VolumeAccess = field(default_factory=VolumeAccess)
     terminate: asyncio.Event | None = None
     on_output: Callable[[str], None] | None = None
+    inherited_fd: int | None = None
 
 
 class Listener(Protocol):
@@ -329,6 +330,7 @@ class Kopia:
                 files.stdout_fd,
                 run.confinement,
                 files.terminate,
+                inherited_fd=files.inherited_fd,
                 on_output=files.on_output,
             )
             child = await run_child(command, on_line)

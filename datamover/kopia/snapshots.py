@@ -18,7 +18,7 @@ from core.aio import run_shielded
 from core.clock import Deadline, SystemClock
 from core.errors import ConfigError, KopiaError
 from core.models.base import JsonDict
-from core.models.names import EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG
+from core.models.names import BLOCK_DATA_MOVER, EXCLUDE_DIGEST_TAG, EXCLUDE_TAG, TRANSFER_UID_TAG, UPLOADER_TAG
 from core.models.shrinkage import SavedSize
 from core.models.units import format_duration
 from datamover.kopia.process import Kopia, KopiaAnswer
@@ -71,6 +71,9 @@ _LONGEST: Final = timedelta(minutes=45)
 START_TOLERANCE: Final = timedelta(seconds=10)
 """The mover's reading of the start, and kopia's own, are some milliseconds apart by the same clock."""
 
+_SOURCE_SIZE_TAG: Final = "bdev-source-size"
+"""The size of a device in bytes. Source: Velero main at d2241adba, pkg/uploader/block/uploader.go."""
+
 PIN: Final = "velero-pin"
 """kopia's retention never expires a pinned snapshot; Velero deletes it with the backup."""
 
@@ -98,7 +101,7 @@ class Snapshot:
     `links` is the number of its symbolic links, which count as entries, and `files` of its files; None: not known.
     `root_entry` is kopia's entry of its root. `excluded` is how many entries rules have left out: of a directory, those
     in it are not counted. `exclude` are the exclusions of the backup, as the tag has them, and `rules` is their digest;
-    empty: there were none.
+    empty: there were none. `by_block`: it is a device in the format of BLOCK_DATA_MOVER, whose size is the device's.
     """
 
     snapshot_id: str
@@ -114,6 +117,7 @@ class Snapshot:
     rules: str = ""
     exclude: str = ""
     root_entry: JsonDict = field(default_factory=dict)
+    by_block: bool = False
 
     @property
     def size(self) -> SavedSize:
@@ -129,7 +133,10 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
     """
     try:
         root = document["rootEntry"]
-        summary, stats = root["summ"], document.get("stats") or {}
+        summary, stats, tags = root["summ"], document.get("stats") or {}, document.get("tags") or {}
+        if by_block := tags.get(UPLOADER_TAG) == BLOCK_DATA_MOVER:
+            # Velero counts no entries, and the size is that of whole blocks.
+            summary = summary | {"files": 1, "dirs": 1, "size": tags.get(_SOURCE_SIZE_TAG) or summary.get("size", 0)}
         links = int(summary.get("symlinks", 0))
         return Snapshot(
             snapshot_id=document["id"] or snapshot_id,
@@ -146,6 +153,7 @@ def parse_snapshot(document: JsonDict, snapshot_id: str = "") -> Snapshot:
             rules=_tag(document, EXCLUDE_DIGEST_TAG),
             exclude=_tag(document, EXCLUDE_TAG),
             root_entry=root,
+            by_block=by_block,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         raise KopiaError(f"snapshot {document.get('id') or snapshot_id}: invalid manifest") from e

@@ -28,6 +28,7 @@ from core.errors import AgentError, CanceledError, FencedError, RepositoryError
 from core.kube.client import KubeClient, Selection
 from core.kube.events import EventRecorder, ObjectRef
 from core.models.bandwidth import BandwidthLimits
+from core.models.compression import Compression
 from core.models.names import CLUSTER_TAG, NODE_LABEL
 from core.models.phases import Phase
 from core.models.shrinkage import read_shrinkage
@@ -289,7 +290,8 @@ class PodTransfer:
             mode=self._options.mode,
             source=plan.source,
             parallel=settings.parallel_upload or parallel,
-            compression=settings.compression or self._options.compression,
+            # As Velero's data mover.
+            compression=Compression.NONE if plan.by_block else settings.compression or self._options.compression,
             tags={**plan.tags, **({CLUSTER_TAG: cluster} if (cluster := self._options.cluster) else {})},
             checkpoint_interval=read_checkpoint_interval(context.environment),
             limits=context.limits,
@@ -297,6 +299,7 @@ class PodTransfer:
             in_use=kind.in_use,
             ignore_files=self._options.ignore_files,
             mover=self._options.mover,
+            by_block=plan.by_block,
             exclude=self._options.exclude,
             stop=self._stop,
             attempt=attempt,

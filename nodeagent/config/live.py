@@ -14,7 +14,7 @@ from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import KubeError
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
+from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from exposer.settings import ExposeSettings
 from nodeagent.config.current import ConfigWatch, CurrentConfig
 from nodeagent.config.expose_settings import build_expose_settings
@@ -26,6 +26,8 @@ from nodeagent.runtime.own_pod import AgentPod, AgentReport
 __all__ = ["ConfigAnnouncer", "ConfigSources", "InitialConfig", "LiveConfig"]
 
 _log = logging.getLogger(__name__)
+
+_FEATURES: Final = f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"
 
 _RETRY_SECONDS: Final = 5.0
 """Delay before an annotation that could not be written is retried."""
@@ -47,7 +49,7 @@ class ConfigAnnouncer:
             self._changed.clear()
             try:
                 config = {CONFIG_ANNOTATION: self._current.digest or NO_CONFIG}
-                await self._pod.annotate(config | {FEATURES_ANNOTATION: RESTORE_IN_PLACE})
+                await self._pod.annotate(config | {FEATURES_ANNOTATION: _FEATURES})
             except KubeError as e:
                 # The leader takes it for an agent of Velero until then.
                 _log.warning("could not annotate the agent's pod, so that it gets no transfers, will retry: %s", e)

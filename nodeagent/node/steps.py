@@ -88,7 +88,9 @@ def describe_activities(cr: Transfer, *, restores: bool, fell_back: bool) -> lis
         if begin is not None and end is not None and end - begin >= _SHOWN_WAIT
     ]
     lines += cr.attempts.describe()
-    if fell_back:
+    if fell_back and cr.by_block and not restores:
+        lines.append("read the whole device, since nothing tells which blocks have changed; stored those that have")
+    elif fell_back:
         lines.append(f"fell back to a full {'restore' if restores else 'backup'}")
     return lines
 

@@ -126,7 +126,7 @@ def _add_behavior(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         action="append",
         help="handle transfers whose spec.datamover is NAME; may be repeated. "
-        "velero includes velero-fs and transfers that name none, and fails transfers of velero-block (default: velero)",
+        "velero includes velero-fs, velero-block and transfers that name none (default: velero)",
     )
     group.add_argument(
         "--repository-controller",

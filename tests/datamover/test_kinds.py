@@ -116,3 +116,14 @@ def test_the_done_file_is_named_after_the_restore(owners: list[str], labels: dic
     plan = plan_of(TRANSFER_KINDS["pod-volume-restore"].model.parse(raw))
     assert isinstance(plan, RestorePlan)
     assert plan.done_owner_uid == uid
+
+
+def test_a_backup_by_block_has_its_own_source_and_uploader() -> None:
+    raw = _recorded("dataupload")[-1]["object"]
+    raw["spec"]["datamover"] = "velero-block"
+    plan = plan_of(TRANSFER_KINDS["data-upload"].model.parse(raw))
+    assert isinstance(plan, BackupPlan)
+    assert plan.by_block
+    claim = f"{raw['spec']['sourceNamespace']}/{raw['spec']['sourcePVC']}"
+    assert plan.source == f"snapshot-data-upload-download/velero-block/{claim}"
+    assert plan.tags["snapshot-uploader"] == "velero-block"

@@ -13,7 +13,7 @@ import pytest
 from core.kube.client import KubeClient
 from core.kube.resources import CONFIG_MAPS, EVENTS, NODES, PODS, PRIORITY_CLASSES
 from core.kube.retry import Retry
-from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, RESTORE_IN_PLACE
+from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, RESTORE_IN_PLACE
 from exposer.template import AgentTemplate
 from nodeagent.app import Agent, build_agent
 from nodeagent.config.parse import parse_config
@@ -76,7 +76,7 @@ async def test_an_edit_reaches_slots_status_metrics_and_the_agents_pod() -> None
         assert _slots(agent) == "7.0"
         assert (config["valid"], config["priorityClassName"]) == (True, "low")
         (pod,) = kube.objects(PODS)
-        announced = {CONFIG_ANNOTATION: config["hash"], FEATURES_ANNOTATION: RESTORE_IN_PLACE}
+        announced = {CONFIG_ANNOTATION: config["hash"], FEATURES_ANNOTATION: f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"}
         assert pod["metadata"]["annotations"] == announced
         assert [event["reason"] for event in kube.objects(EVENTS)] == ["ConfigActivated"]
 

@@ -11,14 +11,16 @@ from datetime import timedelta
 from enum import Enum
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from core.contract import VolumeMode
 from core.errors import ConfigError, ExposeError
 from core.kube.resources import Resource
-from core.kube.types import UncheckedObject
+from core.kube.types import PersistentVolumeClaim, UncheckedObject
 from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from core.models.names import BLOCK_DATA_MOVER, COPIES_ANNOTATION
 from core.models.reasons import FailureReason, PendingReason
 from core.models.transfers import DataDownload, DataUpload, PodVolumeRestore, Transfer
+from exposer.manifests import claim_volume_mode
 from exposer.model import Exposed, Guard, Pending, Reader
 from nodeagent.metrics.registry import Metrics
 from nodeagent.transfers.outcome import MoverResult, Outcome
@@ -36,6 +38,7 @@ __all__ = [
     "KindSpec",
     "NodeKind",
     "PlainKind",
+    "check_mode",
     "read_copies",
     "refuse_unsupported",
 ]
@@ -94,9 +97,6 @@ class Admission:
 
 def find_unsupported(cr: Transfer) -> Admission | None:
     """Return the failed admission of a transfer that this agent cannot carry out, which would otherwise stay New."""
-    if isinstance(cr, (DataUpload, DataDownload)) and cr.spec.datamover == BLOCK_DATA_MOVER:
-        message = f"data mover {BLOCK_DATA_MOVER} is not supported by this node agent; use velero-fs"
-        return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
     if isinstance(cr, (DataDownload, PodVolumeRestore)) and (fault := _explain_restore_type(cr)):
         return Admission(AdmissionState.FAILED, FailureReason.RESTORE_TYPE_UNSUPPORTED, fault)
     return None
@@ -109,6 +109,21 @@ def _explain_restore_type(cr: DataDownload | PodVolumeRestore) -> str | None:
     except ConfigError as e:
         return str(e)
     return None
+
+
+def check_mode(cr: DataUpload | DataDownload, claim: PersistentVolumeClaim | None) -> Admission | None:
+    """Return the failed admission of a transfer whose data mover cannot move the volume of the PVC, its own or target.
+
+    A PVC that is gone says nothing: the data mover fails then.
+    """
+    if claim is None or not cr.by_block or claim_volume_mode(claim) is VolumeMode.BLOCK:
+        return None
+    meta = claim["metadata"]
+    message = (
+        f"data mover {BLOCK_DATA_MOVER} needs volumeMode Block, and PersistentVolumeClaim "
+        f"{meta['namespace']}/{meta['name']} has a file system: use velero-fs"
+    )
+    return Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
 
 
 def refuse_unsupported(cr: Transfer) -> None:

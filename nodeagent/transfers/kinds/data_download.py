@@ -27,6 +27,7 @@ from nodeagent.transfers.kinds.base import (
     KindSpec,
     PlainKind,
     admit_exposable,
+    check_mode,
     find_unsupported,
     read_copies,
     refuse_unsupported,
@@ -90,6 +91,8 @@ class DataDownloadKind(RestoreResults, PlainKind[DataDownload]):
         if claim is None:
             message = f"PersistentVolumeClaim {target.namespace}/{target.pvc} to restore into does not exist"
             return Admission(AdmissionState.PENDING, PendingReason.TARGET_CLAIM_MISSING, message, limit=_TARGET_TIMEOUT)
+        if (refused := check_mode(cr, claim)) is not None:
+            return refused
         request = self._request(cr)
         try:
             waiting = await self.exposer.check(request, reader)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from core.errors import ExposeError
-from core.kube.resources import DATA_UPLOADS
+from core.kube.resources import DATA_UPLOADS, PERSISTENT_VOLUME_CLAIMS
 from core.models.names import DATA_MOVER_FINALIZER
 from core.models.reasons import FailureReason
 from core.models.transfers import DataUpload
@@ -22,6 +22,7 @@ from nodeagent.transfers.kinds.base import (
     KindSpec,
     PlainKind,
     admit_exposable,
+    check_mode,
     find_unsupported,
     read_copies,
     refuse_unsupported,
@@ -88,6 +89,10 @@ class DataUploadKind(BackupResults, PlainKind[DataUpload]):
         if spec.snapshot_type != _CSI or spec.csi_snapshot is None:
             message = f"snapshot type {spec.snapshot_type!r} is not supported; only {_CSI} with csiSnapshot is"
             return Admission(AdmissionState.FAILED, FailureReason.SNAPSHOT_TYPE_UNKNOWN, message)
+        if cr.by_block:
+            claim = await reader.read(PERSISTENT_VOLUME_CLAIMS, spec.source_namespace, spec.source_pvc)
+            if (refused := check_mode(cr, claim)) is not None:
+                return refused
         admission = await check_location(reader, cr)
         if admission.decision is not AdmissionState.READY:
             return admission

@@ -65,7 +65,7 @@ async def test_the_decision_is_sent_after_the_offer_and_the_answer_has_the_snaps
 
     answer = await backup.carry_out({"parents": []})
     assert program.decided == {"parents": []}
-    assert (answer.document(), backup.copied) == ({"id": "s"}, True)
+    assert (answer.document(), backup.result["copied"]) == ({"id": "s"}, True)
     assert (meter.hashed_bytes, meter.cached_bytes, meter.total_bytes) == (20, 30, 60)
     assert (await meter.read()).done_bytes == 50
     await backup.end()
@@ -82,7 +82,7 @@ async def test_a_kopia_that_ends_before_it_has_read_the_decision_is_no_snapshot(
     backup = _backup(_Program(1, fails=True))
     await backup.open()
     answer = await backup.carry_out({"delete": ["0" * 32] * 5000})
-    assert (answer.exit_code, answer.output, backup.copied) == (1, b"", False)
+    assert (answer.exit_code, answer.output, backup.result) == (1, b"", {})
     await backup.end()
 
 

@@ -27,10 +27,10 @@ def use_backup_mover(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let backups that name no other way be of the wanted one."""
 
     def open_wanted(
-        repository: Repository, parameters: BackupParameters, data_path: DataPath, device_fd: int | None
+        repository: Repository, parameters: BackupParameters, data_path: DataPath, device: tuple[int, int] | None
     ) -> AbstractAsyncContextManager[SnapshotRun]:
         if parameters.mover is BackupMover.PLAIN:
             parameters = replace(parameters, mover=_WANTED)
-        return open_run(repository, parameters, data_path, device_fd)
+        return open_run(repository, parameters, data_path, device)
 
     monkeypatch.setattr(backup, "open_run", open_wanted)

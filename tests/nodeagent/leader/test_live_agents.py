@@ -10,7 +10,7 @@ from core.kube.client import KubeClient
 from core.kube.resources import PODS
 from core.kube.retry import Retry
 from core.models.base import JsonDict
-from core.models.names import CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
+from core.models.names import BLOCK_DATA_MOVER, CONFIG_ANNOTATION, FEATURES_ANNOTATION, NO_CONFIG, RESTORE_IN_PLACE
 from nodeagent.config.current import CurrentConfig
 from nodeagent.config.live import ConfigAnnouncer
 from nodeagent.config.parse import parse_config
@@ -75,7 +75,7 @@ async def test_an_agent_announces_each_configuration_once_and_retries_a_failure(
     current, board = CurrentConfig(), FakeBoard(broken=2)
     task = asyncio.create_task(ConfigAnnouncer(board, current).run())
     await asyncio.sleep(100)
-    features = {FEATURES_ANNOTATION: RESTORE_IN_PLACE}
+    features = {FEATURES_ANNOTATION: f"{RESTORE_IN_PLACE} {BLOCK_DATA_MOVER}"}
     assert board.annotations == [{CONFIG_ANNOTATION: NO_CONFIG} | features]
     assert "gets no transfers, will retry" in caplog.text
     current.update(parse_config("{}"))

@@ -82,3 +82,12 @@ def test_what_was_done_for_a_transfer_is_told(status: JsonDict, marks: str, fell
     raw["metadata"] |= {"creationTimestamp": "2026-11-21T12:00:00Z", "annotations": {ATTEMPTS_ANNOTATION: marks}}
     cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"} | status})
     assert describe_activities(cr, restores=False, fell_back=fell_back) == told
+
+
+def test_a_device_that_was_read_as_a_whole_is_told() -> None:
+    raw = data_upload()
+    raw["spec"]["datamover"] = "velero-block"
+    cr = DataUpload.parse(raw | {"status": {"phase": "InProgress"}})
+    assert describe_activities(cr, restores=False, fell_back=True) == [
+        "read the whole device, since nothing tells which blocks have changed; stored those that have"
+    ]

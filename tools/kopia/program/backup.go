@@ -4,22 +4,18 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/alecthomas/kingpin/v2"
 	"github.com/pkg/errors"
-	"go.uber.org/zap"
 
 	"github.com/kopia/kopia/fs"
 	"github.com/kopia/kopia/fs/localfs"
-	"github.com/kopia/kopia/internal/passwordpersist"
 	"github.com/kopia/kopia/repo"
 	"github.com/kopia/kopia/repo/logging"
 	"github.com/kopia/kopia/repo/manifest"
@@ -71,79 +67,41 @@ type result struct {
 	Copied   bool               `json:"copied"`
 }
 
-// backupCommand is the subcommand mover-backup, which opens the repository once.
+// attachBackup adds the subcommand mover-backup, which opens the repository once.
 //
 // Standard output has JSON lines: {"offer": …} once it is open, {"progress": …}, and {"result": …}. The decision is read
 // from standard input in between. SIGTERM ends the backup with an incomplete snapshot.
-type backupCommand struct {
-	parser *kingpin.Application
-	source string
-}
-
 func attachBackup(parser *kingpin.Application) {
-	c := &backupCommand{parser: parser}
 	command := parser.Command("mover-backup", "Back up a source as standard input decides (for the data mover)").Hidden()
-	command.Flag("source", "Source, as user@host:path").Required().StringVar(&c.source)
-	command.Action(c.run)
-}
-
-func (c *backupCommand) run(*kingpin.ParseContext) error {
-	console := logging.ToWriter(os.Stderr)
-	ctx := logging.WithLogger(context.Background(), func(module string) logging.Logger {
-		return console(module).WithOptions(zap.IncreaseLevel(zap.InfoLevel))
-	})
-
-	if err := c.backUp(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "ERROR", err)
-		os.Exit(1)
-	}
-
-	return nil
-}
-
-func (c *backupCommand) backUp(ctx context.Context) error {
-	report := newReport(os.Stdout, os.Stderr)
-	defer report.stop()
-
-	rep, err := c.open(ctx)
-	if err != nil {
-		return errors.Wrap(err, "open repository: unable to open repository")
-	}
-	defer rep.Close(ctx) //nolint:errcheck // what was to be written is written
-
-	client := rep.ClientOptions()
-
-	source, err := snapshot.ParseSourceInfo(c.source, client.Hostname, client.Username)
-	if err != nil {
-		return errors.Wrapf(err, "not a valid source %v", c.source)
-	}
-
-	return backUp(ctx, rep, source, os.Stdin, report)
-}
-
-// open opens the repository as kopia does: first the password is read, then the configuration.
-// Source: kopia 0.23.1, cli/config.go (openRepository), cli/password.go.
-func (c *backupCommand) open(ctx context.Context) (repo.Repository, error) {
-	config, password := c.value("config-file"), strings.TrimSpace(c.value("password"))
-	if password == "" {
-		found, err := passwordpersist.File().GetPassword(ctx, config)
+	source := command.Flag("source", "Source, as user@host:path").Required().String()
+	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
+		parsed, err := parseSource(rep, *source)
 		if err != nil {
-			return nil, errors.Wrap(err, "get password")
+			return err
 		}
 
-		password = found
-	}
-
-	return repo.Open(ctx, config, password, nil)
-}
-
-// value returns the value of one of kopia's own flags.
-func (c *backupCommand) value(flag string) string {
-	return c.parser.GetFlag(flag).Model().Value.String()
+		return backUp(ctx, rep, parsed, os.Stdin, report)
+	}))
 }
 
 // backUp offers what the repository has of the source, and backs it up as is decided.
 func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report) error {
+	decided := &decision{}
+	if err := decide(ctx, rep, source, decisions, report, decided); err != nil {
+		return err
+	}
+
+	session := repo.WriteSessionOptions{Purpose: "mover-backup", OnUpload: report.UploadedBytes}
+
+	return repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
+		return carryOut(ctx, w, source, decided, report)
+	})
+}
+
+// decide offers what the repository has of the source, and reads what is decided.
+func decide(
+	ctx context.Context, rep repo.Repository, source snapshot.SourceInfo, decisions io.Reader, report *report, decided any,
+) error {
 	found, err := readOffer(ctx, rep, source)
 	if err != nil {
 		return err
@@ -153,16 +111,7 @@ func backUp(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo
 		return err
 	}
 
-	decided := &decision{}
-	if err := json.NewDecoder(decisions).Decode(decided); err != nil {
-		return errors.Wrap(err, "read the decision")
-	}
-
-	session := repo.WriteSessionOptions{Purpose: "mover-backup", OnUpload: report.UploadedBytes}
-
-	return repo.WriteSession(ctx, rep, session, func(ctx context.Context, w repo.RepositoryWriter) error {
-		return carryOut(ctx, w, source, decided, report)
-	})
+	return errors.Wrap(json.NewDecoder(decisions).Decode(decided), "read the decision")
 }
 
 func readOffer(ctx context.Context, rep repo.Repository, source snapshot.SourceInfo) (*offer, error) {

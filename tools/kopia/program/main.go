@@ -29,6 +29,8 @@ func newApplication() *kingpin.Application {
 	parser.UsageTemplate(kingpin.CompactUsageTemplate)
 	app.Attach(parser)
 	attachBackup(parser)
+	attachBlockWrite(parser)
+	attachBlockRead(parser)
 
 	return parser
 }

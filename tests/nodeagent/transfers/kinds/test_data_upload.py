@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.errors import ExposeError, ResultError
-from core.kube.resources import SECRETS
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, SECRETS
 from core.models.base import JsonDict
 from core.models.names import OUTCOME_ANNOTATION
 from core.models.phases import Phase
@@ -20,7 +20,6 @@ from nodeagent.transfers.kinds.base import Admission, AdmissionState, Kind
 from nodeagent.transfers.kinds.data_download import DataDownloadKind
 from nodeagent.transfers.kinds.data_upload import DataUploadKind
 from nodeagent.transfers.outcome import Outcome
-from tests.exposer.support.world import no_guard
 from tests.nodeagent.support.data_kinds import (
     CLAIM_PATH,
     LOCATION,
@@ -195,18 +194,31 @@ def test_only_transfers_for_this_mover_are_managed(datamover: str, ours: bool) -
         assert kind.managed(kind.parse(transfer)) is ours
 
 
-@pytest.mark.parametrize("transfer", [data_upload(), data_download()], ids=lambda transfer: str(transfer["kind"]))
+_SOURCE_PATH = "/api/v1/namespaces/app/persistentvolumeclaims/data"
+
+
+@pytest.mark.parametrize(
+    ("transfer", "path"), [(data_upload(), _SOURCE_PATH), (data_download(), CLAIM_PATH)], ids=["upload", "download"]
+)
 @pytest.mark.cause("data-mover-unsupported")
-async def test_a_transfer_of_the_block_data_mover_fails_whoever_accepted_it(transfer: JsonDict) -> None:
+async def test_the_block_data_mover_gets_block_volumes_only(transfer: JsonDict, path: str) -> None:
     transfer["spec"]["datamover"] = "velero-block"
     kind: Kind[Any] = uploads() if transfer["kind"] == "DataUpload" else downloads()
-    message = "data mover velero-block is not supported by this node agent; use velero-fs"
+    meta = {"namespace": path.split("/")[4], "name": "data"}
+    files, blocks = (
+        READY_WORLD | {path: stored(PERSISTENT_VOLUME_CLAIMS, metadata=meta, spec=spec)}
+        for spec in ({}, {"volumeMode": "Block"})
+    )
+    message = (
+        "data mover velero-block needs volumeMode Block, and PersistentVolumeClaim "
+        f"{meta['namespace']}/data has a file system: use velero-fs"
+    )
 
-    found = await admission(kind, transfer, {})
+    found = await admission(kind, transfer, files)
 
     assert found == Admission(AdmissionState.FAILED, FailureReason.DATA_MOVER_UNSUPPORTED, message)
-    with pytest.raises(ExposeError, match=message):
-        await kind.ensure_exposed(kind.parse(transfer), no_guard)
+    assert (await admission(kind, transfer, blocks)).decision is AdmissionState.READY
+    assert kind.parse(transfer).required_feature == "velero-block"
 
 
 def test_a_transfer_queues_for_its_volumes_namespace() -> None:

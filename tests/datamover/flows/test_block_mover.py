@@ -1,0 +1,239 @@
+"""Backups of devices by block, and their restores: a file takes the place of the device."""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from msgspec import UNSET
+
+from core.contract import BackupResult, RestoreResult, VolumeMode
+from core.errors import DataPathError, KopiaError
+from core.models.in_place import InPlace
+from datamover.data_path.attempts import BackupAttempt
+from datamover.data_path.backup import BackupParameters, back_up
+from datamover.data_path.compare import compare_volume
+from datamover.data_path.restore import RestoreParameters, restore
+from datamover.kopia.repository import Repository
+from datamover.kopia.snapshots import read_snapshot
+from datamover.storage.providers import FileStorage
+from tests.datamover.support.confining import use_means
+from tests.datamover.support.data_paths import backup_data_path, restore_data_path
+from tests.datamover.support.loopdevice import attached
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.repositories import opened, s3_storage
+from tests.datamover.support.s3server import S3Server
+
+pytestmark = pytest.mark.processes
+
+_MIB = 1 << 20
+_SOURCE = "snapshot-data-upload-download/velero-block/app/data"
+_TAGS = {
+    "snapshot-requester": "snapshot-data-upload-download",
+    "snapshot-uploader": "velero-block",
+    "velero.io/async-operation-id": "du-1",
+}
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Path:
+    """Three blocks of data, a hole of two, and half a block."""
+    path = tmp_path / "device"
+    path.write_bytes(random.Random(1).randbytes(3 * _MIB))
+    os.truncate(path, 5 * _MIB + _MIB // 2)
+    return path
+
+
+@pytest.fixture
+def for_restores(repository: Path) -> Iterator[Repository]:
+    """The repository as another mover opens it."""
+    with opened(FileStorage(repository)) as found:
+        yield found
+
+
+def _parameters(device: Path) -> BackupParameters:
+    return BackupParameters(device, VolumeMode.BLOCK, _SOURCE, parallel=2, tags=_TAGS, by_block=True)
+
+
+async def _back_up(movers: Repository, device: Path, parent: str = "auto") -> BackupResult:
+    return await back_up(movers, replace(_parameters(device), parent=parent), backup_data_path())
+
+
+async def _restore(
+    movers: Repository, snapshot_id: str, target: Path, in_place: InPlace | None = None
+) -> RestoreResult:
+    request = RestoreParameters(snapshot_id, target, VolumeMode.BLOCK, workers=2, in_place=in_place)
+    return await restore(movers, request, restore_data_path())
+
+
+async def test_a_chain_of_backups_is_restored_byte_for_byte(
+    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path, kopia: PlainKopia
+) -> None:
+    target = tmp_path / "target"
+    first = await _back_up(mover_repository, device)
+    assert (first.total_bytes, first.incremental_bytes, first.fallback_full) == (5 * _MIB + _MIB // 2, 3 * _MIB, UNSET)
+    made = [(first.snapshot_id, device.read_bytes())]
+    # A write into one block and a discard, growth, and a device that is smaller.
+    for write_at, discard_at, size, changed in ((_MIB + 5, 2, 6, 2), (6 * _MIB, 7, 8, 1), (0, 1, 2, 2)):
+        with device.open("r+b") as file:
+            file.seek(write_at)
+            file.write(b"changed")
+            file.seek(discard_at * _MIB)
+            file.write(bytes(_MIB))
+        os.truncate(device, size * _MIB)
+        backup = await _back_up(mover_repository, device)
+        assert (backup.total_bytes, backup.incremental_bytes) == (size * _MIB, changed * _MIB)
+        assert backup.fallback_full is True
+        made.append((backup.snapshot_id, device.read_bytes()))
+    for snapshot_id, content in made:
+        target.write_bytes(b"\xff" * (9 * _MIB))
+        result = await _restore(for_restores, snapshot_id, target)
+        assert target.read_bytes() == content + b"\xff" * (9 * _MIB - len(content))
+        assert result.total_bytes == len(content)
+    kopia.run("snapshot", "verify", "--verify-files-percent=100")
+
+
+async def test_a_restored_device_is_compared_to_its_last_byte(
+    mover_repository: Repository, for_restores: Repository, device: Path
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    watchdog = restore_data_path().watchdog
+    snapshot = await for_restores.open(partial(read_snapshot, for_restores, backup.snapshot_id), read_only=True)
+    same = await compare_volume(for_restores, watchdog, snapshot, device, VolumeMode.BLOCK)
+    assert (same.outcome, same.bytes, same.faults) == ("passed", 5 * _MIB + _MIB // 2, [])
+    with device.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"1")
+    changed = await compare_volume(for_restores, watchdog, snapshot, device, VolumeMode.BLOCK)
+    assert (changed.outcome, changed.fault_count) == ("failed", 1)
+
+
+async def test_the_snapshot_is_as_veleros(mover_repository: Repository, device: Path, kopia: PlainKopia) -> None:
+    backup = await _back_up(mover_repository, device)
+    (found,) = kopia.snapshots()
+    assert found["id"] == backup.snapshot_id
+    assert found["source"] == {"host": "default", "userName": "default", "path": _SOURCE}
+    assert (found["description"], found["pins"]) == ("Block Uploader", ["velero-pin"])
+    bare = {key: value for key, value in found["tags"].items() if not key.startswith("tag:")}
+    assert bare == _TAGS | {"cbt-change-id": "", "cbt-volume-id": "", "bdev-source-size": str(5 * _MIB + _MIB // 2)}
+    # By these, kopia and ours find it.
+    assert {key for key in found["tags"] if key.startswith("tag:")} == {f"tag:{key}" for key in _TAGS}
+    (entry,) = json.loads(kopia.run("show", found["rootEntry"]["obj"]))["entries"]
+    assert (entry["name"], entry["size"]) == (_SOURCE.replace("/", "-"), 6 * _MIB)
+    assert entry["obj"].startswith("Ix")
+    # kopia itself pads the last block.
+    assert kopia.run("show", entry["obj"]) == device.read_bytes() + bytes(_MIB // 2)
+
+
+@pytest.mark.parametrize(
+    ("parent", "changed", "fell_back", "note"),
+    [
+        pytest.param("none", 3, False, "", id="none"),
+        pytest.param("first", 1, True, "", id="older"),
+        pytest.param("0" * 32, 3, True, "has no complete snapshot", id="unknown"),
+    ],
+)
+async def test_the_parent_is_the_one_that_is_named(
+    parent: str, changed: int, fell_back: bool, note: str, mover_repository: Repository, device: Path
+) -> None:
+    first = (await _back_up(mover_repository, device)).snapshot_id
+    with device.open("r+b") as file:
+        file.write(b"changed")
+    await _back_up(mover_repository, device)
+    backup = await _back_up(mover_repository, device, first if parent == "first" else parent)
+    assert backup.incremental_bytes == changed * _MIB
+    assert (backup.fallback_full is True, note in (backup.note or "")) == (fell_back, True)
+
+
+async def test_a_parent_that_cannot_be_read_is_not_compared_with(
+    mover_repository: Repository, device: Path, tree: Path, kopia: PlainKopia
+) -> None:
+    kopia.run("snapshot", "create", str(tree), f"--override-source=default@default:{_SOURCE}")
+    backup = await _back_up(mover_repository, device)
+    assert backup.incremental_bytes == 3 * _MIB
+    assert "not one of a block device" in str(backup.note)
+
+
+async def test_a_restore_in_place_writes_what_differs(
+    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    backup = await _back_up(mover_repository, device)
+    content = device.read_bytes()
+    target.write_bytes(b"\xff" + content[1:])
+    result = await _restore(for_restores, backup.snapshot_id, target, InPlace(incremental=True))
+    assert target.read_bytes() == content
+    assert (result.incremental_bytes, result.fallback_full) == (_MIB, UNSET)
+
+
+@pytest.mark.parametrize("means", ["landlock", "jail", "chroot"])
+async def test_a_real_device_is_restored_over_other_data_whatever_confines_kopia(
+    means: str, s3: S3Server, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Zeros become holes below the device, and none of its previous data remains."""
+    use_means(means, monkeypatch)
+    (tmp_path / "target").write_bytes(b"\xff" * (6 * _MIB))
+    with (
+        attached(device) as source,
+        attached(tmp_path / "target") as target,
+        opened(s3_storage(s3, s3.make_bucket(f"block-{means}"))) as repository,
+    ):
+        await repository.ensure()
+        backup = await _back_up(repository, source)
+        await _restore(repository, backup.snapshot_id, target)
+    assert (tmp_path / "target").read_bytes() == device.read_bytes() + b"\xff" * (_MIB // 2)
+    assert (tmp_path / "target").stat().st_blocks * 512 <= 3 * _MIB + _MIB // 2 + 8192
+
+
+async def test_what_does_not_fit_is_refused_before_a_byte_is_written(
+    mover_repository: Repository, for_restores: Repository, device: Path, tmp_path: Path, tree: Path
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    target = tmp_path / "target"
+    target.write_bytes(b"\xff" * _MIB)
+    with pytest.raises(DataPathError, match=r"is too small: .* \(nothing was written\)"):
+        await _restore(for_restores, backup.snapshot_id, target)
+    assert set(target.read_bytes()) == {0xFF}
+    files = RestoreParameters(backup.snapshot_id, tmp_path / "files", VolumeMode.FILESYSTEM, workers=2)
+    with pytest.raises(DataPathError, match="go into a volume of volumeMode Block"):
+        await restore(for_restores, files, restore_data_path())
+    assert not (tmp_path / "files").exists()
+    with pytest.raises(DataPathError, match="has a file system"):
+        await back_up(mover_repository, replace(_parameters(tree), mode=VolumeMode.FILESYSTEM), backup_data_path())
+
+
+async def test_damage_in_the_repository_fails_the_restore(
+    mover_repository: Repository, for_restores: Repository, repository: Path, device: Path, tmp_path: Path
+) -> None:
+    backup = await _back_up(mover_repository, device)
+    blobs = [file for file in repository.glob("p*/**/*.f") if file.is_file()]
+    assert blobs
+    for blob in blobs:
+        blob.write_bytes(bytes(blob.stat().st_size))
+    target = tmp_path / "target"
+    target.write_bytes(bytes(6 * _MIB))
+    with pytest.raises(KopiaError, match="restore snapshot"):
+        await _restore(for_restores, backup.snapshot_id, target)
+
+
+async def test_another_attempt_begins_anew_and_replaces_the_snapshot_of_the_first(
+    mover_repository: Repository, device: Path, kopia: PlainKopia
+) -> None:
+    async def alone() -> bool:
+        return True
+
+    async def check() -> None:
+        pass
+
+    attempts = [BackupAttempt(uid="du-1", number=number, is_alone=alone, check=check) for number in (1, 2)]
+    results = [
+        await back_up(mover_repository, replace(_parameters(device), attempt=attempt), backup_data_path())
+        for attempt in attempts
+    ]
+    # The first one is no parent of the second.
+    assert [result.incremental_bytes for result in results] == [3 * _MIB, 3 * _MIB]
+    assert [one["id"] for one in kopia.snapshots()] == [results[1].snapshot_id]

@@ -1,0 +1,153 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+
+	"github.com/pkg/errors"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/compression"
+	"github.com/kopia/kopia/repo/object"
+	"github.com/kopia/kopia/snapshot"
+	"github.com/kopia/kopia/snapshot/snapshotfs"
+)
+
+// A device is a file in the only directory of its snapshot. Its object is the list of its blocks, each an object of its own.
+// Source: Velero main at d2241adba, pkg/repository/udmrepo/kopialib/lib_repo.go (kopiaObjectWriterEx, WriteMetadata),
+// pkg/uploader/block/uploader.go (Backup).
+const (
+	blockSplitter      = "FIXED-1M"
+	listSplitter       = "FIXED-128K"
+	metadataCompressor = compression.Name("zstd-fastest")
+	listStream         = "kopia:indirect"
+	directoryStream    = "kopia:directory"
+	rootDescription    = "bdev-root"
+	permissions        = 0o777
+)
+
+// blockList has the object of each block of a device, in their order.
+type blockList []object.IndirectObjectEntry
+
+type listDocument struct {
+	Stream  string    `json:"stream"`
+	Entries blockList `json:"entries"`
+}
+
+func newBlockList(count int) blockList {
+	list := make(blockList, count)
+	for at := range list {
+		list[at] = object.IndirectObjectEntry{Start: int64(at) * blockSize, Length: blockSize}
+	}
+
+	return list
+}
+
+// size is that of the device, rounded up to a block.
+func (l blockList) size() int64 { return int64(len(l)) * blockSize }
+
+// check returns what is wrong with a list that somebody else may have written.
+func (l blockList) check() error {
+	for at, one := range l {
+		if one.Start != int64(at)*blockSize || one.Length != blockSize {
+			return errors.Errorf("entry %v of the list of blocks is for %v bytes at %v", at, one.Length, one.Start)
+		}
+
+		if _, _, direct := one.Object.ContentID(); !direct {
+			return errors.Errorf("entry %v of the list of blocks has the object %v", at, one.Object)
+		}
+	}
+
+	return nil
+}
+
+// write writes the list, and returns the object that has all blocks.
+func (l blockList) write(ctx context.Context, w repo.RepositoryWriter, description string) (object.ID, error) {
+	writer := w.NewObjectWriter(ctx, object.WriterOptions{
+		Description: "LIST(" + description + ")", Prefix: "x", Compressor: metadataCompressor, Splitter: listSplitter,
+	})
+	defer writer.Close() //nolint:errcheck // as its result says
+
+	if err := json.NewEncoder(writer).Encode(&listDocument{listStream, l}); err != nil {
+		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
+	}
+
+	id, err := writer.Result()
+	if err != nil {
+		return object.EmptyID, errors.Wrap(err, "write the list of blocks")
+	}
+
+	return object.ParseID("I" + id.String())
+}
+
+// writeBlock writes the content of one block.
+func writeBlock(ctx context.Context, w repo.RepositoryWriter, content []byte, description string) (object.ID, error) {
+	writer := w.NewObjectWriter(ctx, object.WriterOptions{Description: description, Splitter: blockSplitter})
+	defer writer.Close() //nolint:errcheck // as its result says
+
+	if _, err := writer.Write(content); err != nil {
+		return object.EmptyID, errors.Wrap(err, "write a block")
+	}
+
+	id, err := writer.Result()
+
+	return id, errors.Wrap(err, "write a block")
+}
+
+// writeRoot writes the directory of a device.
+func writeRoot(ctx context.Context, w repo.RepositoryWriter, name string, content object.ID, size int64) (object.ID, error) {
+	file := &snapshot.DirEntry{
+		Name: name, Type: snapshot.EntryTypeFile, Permissions: permissions, FileSize: size, ModTime: noTime, ObjectID: content,
+	}
+	directory := &snapshot.DirManifest{StreamType: directoryStream, Entries: []*snapshot.DirEntry{file}}
+
+	return snapshotfs.WriteDirManifest(ctx, w, rootDescription, directory, metadataCompressor)
+}
+
+// loadBlocks returns the list of the device whose directory is root.
+func loadBlocks(ctx context.Context, rep repo.Repository, root object.ID) (list blockList, err error) {
+	defer func() {
+		// kopia takes it for granted that a list is not empty.
+		if fault := recover(); fault != nil {
+			list, err = nil, errors.Errorf("the list of blocks is damaged: %v", fault)
+		}
+	}()
+
+	directory := &snapshot.DirManifest{}
+	if err := readJSON(ctx, rep, root, directory); err != nil {
+		return nil, errors.Wrap(err, "read the directory")
+	}
+
+	if len(directory.Entries) != 1 || directory.Entries[0].Type != snapshot.EntryTypeFile {
+		return nil, errors.New("it is not one of a block device: it does not hold a single file")
+	}
+
+	file := directory.Entries[0]
+
+	index, ok := file.ObjectID.IndexObjectID()
+	if !ok {
+		return nil, errors.Errorf("the object %v is not a list of blocks", file.ObjectID)
+	}
+
+	document := &listDocument{}
+	if err := readJSON(ctx, rep, index, document); err != nil {
+		return nil, errors.Wrap(err, "read the list of blocks")
+	}
+
+	list = document.Entries
+	if size := list.size(); size != file.FileSize {
+		return nil, errors.Errorf("the list of blocks is for %v bytes, not %v", size, file.FileSize)
+	}
+
+	return list, list.check()
+}
+
+func readJSON(ctx context.Context, rep repo.Repository, id object.ID, document any) error {
+	reader, err := rep.OpenObject(ctx, id)
+	if err != nil {
+		return err
+	}
+	defer reader.Close() //nolint:errcheck // it was only read
+
+	return json.NewDecoder(reader).Decode(document)
+}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"sync/atomic"
+
+	"github.com/alecthomas/kingpin/v2"
+	"github.com/pkg/errors"
+
+	"github.com/kopia/kopia/repo"
+	"github.com/kopia/kopia/repo/object"
+)
+
+// mostBlocks is how many equal blocks are written at a time: a large hole may take a device long.
+const mostBlocks = 256
+
+// restored says what a restore did to a device, in bytes: the rest is equal already, and was not written.
+type restored struct {
+	WrittenBytes int64 `json:"written_bytes"`
+	ZeroedBytes  int64 `json:"zeroed_bytes"`
+	KeptBytes    int64 `json:"kept_bytes"`
+}
+
+// attachBlockRead adds the subcommand block-read. Standard output has JSON lines: {"progress": …}, and {"result": …}.
+func attachBlockRead(parser *kingpin.Application) {
+	command := parser.Command("block-read", "Write a snapshot of a device to a device (for the data mover)").Hidden()
+	root := command.Flag("root", "Root object of the snapshot").Required().String()
+	size := command.Flag("size", "Size of the device that was backed up, in bytes").Required().Int64()
+	parallel := command.Flag("parallel", "Number of blocks at a time").Required().Int()
+	compare := command.Flag("compare", "Write only what the device does not have").Bool()
+	fd, deviceSize := deviceFlags(command)
+	command.Action(opener{parser}.action(func(ctx context.Context, rep repo.Repository, report *report) error {
+		opened, err := openDevice(*fd, *deviceSize, true)
+		if err != nil {
+			return err
+		}
+
+		id, err := object.ParseID(*root)
+		if err != nil {
+			return errors.Wrap(err, "root object")
+		}
+
+		return restoreDevice(ctx, rep, id, *size, &blockReader{to: opened, parallel: *parallel, compare: *compare}, report)
+	}))
+}
+
+// restoreDevice writes a device of that size; nothing is written unless the whole list of its blocks is valid.
+func restoreDevice(ctx context.Context, rep repo.Repository, root object.ID, size int64, reader *blockReader, report *report) error {
+	list, err := loadBlocks(ctx, rep, root)
+	if err != nil {
+		return err
+	}
+
+	if size <= 0 || blocks(size) > len(list) {
+		return errors.Errorf("the list of blocks is for %v bytes, not %v", list.size(), size)
+	}
+
+	if size > reader.to.size {
+		return errors.Errorf("the device is too small: it has %v bytes, the snapshot has %v", reader.to.size, size)
+	}
+
+	reader.rep, reader.report, reader.size, reader.list = rep, report, size, list[:blocks(size)]
+	runs := reader.list.runs()
+
+	if err := inParallel(ctx, len(runs), reader.parallel, func(ctx context.Context, at int, buffer []byte) error {
+		return reader.restoreRun(ctx, runs[at], buffer)
+	}); err != nil {
+		return err
+	}
+
+	report.stop()
+
+	return report.write("result", &restored{reader.written.Load(), reader.zeroed.Load(), reader.kept.Load()})
+}
+
+// run is a range of equal blocks.
+type run struct {
+	first, count int
+}
+
+func (l blockList) runs() []run {
+	var found []run
+
+	for at, one := range l {
+		if last := len(found) - 1; last >= 0 && l[at-1].Object == one.Object && found[last].count < mostBlocks {
+			found[last].count++
+		} else {
+			found = append(found, run{at, 1})
+		}
+	}
+
+	return found
+}
+
+// blockReader writes the blocks of a snapshot to a device.
+type blockReader struct {
+	rep      repo.Repository
+	to       *device
+	report   *report
+	size     int64
+	list     blockList
+	parallel int
+	compare  bool
+
+	written, zeroed, kept atomic.Int64
+}
+
+// restoreRun reads the block once, and writes it wherever the run has it.
+func (b *blockReader) restoreRun(ctx context.Context, which run, buffer []byte) error {
+	content, err := b.readBlock(ctx, b.list[which.first].Object, buffer)
+	if err != nil {
+		return err
+	}
+
+	start := int64(which.first) * blockSize
+	end := min(start+int64(which.count)*blockSize, b.size)
+
+	// What was read has been counted as such.
+	defer b.report.CachedFile("", end-start-min(end-start, blockSize))
+
+	if !b.compare && isZero(content) {
+		b.zeroed.Add(end - start)
+
+		return b.to.zero(start, end-start)
+	}
+
+	there := zeroBlock
+	if b.compare {
+		there = make([]byte, blockSize)
+	}
+
+	for at := which.first; at < which.first+which.count; at++ {
+		if err := b.place(at, content, there); err != nil {
+			return err
+		}
+	}
+
+	return nil
+}
+
+func (b *blockReader) readBlock(ctx context.Context, id object.ID, buffer []byte) ([]byte, error) {
+	reader, err := b.rep.OpenObject(ctx, id)
+	if err != nil {
+		return nil, errors.Wrapf(err, "open block %v", id)
+	}
+	defer reader.Close() //nolint:errcheck // it was only read
+
+	if length := reader.Length(); length != blockSize {
+		return nil, errors.Errorf("block %v has %v bytes", id, length)
+	}
+
+	_, err = io.ReadFull(reader, buffer)
+
+	return buffer, errors.Wrapf(err, "read block %v", id)
+}
+
+// place writes a block unless it is there; there is a buffer of its size.
+func (b *blockReader) place(at int, content, there []byte) error {
+	start := int64(at) * blockSize
+	length := min(blockSize, b.size-start)
+	content = content[:length]
+
+	if b.compare {
+		if err := b.to.read(at, there); err != nil {
+			return err
+		}
+
+		if bytes.Equal(content, there[:length]) {
+			b.kept.Add(length)
+
+			return nil
+		}
+	}
+
+	if isZero(content) {
+		b.zeroed.Add(length)
+
+		return b.to.zero(start, length)
+	}
+
+	b.written.Add(length)
+
+	return b.to.write(start, content)
+}
