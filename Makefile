@@ -158,10 +158,10 @@ test-velero: bed integration-tools ## beside the data movers, agents and servers
 	@unshare --net sh -euc 'ip link set lo up; exec "$$@"' sh $(pytest) -m slow tests/datamover/velero tests/velero
 	@$(venv)/python -m tests.testbed run -- $(pytest) -m slow tests/velero_cluster
 
-test-kubernetes: venv api-tools ## transfers of each kind on the API servers of Kubernetes 1.31 and 1.37, which it builds; minutes
+test-kubernetes: venv api-tools ## transfers of each kind while definitions are updated and downgraded, on the API servers of Kubernetes 1.31 and 1.37, which it builds; minutes
 	$(step)
 	@for name in kubernetes-1.31 kubernetes-1.37; do \
-	  tools/build.sh "$$name" >/dev/null; KUBERNETES=$$name $(pytest) tests/crash/test_apiserver_matrix.py -k definitions || exit; \
+	  tools/build.sh "$$name" >/dev/null; KUBERNETES=$$name $(pytest) tests/crash/test_definitions_matrix.py || exit; \
 	done
 
 test-images: setup ## build the images of all architectures, start their programs under QEMU, push them to a registry; minutes (root)

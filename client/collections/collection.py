@@ -46,7 +46,7 @@ from core.models.phases import Phase
 from core.models.transfers import PLAIN_RESTORE, DataDownload, DataUpload, PodVolumeBackup, PodVolumeRestore
 from nodeagent.config.schema import missing
 
-__all__ = ["Backups", "Collection", "Found", "ProgressMeter", "Restores", "VolumeProgress"]
+__all__ = ["Backups", "Collection", "Found", "ProgressMeter", "Restores", "VolumeProgress", "cancel_transfer"]
 
 _SHORTEST_PAUSE_SECONDS: Final = 1.0
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -262,21 +262,11 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             if volume.phase.final:
                 continue
             try:
-                await self._cancel(resources[volume.kind], volume.transfer)
+                await cancel_transfer(self._client, resources[volume.kind], self._namespace, volume.transfer)
             except NotFoundError:
                 continue
             canceled.append(volume)
         return group, canceled
-
-    async def _cancel(self, resource: Resource[UncheckedObject], name: str) -> None:
-        try:
-            await self._client.patch(resource, self._namespace, name, {"spec": {"cancel": True}})
-        except InvalidError:
-            # The definitions of Velero 1.19 reject each change of a restore that was created before them.
-            found = await self._client.get(resource, self._namespace, name)
-            if "restoreType" in found["spec"]:
-                raise
-            await self._client.patch_if_unchanged(resource, found, {"spec": {"cancel": True, **PLAIN_RESTORE}})
 
     async def _list(self, selector: str) -> list[_Listed]:
         return [
@@ -284,6 +274,23 @@ class Collection(ABC, Generic[_Transfer, _Group]):
             for resource in self.models
             for raw in await self._client.list(Selection(resource, self._namespace, label_selector=selector))
         ]
+
+
+async def cancel_transfer(client: KubeClient, resource: Resource[UncheckedObject], namespace: str, name: str) -> None:
+    """Request a cancel, also of a restore that is older than the field that its definition requires.
+
+    Raises:
+        NotFoundError: it does not exist.
+        KubeError: the API server rejected a request.
+    """
+    try:
+        await client.patch(resource, namespace, name, {"spec": {"cancel": True}})
+    except InvalidError:
+        # The definitions of Velero 1.19 reject each change of a restore that was created before them.
+        found = await client.get(resource, namespace, name)
+        if "restoreType" in found["spec"]:
+            raise
+        await client.patch_if_unchanged(resource, found, {"spec": {"cancel": True, **PLAIN_RESTORE}})
 
 
 def _is_own(group: Backup | Restore) -> bool:

@@ -15,8 +15,6 @@ from tests.crash.matrix import CHANGES, LEDGER, open_matrix
 from tests.crash.worlds import is_write
 from tests.nodeagent.support.harness import Fault, Fuse
 from tests.nodeagent.support.transfers import TRANSFERS
-from tests.support.apiserver import run_apiserver
-from tests.support.versions import VERSIONS, definitions_of
 
 if TYPE_CHECKING:
     from core.models.base import JsonDict
@@ -56,22 +54,6 @@ async def _check(matrix: Matrix, kind: str, faults: list[Fault]) -> int:
         assert fuse.blown.is_set() or fuse.at >= writes - _SPREAD, where
         assert found == expected, where
     return len(fuses)
-
-
-@pytest.mark.sample("main")
-@pytest.mark.integration
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_every_kind_completes_with_the_definitions_of_each_version_of_velero(version: str) -> None:
-    with run_apiserver(definitions_of(version)) as apiserver:
-        async with open_matrix(apiserver) as matrix:
-            results = await matrix.play_all([(kind, Fuse(counts=is_write)) for kind in TRANSFERS])
-            for kind, found in zip(TRANSFERS, results, strict=True):
-                _expect_good(kind, found)
-                # Velero 1.17 has no such field.
-                backup = kind in {"DataUpload", "PodVolumeBackup"}
-                assert ("incrementalBytes" in found["status"]) is (backup and version != "1.17.2")
-                assert ("sourceSize" in found["status"]) is (backup and version == "main")
 
 
 @pytest.mark.integration

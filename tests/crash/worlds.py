@@ -95,6 +95,7 @@ class World:
     name: str = field(default_factory=lambda: f"crash-{secrets.token_hex(4)}")
     namespace: str = ""
     config: str = json.dumps({"nodeagent.io": {"retry": {"initialBackoff": "1s"}}})
+    lease_seconds: int = _LEASE_SECONDS
     transfer: JsonDict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -161,13 +162,19 @@ class World:
 
     async def play(self, fuse: Fuse) -> None:
         """Run agents until the transfer is done: one behind the fuse, then another one."""
-        spec = await read_spec(self.client, self._settings, self.namespace)
-        async with open_client(self.apiserver, fuse) as client, running(client, spec):
+        async with self.agent(fuse):
             while not (fuse.blown.is_set() and fuse.fault.stops) and not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
-        async with open_client(self.apiserver) as client, running(client, spec):
+        async with self.agent():
             while not await self.is_done():
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    @asynccontextmanager
+    async def agent(self, fuse: Fuse | None = None) -> AsyncIterator[None]:
+        """Run an agent until the end of the block, whose requests go through `fuse`, if given."""
+        spec = await read_spec(self.client, self._settings, self.namespace)
+        async with open_client(self.apiserver, fuse) as client, running(client, spec):
+            yield
 
     async def is_done(self) -> bool:
         """Whether the agent has cleaned the transfer up and released it."""
@@ -190,7 +197,7 @@ class World:
             namespace=self.namespace,
             config_map_name=CONFIG_MAP,
             repository_controller=RepositoryControllerMode.OFF,
-            lease_duration=timedelta(seconds=_LEASE_SECONDS),
+            lease_duration=timedelta(seconds=self.lease_seconds),
         )
 
     async def _create_namespace(self, name: str) -> None:

@@ -24,6 +24,7 @@ EXPECTED: dict[str, str] = {
     "tests/image": "the image, unpacked, and its programs started",
     "tests/integration": "programs and charts against an API server, beside the cluster tier",
     "tests/crash/test_apiserver_matrix.py": "transfers that are stopped at each write, against an API server",
+    "tests/crash/test_definitions_matrix.py": "transfers that are held, canceled and ended, against an API server",
     "tests/datamover/flows/test_clouds.py": "starts the emulators of the clouds",
     "tests/datamover/flows/test_confinement.py": "each attack, while a real backup or restore walks the volume",
     "tests/datamover/flows/test_fence.py": "how long a mover waits for the API server before it ends",
