@@ -39,6 +39,10 @@ def _bytes_of_a_day(name: str) -> str:
     return f"sum(increase(nodeagent_{name}_bytes_total{{{_NODE}}}[1d]))"
 
 
+def _of_fleet(name: str) -> str:
+    return f"sum(increase(nodeagent_{name}_bytes_total[1d]))"
+
+
 def _ratio(part: str, whole: str) -> str:
     return f"{_bytes_of_a_day(part)} / {_bytes_of_a_day(whole)}"
 
@@ -49,9 +53,62 @@ def _of_repository(result: str) -> str:
 
 _NODE: Final = 'node=~"$node"'
 _BACKUPS: Final = "max by (volume_namespace, claim)"
+_STATES: Final = "max by (volume_namespace, state)"
+_PROOF: Final = f"{_BACKUPS} (nodeagent_volume_last_verification_timestamp_seconds)"
 _BY_REPOSITORY: Final = "max by (repository_name)"
 
 PANELS: Final[Mapping[str, Sequence[Panel]]] = {
+    "Protection": (
+        Panel(
+            "Volumes protected",
+            {"": f'sum({_STATES} (nodeagent_volumes{{state="protected"}})) or vector(0)'},
+            kind="stat",
+            width=6,
+        ),
+        Panel(
+            "Volumes not protected",
+            {"": f'sum({_STATES} (nodeagent_volumes{{state!~"protected|left-out"}})) or vector(0)'},
+            kind="stat",
+            width=6,
+            about="Without volumes that are left out on purpose",
+        ),
+        Panel("Age of the oldest proof", {"": f"max(time() - {_PROOF})"}, "s", "stat", 6),
+        Panel(
+            "Volumes that have a backup and no proof",
+            {
+                "": f"count({_BACKUPS} (nodeagent_volume_last_backup_timestamp_seconds) unless {_PROOF}) or vector(0)",
+            },
+            kind="stat",
+            width=6,
+            about="No backup of them was ever verified",
+        ),
+        Panel("Volumes by state", {"{{state}}": f"sum by (state) ({_STATES} (nodeagent_volumes))"}),
+        Panel(
+            "Volumes that need attention",
+            {"": "max by (volume_namespace, claim, state) (nodeagent_volume_not_protected) == 1"},
+            kind="table",
+            about="The first 50, in namespaces for which the alert is turned on",
+        ),
+        Panel("Oldest proofs", {"": f"topk(20, time() - {_PROOF})"}, "s", "table"),
+        Panel(
+            "New data, 1 day",
+            {"all volumes": f"{_of_fleet('hashed')} - {_of_fleet('deduplicated')}"},
+            "bytes",
+            about="Of the day before each point; before compression",
+        ),
+        Panel(
+            "Stored size",
+            {"all volumes": f"sum({_BACKUPS} (nodeagent_volume_last_backup_bytes))"},
+            "bytes",
+            about="Size of the files in the newest backup of each PVC, before deduplication and compression",
+        ),
+        Panel(
+            "Time that data moved, 1 day",
+            {"all transfers": '86400 * sum(avg_over_time(nodeagent_slots{state="used"}[1d]))'},
+            "s",
+            about="Of the day before each point; transfers at a time count as often",
+        ),
+    ),
     "Fleet": (
         Panel("Agents that answer", {"agents": 'count(up{job="node-agent"} == 1)'}, kind="stat", width=4),
         Panel("Leaders", {"leaders": "sum(nodeagent_dispatcher)"}, kind="stat", width=4),

@@ -136,6 +136,7 @@ def test_the_panels_of_a_row_do_not_overlap() -> None:
         assert place["x"] + place["w"] <= 24, panel["title"]
         covered |= cells
     assert [panel["title"] for panel in dashboard["panels"] if panel["type"] == "row"] == [
+        "Protection",
         "Fleet",
         "Node",
         "Transfers",
