@@ -48,8 +48,7 @@ cluster: bed ## open a shell in a running cluster, with kubectl and examples/ (r
 
 screenshots: venv ## draw the pictures of the documentation
 	$(step)
-	@UPDATE_GOLDEN=1 $(pytest) tests/docs/test_screenshots.py
-	@$(venv)/python -m tests.docs.draw_pages
+	@UPDATE_GOLDEN=1 $(pytest) tests/docs/test_screenshots.py tests/docs/test_page_pictures.py
 
 # -- tests ------------------------------------------------------------------------------------------------------------
 .PHONY: check coverage test test-slow lint format types contracts unit integration cluster-test

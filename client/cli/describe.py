@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 import click
@@ -11,6 +11,7 @@ from client.cli.options import UserCommand, cluster_options, complete_names, lis
 from client.cli.output import BAD, GOOD, HEADING, WARN, Cell, OutputFormat, Printer, Styled
 from client.status.describe import TransferDetails, TransferReader
 from client.status.kinds import TRANSFER_KINDS, Target, kind_named, parse_target
+from client.status.story import Stage, find_stages, tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from core.models.attempts import AttemptStage
 from core.models.base import format_time
@@ -22,11 +23,14 @@ __all__ = ["describe"]
 
 _STYLES: Final = {Phase.COMPLETED: GOOD, Phase.FAILED: BAD, Phase.CANCELED: WARN}
 _INDENT: Final = 2
+_BAR_COLUMNS: Final = 40
 
 _EXAMPLES: Final = """\
 examples:
   nodeagent describe du/backup-1
-        the DataUpload of that name: phases with their times, attempts, Events, pods, the end of the log
+        the DataUpload of that name: its story, a bar for each phase, pods, the end of the log
+  nodeagent describe du/backup-1 -o wide
+        also each step with its time, what interrupted it, and its Events
   nodeagent describe podvolumerestores restore-1
         the same with a space, and the plural
   nodeagent describe dd/restore-1 -o json | jq -r .advice
@@ -74,11 +78,43 @@ async def _run(target: Target, form: OutputFormat, access: ClusterAccess) -> Non
     async with connect(access) as cluster:
         found = await TransferReader(cluster.client, cluster.namespace).describe(target)
         now = cluster.time.now()
-    printer.answer(found, form, lambda: _print(printer, found, now), found.notes)
+    printer.answer(found, form, lambda: _print(printer, found, now, wide=form is OutputFormat.WIDE), found.notes)
 
 
-def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:
+def _print(printer: Printer, one: TransferDetails, now: datetime, *, wide: bool) -> None:
     printer.facts([(label, value) for label, value in _facts(one, now) if value])
+    if story := tell_story(one, now):
+        printer.line(Styled("What happened:", HEADING))
+        for sentence in story:
+            printer.line(f"  {sentence}")
+    _table(printer, "Phases", ("PHASE", "TOOK", "WHEN"), _bars(find_stages(one, now)))
+    if wide:
+        _print_steps(printer, one, now)
+    pods: list[list[Cell]] = [[pod.name, pod.phase, pod.node or "-", str(pod.attempt), pod.state] for pod in one.pods]
+    _table(printer, "Pods", ("NAME", "PHASE", "NODE", "ATTEMPT", "STATE"), pods)
+    if one.log:
+        printer.line(Styled("End of the log:", HEADING))
+        for line in one.log:
+            printer.line(f"  {line}")
+    printer.line(Styled(f"What to do next: {one.advice}", HEADING))
+
+
+def _bars(stages: Sequence[Stage]) -> list[list[Cell]]:
+    """Return a row for each stage, with a bar where it is in the whole life of the transfer."""
+    whole = sum((stage.length for stage in stages), timedelta()) or timedelta(seconds=1)
+    rows: list[list[Cell]] = []
+    before = timedelta()
+    for stage in stages:
+        first, last = (round(_BAR_COLUMNS * (moment / whole)) for moment in (before, before + stage.length))
+        first = min(first, _BAR_COLUMNS - 1)
+        bar = "=" * max(1, last - first)
+        rows.append([stage.name, format_age(stage.length), f"[{' ' * first}{bar}".ljust(_BAR_COLUMNS + 1) + "]"])
+        before += stage.length
+    return rows
+
+
+def _print_steps(printer: Printer, one: TransferDetails, now: datetime) -> None:
+    """Print each step with its time, the interruptions, and the Events as they are."""
     history: list[list[Cell]] = [
         [format_time(moment.at), f"{format_age(now - moment.at)} ago", moment.what, moment.message]
         for moment in one.history
@@ -89,8 +125,6 @@ def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:
         for end in one.interruptions
     ]
     _table(printer, "Interruptions", ("TIME", "CAUSE", "NODE", "ENDED", "MESSAGE"), ends)
-    pods: list[list[Cell]] = [[pod.name, pod.phase, pod.node or "-", str(pod.attempt), pod.state] for pod in one.pods]
-    _table(printer, "Pods", ("NAME", "PHASE", "NODE", "ATTEMPT", "STATE"), pods)
     events: list[list[Cell]] = [
         [
             f"{format_age(now - event.last_seen)} ago",
@@ -102,11 +136,6 @@ def _print(printer: Printer, one: TransferDetails, now: datetime) -> None:
         for event in one.events
     ]
     _table(printer, "Events", ("LAST SEEN", "TYPE", "REASON", "COUNT", "MESSAGE"), events)
-    if one.log:
-        printer.line(Styled("End of the log:", HEADING))
-        for line in one.log:
-            printer.line(f"  {line}")
-    printer.line(Styled(f"What to do next: {one.advice}", HEADING))
 
 
 def _table(printer: Printer, title: str, headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:

@@ -12,11 +12,15 @@ from client.repository_view import RepositoryDetails
 from client.status.describe import TransferDetails, TransferReader
 from client.status.kinds import Target
 from client.status.records import RepositoryRecord, TransferRecord
+from core.aio import run_for_many
 from core.clock import Clock
 from core.kube.client import KubeClient
 from core.kube.errors import ForbiddenError, KubeError, NotFoundError, UnreachableError
+from core.kube.resources import CONFIG_MAPS
+from core.models.names import HISTORY_CONFIGMAPS
+from nodeagent.coverage.history import VolumeHistory, content_of
 
-__all__ = ["Details", "Observed"]
+__all__ = ["Details", "KnownHistory", "Observed"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -30,6 +34,10 @@ _STILL_SECONDS: Final = 15.0
 """Between two reads of one that does not: Events, pods and the log may."""
 
 _REPOSITORY_SECONDS: Final = 30.0
+_HISTORY_SECONDS: Final = 300.0
+"""Between two reads of the history: up to a megabyte, to which the leader adds once a minute at most."""
+
+_BYTES_PER_VOLUME: Final = 100
 _KEPT: Final = 50
 """How many objects' last answers are kept: more pages are not open."""
 
@@ -40,6 +48,14 @@ class Observed(Generic[_R]):
 
     record: _R | None
     lost: str = ""
+
+
+@dataclass(frozen=True)
+class KnownHistory:
+    """The history of backups; `why` it is not known, or not all of it; empty: it is."""
+
+    days: VolumeHistory
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +110,31 @@ class Details:
 
         reading = (read, partial(_watched_repository, self._namespace))
         return await self._get(("BackupRepository", name), known, _REPOSITORY_SECONDS, reading)
+
+    async def history(self, lost: str) -> KnownHistory:
+        """Return the history of backups; `lost` is why the cluster does not answer, empty: it does."""
+        reading = (self._read_history, self._no_history)
+        known: Observed[None] = Observed(None, lost)
+        try:
+            return await self._get("history", known, _HISTORY_SECONDS, reading)
+        except KubeError as e:
+            return self._no_history(None, e)
+
+    async def _read_history(self) -> KnownHistory:
+        contents = []
+        try:
+            for name in HISTORY_CONFIGMAPS:
+                stored = await self._client.read(CONFIG_MAPS, self._namespace, name)
+                if (content := content_of(stored)) is not None:
+                    contents.append(content)
+        except ForbiddenError as e:
+            # Not asked for again with each update of a page.
+            return self._no_history(None, e)
+        number = sum(map(len, contents)) // _BYTES_PER_VOLUME
+        return KnownHistory(await run_for_many(number, VolumeHistory, contents, self._now().toordinal()))
+
+    def _no_history(self, _: None, why: KubeError) -> KnownHistory:
+        return KnownHistory(VolumeHistory((), self._now().toordinal()), str(why))
 
     async def _get(self, key: object, known: Observed[_R], still: float, reading: _Reading[_T, _R]) -> _T:
         """Return the last answer while it is young enough; one of an object that has changed is old sooner.

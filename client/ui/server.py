@@ -16,13 +16,14 @@ import jinja2
 from aiohttp import web
 
 from client.status.kinds import TRANSFER_KINDS, Target
+from client.status.story import tell_story
 from client.text import format_bytes, format_event, format_limits, format_shrinkage, format_verification
 from client.ui.details import Details, Observed
 from client.ui.guard import BrowserGuard
 from client.ui.live import Live, State
 from client.ui.nodes import build_grid, describe_configuration, find_node
-from client.ui.tables import TransferFilter, choose_transfers, cut, list_volumes, parse_page
-from client.ui.timeline import build_timeline, sum_growth
+from client.ui.tables import TransferFilter, VolumeRow, choose_transfers, cut, list_volumes, parse_page, volume_of
+from client.ui.timeline import build_curves, build_timeline, sum_growth
 from core.errors import AgentError
 from core.kube.errors import NotFoundError
 from core.models.base import parse_time
@@ -97,6 +98,7 @@ class Pages:
         """Return the routes of the server."""
         pages: dict[str, tuple[str, _Build]] = {
             "/": ("overview.html", self._overview),
+            "/volumes/{namespace}/{name}": ("volume.html", self._volume),
             "/transfers": ("transfers.html", self._transfers),
             "/transfers/{kind}/{name}": ("transfer.html", self._transfer),
             "/nodes/{name}": ("node.html", self._node),
@@ -159,14 +161,40 @@ class Pages:
         return {}
 
     async def _overview(self, request: web.Request, state: State) -> _Values:
-        coverage = state.snapshot.coverage
-        volumes = list_volumes(state.snapshot.transfers, coverage.volumes if coverage is not None else ())
+        volumes, history = _list_volumes(state), await self._details.history(state.lost)
         pages = {name: request.query.get(name) for name in ("volumes", "nodes")}
         shown = {
             name: cut(rows, parse_page(page)) if (page := pages[name]) else cut(rows[:_OVERVIEW_ROWS], 1)
             for name, rows in (("volumes", volumes), ("nodes", state.view.nodes))
         }
-        return {**shown, "chosen": pages, "count": len(volumes), "urgent": sum(row.urgent for row in volumes)}
+        days = history.days.every
+        return {
+            **shown,
+            "chosen": pages,
+            "count": len(volumes),
+            "urgent": sum(row.urgent for row in volumes),
+            "history": history,
+            "curves": build_curves(days),
+            "days": days if "days" in request.query else None,
+        }
+
+    async def _volume(self, request: web.Request, state: State) -> _Values:
+        key = (request.match_info["namespace"], request.match_info["name"])
+        history = await self._details.history(state.lost)
+        days = history.days.of(key)
+        row = next((one for one in _list_volumes(state) if (one.namespace, one.volume) == key), None)
+        if row is None and all(one.total_bytes is None for one in days):
+            raise web.HTTPNotFound(text=f"nothing is known of a volume {'/'.join(key)}")
+        backups = [one for one in state.snapshot.transfers if one.is_backup and volume_of(one) == key]
+        backups.sort(key=lambda one: one.created, reverse=True)
+        return {
+            "key": key,
+            "row": row,
+            "history": history,
+            "curves": build_curves(days),
+            "days": days,
+            "backups": cut(backups, parse_page(request.query.get("page", ""))),
+        }
 
     async def _transfers(self, request: web.Request, state: State) -> _Values:
         chosen = TransferFilter.of(request.query)
@@ -186,8 +214,8 @@ class Pages:
         key = (found.kind, found.name)
         moving = next((one for one in state.view.transfers if (one.kind, one.name) == key), None)
         waiting = next((one for one in state.view.pending if (one.kind, one.name) == key), None)
-        timeline = build_timeline(found, state.view.at)
-        return {"one": found, "moving": moving, "waiting": waiting, "timeline": timeline}
+        timeline, story = build_timeline(found, state.view.at), tell_story(found, state.view.at)
+        return {"one": found, "moving": moving, "waiting": waiting, "timeline": timeline, "story": story}
 
     async def _node(self, request: web.Request, state: State) -> _Values:
         name = request.match_info["name"]
@@ -228,6 +256,11 @@ class Pages:
     def _answer(self, name: str, values: _Values, status: int = 200) -> web.Response:
         text = self._templates.get_template(name).render(values)
         return web.Response(text=text, content_type="text/html", status=status)
+
+
+def _list_volumes(state: State) -> list[VolumeRow]:
+    coverage = state.snapshot.coverage
+    return list_volumes(state.snapshot.transfers, coverage.volumes if coverage is not None else ())
 
 
 def _fault(request: web.Request, why: str | AgentError | None) -> _Values:

@@ -23,6 +23,7 @@ __all__ = [
     "cut",
     "list_volumes",
     "parse_page",
+    "volume_of",
 ]
 
 _T = TypeVar("_T")
@@ -172,6 +173,11 @@ class VolumeRow:
         return self.last.completed if self.last is not None else None
 
 
+def volume_of(one: TransferRecord) -> tuple[str, str]:
+    """Return namespace and name of the volume of a backup: its PVC, else pod and volume."""
+    return (one.queue, one.claim or one.volume)
+
+
 def list_volumes(transfers: Iterable[TransferRecord], coverage: Sequence[VolumeCoverage] = ()) -> list[VolumeRow]:
     """Return all volumes, and the volumes of backups that are not there any more.
 
@@ -181,7 +187,7 @@ def list_volumes(transfers: Iterable[TransferRecord], coverage: Sequence[VolumeC
     by_volume: dict[tuple[str, str], list[TransferRecord]] = {}
     for one in transfers:
         if one.is_backup and one.volume and not one.fault:
-            by_volume.setdefault((one.queue, one.claim or one.volume), []).append(one)
+            by_volume.setdefault(volume_of(one), []).append(one)
     states = {(one.namespace, one.volume): one for one in coverage}
     rows = [_build_row(key, by_volume.get(key, []), states.get(key)) for key in {**states, **by_volume}]
     order = {key: number for number, key in enumerate(states)}

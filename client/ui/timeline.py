@@ -1,15 +1,31 @@
-"""The phases of one transfer as a picture: where each begins and ends on a line. Pure."""
+"""What the pages draw: the phases of one transfer on a line, and numbers by day as curves. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from client.status.describe import TransferDetails
 from client.status.records import TransferRecord
+from client.status.story import find_stages
+from client.text import format_bytes
 from core.models.phases import Phase
+from core.text import format_age
+from nodeagent.coverage.history import HistoryDay
 
-__all__ = ["WIDTH", "Growth", "GrowthDay", "Mark", "Segment", "Timeline", "build_timeline", "sum_growth"]
+__all__ = [
+    "CURVE_HEIGHT",
+    "WIDTH",
+    "Curve",
+    "Growth",
+    "GrowthDay",
+    "Mark",
+    "Segment",
+    "Timeline",
+    "build_curves",
+    "build_timeline",
+    "sum_growth",
+]
 
 
 WIDTH: Final = 1000.0
@@ -63,9 +79,7 @@ def build_timeline(one: TransferDetails, now: datetime) -> Timeline | None:
     def place(moment: datetime) -> float:
         return min(max((moment - created).total_seconds() / whole, 0.0), 1.0) * WIDTH
 
-    started = next((moment.at for moment in one.history if moment.what == Phase.IN_PROGRESS), one.began)
-    borders = [("pending", created), ("preparing", one.accepted), ("moving", started)]
-    known = [(name, place(moment)) for name, moment in borders if moment is not None]
+    known = [(stage.name, place(stage.began)) for stage in find_stages(one, now)]
     marks = [Mark(f"interrupted: {end.cause}", place(end.at)) for end in one.interruptions]
     return Timeline(list(_segments(known, whole)), marks, whole)
 
@@ -75,6 +89,69 @@ def _segments(borders: list[tuple[str, float]], seconds: float) -> Iterable[Segm
     for (name, start), end in zip(borders, ends, strict=True):
         width = max(0.0, end - start)
         yield Segment(name, start, width, seconds * width / WIDTH)
+
+
+CURVE_HEIGHT: Final = 200.0
+"""Of a curve, which is `WIDTH` wide."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One number of each day as a line, with gaps where there is none; `path` is in the syntax of SVG.
+
+    `most` and `last` are the largest and the newest one as text. Without any number, all three are empty.
+    """
+
+    name: str
+    description: str
+    path: str = ""
+    most: str = ""
+    last: str = ""
+
+
+def build_curves(days: Sequence[HistoryDay]) -> list[Curve]:
+    """Return the three curves of these days, the oldest first."""
+    return [
+        _draw("New data", days, [one.new_bytes for one in days], _bytes),
+        _draw("Size of the last backup", days, [one.total_bytes for one in days], _bytes),
+        _draw("Time that backups took", days, [one.seconds for one in days], _seconds),
+    ]
+
+
+def _bytes(value: float) -> str:
+    return format_bytes(round(value))
+
+
+def _seconds(value: float) -> str:
+    return format_age(timedelta(seconds=min(value, 1e9)))
+
+
+def _draw(
+    name: str, days: Sequence[HistoryDay], values: Sequence[float | None], shown: Callable[[float], str]
+) -> Curve:
+    known = [(one.day, value) for one, value in zip(days, values, strict=True) if value is not None]
+    if not known:
+        return Curve(name, f"{name}: nothing is known of the last {len(days)} days.")
+    last_day, last = known[-1]
+    most_day, most = max(known, key=lambda one: one[1])
+    description = (
+        f"{name} by day, from {days[0].day} to {days[-1].day}: {len(known)} days have a number. "
+        f"The most is {shown(most)} on {most_day}, the last {shown(last)} on {last_day}."
+    )
+    return Curve(name, description, _path(values, most), shown(most), shown(last))
+
+
+def _path(values: Sequence[float | None], most: float) -> str:
+    """Return a line through neighboring days; a day between two gaps is a point, which a round end makes visible."""
+    step, parts, drawing = WIDTH / max(1, len(values) - 1), [], False
+    for n, value in enumerate(values):
+        if value is None:
+            drawing = False
+            continue
+        place = f"{n * step:.1f} {CURVE_HEIGHT * (1 - value / most if most else 1):.1f}"
+        parts.append(f"L{place}" if drawing else f"M{place}h0")
+        drawing = True
+    return "".join(parts)
 
 
 _DAYS: Final = 366

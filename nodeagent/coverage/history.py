@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from core.errors import ContractError
+from core.kube.types import ConfigObject
 from core.models.base import WireModel
 from core.models.names import HISTORY_CONFIGMAPS
 from nodeagent.coverage.cluster import VolumeKey
@@ -29,6 +30,7 @@ __all__ = [
     "HistoryDay",
     "VolumeHistory",
     "block_of",
+    "content_of",
     "merge_history",
     "name_of_block",
 ]
@@ -205,6 +207,15 @@ class _Block:
 
 
 _NUMBERS: Final = f"<{3 * _BLOCK_DAYS}H"
+
+
+def content_of(stored: ConfigObject | None) -> bytes | None:
+    """Return what is in a ConfigMap; None: nothing, or no data."""
+    data = (stored.get("binaryData") or {}) if stored is not None else {}
+    try:
+        return base64.b64decode(data[HISTORY_KEY])
+    except (KeyError, ValueError):
+        return None
 
 
 def merge_history(

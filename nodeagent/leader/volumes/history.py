@@ -11,8 +11,16 @@ from core.aio import run_for_many
 from core.clock import Backoff
 from core.errors import AgentError
 from core.kube.resources import CONFIG_MAPS
-from core.kube.types import ConfigObject, Manifest
-from nodeagent.coverage.history import HISTORY_DAYS, HISTORY_KEY, EndedBackup, block_of, merge_history, name_of_block
+from core.kube.types import Manifest
+from nodeagent.coverage.history import (
+    HISTORY_DAYS,
+    HISTORY_KEY,
+    EndedBackup,
+    block_of,
+    content_of,
+    merge_history,
+    name_of_block,
+)
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.election import NotLeaderError
 from nodeagent.leader.index import Entry
@@ -102,7 +110,7 @@ class HistoryKeeper:
     async def _add(self, block: int, backups: Sequence[EndedBackup], today: int) -> None:
         client, name = self._cluster.client, name_of_block(block)
         stored = await client.read(CONFIG_MAPS, self._namespace, name)
-        before = _content_of(stored)
+        before = content_of(stored)
         number = max(len(backups), len(before or b"") // _BYTES_PER_VOLUME)
         after = await run_for_many(number, merge_history, before, block, backups, today)
         if after is None:
@@ -115,15 +123,6 @@ class HistoryKeeper:
         meta = {"name": name, "namespace": self._namespace}
         manifest: Manifest = {"apiVersion": CONFIG_MAPS.api_version, "kind": CONFIG_MAPS.kind, "metadata": meta}
         await client.create(CONFIG_MAPS, manifest | change)
-
-
-def _content_of(stored: ConfigObject | None) -> bytes | None:
-    if stored is None or HISTORY_KEY not in (data := stored.get("binaryData") or {}):
-        return None
-    try:
-        return base64.b64decode(data[HISTORY_KEY])
-    except ValueError:
-        return None
 
 
 def _backup_of(entry: Entry) -> EndedBackup | None:

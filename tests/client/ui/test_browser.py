@@ -17,7 +17,10 @@ from tests.support.objects import JsonDict
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 _FACTS = {
-    "/": ("app/unlucky", "33h ago", "no space left", "node-agent-config", "ready, leader"),
+    "/": ("app/unlucky", "33h ago", "no space left", "node-agent-config", "ready, leader", "New data: last 640.0 MiB"),
+    "/?days=1": ("2026-11-20", "44.0 GiB"),
+    "/volumes/app/data": ("protected", "New data: last", "nightly-20261120", "2026-09-08"),
+    "/volumes/app/logs": ("Its PVC is gone", "Size of the last backup: last", "None is listed"),
     "/transfers": (
         "27 transfers",
         "100.0 MiB of 500.0 MiB",
@@ -25,7 +28,14 @@ _FACTS = {
         "WaitingForSlot",
         "Slot 2",
     ),
-    "/transfers/du/moving": ("wait: it is under way", "moving 100s", "1.0 MiB/s, 6m left", "app/data", "b1"),
+    "/transfers/du/moving": (
+        "wait: it is under way",
+        "the leader accepted it.",
+        "moving 100s",
+        "1.0 MiB/s, 6m left",
+        "app/data",
+        "b1",
+    ),
     "/transfers/du/broken": ("fix the cause", "no space left", "nodeagent describe du/broken"),
     "/transfers/du/first": ("Position in the queue", "Queued"),
     "/nodes/a": ("1 of 2 slots are used", "du/moving", "du/first"),

@@ -96,6 +96,21 @@ async def test_a_list_costs_no_request_and_one_object_those_for_itself() -> None
         assert await count("/transfers/du/moving") == 0
 
 
+async def test_the_history_is_read_once_and_where_it_may_not_be_the_page_says_why() -> None:
+    async with open_site(busy_scene(), clock=SystemClock()) as site:
+        sent = len(site.scene.kube.requests)
+        pages = [(await site.get(path))[1] for path in ("/", "/volumes/app/data", "/volumes/app/logs")]
+        assert sum("node-agent-history" in one.path for one in site.scene.kube.requests[sent:]) == 4
+        assert [page.count('<svg viewBox="-10') for page in pages] == [3, 3, 3]
+        assert (await site.get("/volumes/app/unknown"))[0] == 404
+    scene = busy_scene()
+    scene.kube.fail_next("GET", "/configmaps/node-agent-history", 403, message="you may not read it", times=99)
+    async with open_site(scene) as site:
+        status, text = await site.get("/volumes/app/data")
+        assert (status, "The history of backups cannot be read: " in text, "not known" in text) == (200, True, True)
+        assert "nightly-20261120" in text
+
+
 async def test_the_first_line_of_the_overview_says_whether_all_is_protected(scene: StatusScene) -> None:
     put_volumes(scene.kube)
     async with open_site(scene) as site:
@@ -105,7 +120,7 @@ async def test_the_first_line_of_the_overview_says_whether_all_is_protected(scen
     assert first is not None
     sentence = "35 of 38 volumes protected; 1 never backed up, 1 failing, 1 stale; 2 left out on purpose"
     assert sentence in first[1]
-    rows = re.findall(r'scope="row"><a href="/transfers\?q=[^>]*>([^<]*)</a>', whole)
+    rows = re.findall(r'scope="row"><a href="/volumes/[^>]*>([^<]*)</a>', whole)
     assert rows[:3] == ["shop/data-07", "db/data-05", "app/data-03"]
     assert "fs-backup needs pod report-x to run and to mount it" in text
     assert "the last backup is 3d old: expected every 24h by schedule app-night" in text

@@ -1,11 +1,12 @@
-"""What backups add to a repository, by day."""
+"""What backups add to a repository, and to all of them, by day."""
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from client.status.records import TransferRecord
-from client.ui.timeline import sum_growth
+from client.ui.timeline import build_curves, sum_growth
 from core.models.phases import Phase
+from nodeagent.coverage.history import HistoryDay
 
 
 def _backup(name: str, day: int, *, total: int = 100, new: int | None = 0, **more: Any) -> TransferRecord:
@@ -53,3 +54,16 @@ def test_without_a_word_on_new_data_nothing_is_claimed() -> None:
     assert (unknown.new_bytes, unknown.days[0].new_bytes, unknown.deduplication) == (None, None, None)
     none = sum_growth([_backup("a", 1, new=0), _backup("b", 1, new=None)], "app", "default")
     assert (none.new_bytes, none.days[0].new_bytes, none.deduplication) == (0, 0, None)
+
+
+def test_a_curve_has_a_gap_where_there_was_no_backup_and_a_point_for_a_day_alone() -> None:
+    numbers = [10.0, 20.0, None, 5.0, None]
+    days = [
+        HistoryDay(day=date(2026, 11, n), new_bytes=value, total_bytes=None if value is None else 2048, seconds=None)
+        for n, value in enumerate(numbers, start=1)
+    ]
+    new, size, seconds = build_curves(days)
+    assert new.path == "M0.0 100.0h0L250.0 0.0M750.0 150.0h0"
+    assert (new.last, new.most, size.last) == ("5 B", "20 B", "2.0 KiB")
+    assert "The most is 20 B on 2026-11-02, the last 5 B on 2026-11-04." in new.description
+    assert (seconds.path, seconds.last) == ("", "")
