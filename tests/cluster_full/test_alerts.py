@@ -120,7 +120,6 @@ def prometheus(monitored: Monitored, tmp_path: Path) -> Iterator[Prometheus]:
 
 
 def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: Prometheus) -> None:
-    prometheus.wait_fired(_OF_COVERAGE, seconds=_STEP_SECONDS)
     monitored.back_up("data")
     monitored.verify("failed")
     monitored.shrink()
@@ -133,7 +132,7 @@ def test_alerts_about_transfers_fire_and_end(monitored: Monitored, prometheus: P
     monitored.gate.open()
     prometheus.wait_quiet(*_OF_WAITING, seconds=_STEP_SECONDS)
     failing = monitored.leave_pending("failing", datamover="velero-block")
-    prometheus.wait_fired(_OF_FAILURES, seconds=_STEP_SECONDS)
+    prometheus.wait_fired(_OF_FAILURES, _OF_COVERAGE, seconds=_STEP_SECONDS)
     # The agent is removed next, and tests that follow look for what was not cleaned up.
     bed = monitored.upkeep.own.bed
     wait_until(bed, UPLOADS, failing, "Failed", when=lambda found: not found["metadata"].get("finalizers"))
