@@ -268,6 +268,7 @@ bed-tools: mover-tools
 # Those that share packages come one after the other.
 unit-tools: mover-tools
 	@tools/build.sh kopia index-blobs kopia-testing >/dev/null
+	@tools/build.sh foldfs >/dev/null
 	@tools/build.sh fake-gcs-server >/dev/null
 	@tools/npm.sh azurite >/dev/null
 	@tools/build.sh helm helm helm-unittest kubeconform >/dev/null

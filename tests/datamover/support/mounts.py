@@ -1,4 +1,4 @@
-"""Mounted file systems: small ones, and read-only ones."""
+"""Mounted file systems: small ones, read-only ones, and those that do not keep all names."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.support.tools import tool
 
 
 def need_root(what: str) -> None:
@@ -30,3 +32,21 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
     finally:
         # A loop device over a file in it may be detached a moment later.
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@contextmanager
+def mounted_folding(folder: Path, *rules: str) -> Iterator[Path]:
+    """Mount a file system that takes some names for others or refuses them, and unmount it at the end.
+
+    The rules are those of tools/foldfs; the program also unmounts it if this process ends.
+    """
+    need_root("mounts")
+    kept = folder.with_name(f"{folder.name}-kept")
+    for one in (folder, kept):
+        one.mkdir()
+    argv: list[str | Path] = [tool("foldfs", "foldfs"), kept, folder, *rules]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mounted\n"
+        yield folder
+    assert process.returncode == 0
