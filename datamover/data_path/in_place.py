@@ -30,10 +30,10 @@ from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.attributes import Attributes
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import named, open_directories
+from datamover.data_path.links import named, open_directories, show_path
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal
-from datamover.data_path.refused import Directories, Directory, Refused
+from datamover.data_path.refused import Directories, Directory, Folded, Refused
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import OpenStage, Stage, find_mounts
 from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit, decide_file
@@ -79,8 +79,9 @@ class InPlaceRestorer:
     """One restore of a snapshot into a volume with data.
 
     `changed` has the paths of files whose content is not the snapshot's; None: their content is not compared.
-    `precision_ns` is how exact its times are. `written_bytes` are the sizes of what was written, `kept` is how many
-    files and links were not. `refused` is what the volume did not take: what it has there stays.
+    `precision_ns` is how exact its times are. `folded` is what the volume may take for one; None: it keeps all names
+    apart. `replaces`: a file gives way to a directory. `written_bytes` are the sizes of what was written, `kept` is how
+    many files and links were not. `refused` is what the volume did not take: what it has there stays.
     """
 
     repository: Repository
@@ -92,6 +93,8 @@ class InPlaceRestorer:
     fitting: int | None = None
     changed: Fingerprints | None = None
     precision_ns: int = 1
+    folded: Folded | None = None
+    replaces: bool = True
     written_bytes: int = 0
     kept: int = 0
     kept_bytes: int = 0
@@ -102,6 +105,7 @@ class InPlaceRestorer:
         """Choose where kopia writes."""
         self._stage = Stage(self.target)
         self._run: list[tuple[str, Unit]] = []
+        self._restored: dict[tuple[int, int], bytes] = {}
         self._whole_bytes = _WHOLE_BYTES
         exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
         self._extra = ExtraFiles(exclude, self.rule.delete_extra_files)
@@ -193,18 +197,26 @@ class InPlaceRestorer:
         # A name that is too long for the target is refused where it is moved.
         with suppress(OSError):
             status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if self._is_taken(unit.path, fd, name):
+            return
         if unit.is_directory:
             there = status is not None and stat.S_ISDIR(status.st_mode)
-            if self._is_whole(unit) and not (there and self.rule.incremental):
+            if status is not None and not there and not self.replaces:
+                self._refuse(unit.path, "something else is there")
+            elif self._is_whole(unit) and not (there and (self.rule.incremental or not self.replaces)):
                 pending.add(unit)
-                return
-            if status is not None and not there:
-                stage.delete(name, fd)
-            if not there:
-                os.mkdir(name, 0o700, dir_fd=fd)
-            directories.add(unit.path, entry)
+            else:
+                if status is not None and not there:
+                    stage.delete(name, fd)
+                if not there:
+                    os.mkdir(name, 0o700, dir_fd=fd)
+                self._record(unit.path, fd, name)
+                directories.add(unit.path, entry)
             return
-        step = Step.WRITE
+        self._compare_file(fd, unit, status, pending)
+
+    def _compare_file(self, fd: int, unit: Unit, status: os.stat_result | None, pending: PendingUnits) -> None:
+        entry, name, step = unit.entry, unit.entry["name"], Step.WRITE
         if entry["type"] == EntryType.FILE:
             step = decide_file(
                 entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
@@ -212,12 +224,16 @@ class InPlaceRestorer:
         if step is Step.WRITE:
             pending.add(unit)
             return
+        self._record(unit.path, fd, name)
         self.kept += 1
         self.kept_bytes += unit.size_bytes
         if step is Step.SET:
             self._set(name, fd, Attributes.of(entry))
 
     def _is_whole(self, unit: Unit) -> bool:
+        if self.folded is not None and self.folded.has_within(unit.path):
+            # kopia would write one of them into the other, or through it.
+            return False
         most = _WHOLE_ENTRIES if self.fitting is None else min(self.fitting, _WHOLE_ENTRIES)
         return unit.entries <= most and unit.size_bytes <= self._whole_bytes
 
@@ -292,11 +308,14 @@ class InPlaceRestorer:
         above, name = os.path.split(os.fsdecode(unit.path))
         wanted = Attributes.of(unit.entry)
         with open_below(stage.root, os.fsencode(above)) as fd:
+            if self._is_taken(unit.path, fd, name):
+                return
             if (
                 unit.entry["type"] == EntryType.LINK
                 and self.rule.incremental
                 and _is_same_link(stage, number, name, fd)
             ):
+                self._record(unit.path, fd, name)
                 self._set(name, fd, wanted)
                 self.kept += 1
                 os.unlink(number, dir_fd=stage.new)
@@ -310,8 +329,24 @@ class InPlaceRestorer:
             delete = self._extra.may_delete(unit.path) and not holding and not stop()
             if stage.place(number, name, fd, delete=delete):
                 self.written_bytes += unit.size_bytes
+                self._record(unit.path, fd, name)
             else:
                 self._block(unit.path)
+
+    def _is_taken(self, path: bytes, fd: int, name: str) -> bool:
+        """Return whether the volume takes an entry for another one that is restored; if so, it is refused."""
+        if self.folded is None or not self.folded.has(path):
+            return False
+        with suppress(FileNotFoundError):
+            if (other := self._restored.get(_inode(fd, name))) is not None:
+                self._refuse(path, f"the target takes it for {show_path(os.path.split(other)[1])}")
+                return True
+        return False
+
+    def _record(self, path: bytes, fd: int, name: str) -> None:
+        """Record that an entry is in its place, if the volume may take another one for it."""
+        if self.folded is not None and self.folded.has(path):
+            self._restored[_inode(fd, name)] = path
 
     def _place_directory(self, stage: OpenStage, number: str, path: bytes, stop: ShouldStop) -> None:
         """Move a directory to its place; if there is one with entries, what is in it replaces them."""
@@ -351,7 +386,8 @@ class InPlaceRestorer:
 
     def _block(self, path: bytes) -> None:
         """Record that a directory with entries, which are not to be deleted, is in the place of a file."""
-        self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
+        if self.folded is None:
+            self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
         self._refuse(path, "something else is there")
 
     def _refuse(self, path: bytes, cause: OSError | str) -> None:
@@ -406,6 +442,11 @@ def _room_bytes(fd: int) -> int:
     """Return what the volume has room for; one that does not know has room for all."""
     space = os.fstatvfs(fd)
     return max(0, space.f_bavail * space.f_frsize - _SPARE_BYTES) if space.f_blocks else sys.maxsize
+
+
+def _inode(fd: int, name: str) -> tuple[int, int]:
+    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    return status.st_dev, status.st_ino
 
 
 def _is_known(name: str, *, known: Fingerprints) -> bool:

@@ -56,14 +56,15 @@ _IGNORED: Final = frozenset({errno.EPERM, errno.EACCES})
 class Probe:
     """What the target keeps as it is set.
 
-    `refuses`: it refuses something with an error that ends a restore, unless kopia is to ignore errors. `precision_ns`:
-    times that differ by less are alike to it, such as 100 on an SMB share.
+    `apart`: it takes no name for another one. `refuses`: it refuses something with an error that ends a restore, unless
+    kopia is to ignore errors. `precision_ns`: times that differ by less are alike to it, such as 100 on an SMB share.
     """
 
     owner: bool = False
     mode: bool = False
     times: bool = False
     names: bool = False
+    apart: bool = False
     refuses: bool = False
     precision_ns: int = 1
 
@@ -146,7 +147,8 @@ def _keeps_names(probe: Probe, root: int, *, links: bool) -> bool:
     if not linked:
         # Unlike a refused attribute, kopia ignores no refused link.
         probe.refuses = True
-    return odd and linked and not any(_exists(name, root) for name in _SAME)
+    probe.apart = not any(_exists(name, root) for name in _SAME)
+    return odd and linked and probe.apart
 
 
 def _exists(name: str, root: int) -> bool:

@@ -30,7 +30,7 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, join, open_below, open_root
 
-__all__ = ["Directories", "Directory", "Refused", "count_entries", "find_refused"]
+__all__ = ["Directories", "Directory", "Folded", "Refused", "count_entries", "find_folded", "find_refused"]
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
@@ -250,15 +250,15 @@ class _Comparison:
         if self.refused.unplaced.has_text(path):
             self.refused.missing += count_entries(entry) - 1
             return
-        if names is not None and names.is_shared(name):
-            # It has the content of one of several, and the others are reported.
-            return
         if fault := self._find_fault(fd, name, entry, names):
             self.refused.add_missing(path, fault, count_entries(entry))
-        elif kind == EntryType.DIRECTORY:
+            return
+        other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
+        if kind == EntryType.DIRECTORY:
+            if other:
+                self.refused.add_unset(path, other)
             self.directories.add(path, entry)
         else:
-            other = {} if names is None or names.has(name) else {_NAME: "another form of its name"}
             self._compare_attributes(fd, name, path, wanted=Attributes.of(entry), more=other)
 
     def _find_fault(self, fd: int, name: str, entry: JsonDict, names: "_Names | None") -> str:
@@ -308,9 +308,75 @@ class _Names:
         """Return another name of the snapshot that the target may take for the same."""
         return next((other for other in self._alike[_fold(name)] if other != name), None)
 
-    def is_shared(self, name: str) -> bool:
-        """Return whether it is there, and the target may take another name of the snapshot for it."""
-        return self.has(name) and not all(map(self.has, self._alike[_fold(name)]))
+
+class Folded:
+    """The entries of a snapshot that a target may take for another one in their directory, and the directories above.
+
+    `entries` is how many were looked at.
+    """
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self._names = Fingerprints()
+        self._above = Fingerprints()
+        self._found = False
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return self._found
+
+    def add(self, directory: bytes, entries: Iterable[JsonDict], directories: Directories, stop: ShouldStop) -> None:
+        """Add those of a directory, and the directories in it to those that are still to be read."""
+        seen, found = Fingerprints(), False
+        for entry in entries:
+            if stop():
+                return
+            self.entries += 1
+            name = str(entry.get("name", ""))
+            folded = os.fsencode(_fold(name))
+            if seen.has_text(folded):
+                self._names.add_text(directory + b"/" + folded)
+                found = True
+            seen.add_text(folded)
+            if entry.get("type") == EntryType.DIRECTORY:
+                directories.add(join(directory, name), entry)
+        self._found |= found
+        while found and directory:
+            self._above.add_text(directory)
+            directory = os.path.split(directory)[0]
+
+    def has(self, path: bytes) -> bool:
+        """Return whether it may be taken for another one."""
+        directory, name = os.path.split(path)
+        return self._names.has_text(directory + b"/" + os.fsencode(_fold(os.fsdecode(name))))
+
+    def has_within(self, path: bytes) -> bool:
+        """Return whether it, or something below it, may be taken for another one."""
+        return self._above.has_text(path) or self.has(path)
+
+
+async def find_folded(kopia: DirectoryReader, snapshot: Snapshot, data_path: DataPath) -> Folded:
+    """Return what a target that does not keep all names apart may take for one.
+
+    Raises:
+        KopiaError: the snapshot cannot be read.
+    """
+    folded = Folded()
+    with open_output(kopia.work_dir) as file, open_output(kopia.work_dir) as output:
+        directories = Directories(file)
+        directories.add(b"", snapshot.root_entry)
+        while batch := directories.take():
+            objects = [one.entry.get("obj", "") for one in batch]
+            listed = await open_directories(kopia, snapshot, objects, output)
+
+            def add(
+                stop: ShouldStop, batch: Sequence[Directory] = batch, listed: Iterator[Iterator[JsonDict]] = listed
+            ) -> None:
+                for directory, entries in zip(batch, listed, strict=True):
+                    folded.add(directory.path, entries, directories, stop)
+
+            await data_path.run_in_thread(add, "looking for names that are alike", lambda: folded.entries)
+    return folded
 
 
 def _fold(name: str) -> str:

@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -27,9 +27,9 @@ from datamover.data_path.in_place import InPlaceRestorer, has_entries
 from datamover.data_path.links import TargetLinks, find_links, read_entries, remove_links, show_path
 from datamover.data_path.part_restorer import SKIP_EXISTING, PartRestorer
 from datamover.data_path.parts import Placeholders, find_parts
-from datamover.data_path.probe import probe_target
+from datamover.data_path.probe import Probe, probe_target
 from datamover.data_path.read_only import allow_writing
-from datamover.data_path.refused import Refused, find_refused
+from datamover.data_path.refused import Folded, Refused, find_folded, find_refused
 from datamover.data_path.resume import ResumeSettings, open_resumable
 from datamover.data_path.run import DataPath
 from datamover.kinds import UploaderSettings
@@ -131,7 +131,7 @@ async def restore(repository: Repository, parameters: RestoreParameters, data_pa
                     repository, snapshot, parameters, fd=fd, data_path=data_path
                 )
             else:
-                restorer, refused = await _restore_files(repository, snapshot, parameters, data_path=data_path)
+                restorer, refused = await _restore_files(repository, snapshot, parameters, fd=fd, data_path=data_path)
             written = data_path.clock.monotonic()
             await data_path.wait_for(sync_file_system(fd, parameters.target), WRITING)
         _logger.info("the disk took %.1f s for what was not on it yet", data_path.clock.monotonic() - written)
@@ -213,7 +213,29 @@ async def _restore_in_place(
     probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
     if rule.delete_extra_files and not probe.names:
         raise DataPathError(f"cannot delete extra files: target {target} does not keep all names as they are")
-    changed = None
+    folded = await _find_folded(repository, snapshot, probe, data_path)
+    return await _replace_files(
+        repository, snapshot, parameters, probe=probe, folded=folded, fd=fd, data_path=data_path
+    )
+
+
+async def _find_folded(repository: Repository, snapshot: Snapshot, probe: Probe, data_path: DataPath) -> Folded | None:
+    """Return what the target may take for one; None: nothing."""
+    return None if probe.apart else await find_folded(repository, snapshot, data_path) or None
+
+
+async def _replace_files(
+    repository: Repository,
+    snapshot: Snapshot,
+    parameters: RestoreParameters,
+    *,
+    probe: Probe,
+    folded: Folded | None,
+    fd: int,
+    data_path: DataPath,
+) -> tuple[PartRestorer, Refused, _Written]:
+    """Make the target equal to the snapshot, file by file where that is necessary."""
+    target, rule, changed = parameters.target, parameters.in_place or InPlace(), None
     if rule.incremental and rule.compare_content:
         from datamover.data_path.compare import find_changed  # noqa: PLC0415 - tarfile takes memory
 
@@ -229,12 +251,16 @@ async def _restore_in_place(
         fitting=parameters.fitting_entries,
         changed=changed,
         precision_ns=probe.precision_ns,
+        folded=folded,
+        replaces=parameters.in_place is not None,
     )
     await restoring.restore(fd)
     refused = restoring.refused
     if restorer.refused or not probe.sound:
+        # kopia has ignored an error in a directory that it wrote as a whole.
+        repair = restorer.errors.count > 0
         await find_refused(
-            repository, snapshot, target, probe=probe, repair=False, data_path=data_path, refused=refused
+            repository, snapshot, target, probe=probe, repair=repair, data_path=data_path, refused=refused
         )
     all_files = rule.incremental and not restoring.kept and snapshot.entries > 0
     return restorer, refused, _Written(restoring.written_bytes, all_files=all_files)
@@ -260,8 +286,9 @@ def _restorer(
 
 
 async def _restore_files(
-    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, data_path: DataPath
+    repository: Repository, snapshot: Snapshot, parameters: RestoreParameters, *, fd: int, data_path: DataPath
 ) -> tuple[PartRestorer, Refused]:
+    """Have kopia write all files; `fd` is open on the target."""
     target, fitting = parameters.target, parameters.fitting_entries
     # Between the parts, a tenant could replace a directory that was split.
     parts = await find_parts(repository, snapshot, None if parameters.in_use else fitting)
@@ -275,12 +302,20 @@ async def _restore_files(
     # kopia leaves the modes of finished files alone.
     await allow_writing(repository, snapshot, target, data_path=data_path, files=parameters.resume is None)
     probe = await data_path.run_in_thread(partial(probe_target, target, snapshot), f"probing target {target}")
+    folded = await _find_folded(repository, snapshot, probe, data_path)
     resumable = None
-    if parameters.resume:
+    if parameters.resume and folded is None:
         resumable = await open_resumable(snapshot, target, parameters.resume, data_path)
     if not (resumable and resumable.resumed):
         await _remove_placeholders(parameters, data_path)
     links = await _replace_links(repository, snapshot, target, data_path=data_path)
+    if folded is not None:
+        _logger.info("restoring file by file: the target may take names of the snapshot for one")
+        full = replace(parameters, in_place=parameters.in_place and InPlace())
+        restorer, refused, _ = await _replace_files(
+            repository, snapshot, full, probe=probe, folded=folded, fd=fd, data_path=data_path
+        )
+        return restorer, refused
     skip = [SKIP_EXISTING] if resumable and resumable.resumed else []
     restorer = _restorer(repository, snapshot, parameters, data_path, *skip, tolerant=probe.refuses)
     run_kopia = partial(restorer.restore, parts, snapshot.entries if fitting is None else fitting)

@@ -12,7 +12,7 @@ from datamover.data_path.probe import Probe, probe_target
 from datamover.kopia.snapshots import Snapshot
 from tests.datamover.support.mounts import need_root
 
-_SOUND = Probe(owner=True, mode=True, times=True, names=True)
+_SOUND = Probe(owner=True, mode=True, times=True, names=True, apart=True)
 
 
 def _probe(target: Path, latest: str = "2020-09-13T12:26:40Z") -> Probe:

@@ -166,6 +166,8 @@ _CHOSEN: Final = (_RULES, *(name.encode() for name in (*_PAIRS, *_ODD, *_OURS, *
 _UNKEPT: Final = (b"\xff", b"\xfe", b"\xff" * 86, b"x.kopia-entry", b".kopia-entry", b"x")
 """Not all of them can be restored: some become the same, too long, or stand for something else."""
 
+_ALIKE: Final = tuple(name.encode() for name in (*_PAIRS[:6], "a", "A", "a:b"))
+
 
 def _is_name(name: bytes) -> bool:
     return name not in {b".", b".."} and not name.endswith(b".kopia-entry")
@@ -208,17 +210,19 @@ def _leaves() -> SearchStrategy[Entry]:
     )
 
 
-def folders(*, unkept: bool = False) -> SearchStrategy[Folder]:
-    """Return any trees; with `unkept`, kopia cannot keep each name."""
+def folders(*, unkept: bool = False, alike: bool = False) -> SearchStrategy[Folder]:
+    """Return any trees; with `unkept`, kopia cannot keep each name, with `alike`, many are the same to some targets."""
     names, leaves, kept = _names(*(_UNKEPT if unkept else ())), _leaves(), _kept(0o700)
-    crowds = st.builds(Crowd, kept, st.integers(50, 150), leaves)
+    if alike:
+        names = st.one_of(*[st.sampled_from(_ALIKE)] * 3, names)
+    crowds = st.builds(Crowd, kept, st.integers(40, 80), leaves)
     chains = st.builds(Chain, kept, st.integers(3800, 4090 if unkept else 4000), leaves)
 
     def inside(entries: SearchStrategy[Entry]) -> SearchStrategy[Entry]:
         return st.builds(Folder, kept, st.dictionaries(names, entries, max_size=6))
 
     entries = st.recursive(leaves, inside, max_leaves=15)
-    rare: SearchStrategy[Entry] = st.one_of(*[entries] * 8, crowds, chains)
+    rare: SearchStrategy[Entry] = entries if alike else st.one_of(*[entries] * 8, crowds, chains)
     return st.builds(Folder, kept, st.dictionaries(names, rare, min_size=3, max_size=8))
 
 
