@@ -1,4 +1,4 @@
-"""The test bed's CSI driver against the conformance tests of the specification, without Kubernetes.
+"""The test bed's CSI driver against its own tests and the conformance tests of the specification, without Kubernetes.
 
 Source: https://github.com/kubernetes-csi/csi-test/tree/v5.4.0/cmd/csi-sanity
 """
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.tools import tool
+from tests.support.tools import go_command, tool
 from tests.testbed import janitor
 from tests.testbed.layout import ROOT, make_layout
 
@@ -43,6 +43,22 @@ def base() -> Iterator[Path]:
     assert cleaner.stdin is not None
     cleaner.stdin.close()
     assert cleaner.wait() == 0
+
+
+def test_sources_pass() -> None:
+    """They have what conformance tests do not try: groups of snapshots."""
+    # As tools/build.sh compiles them, so that nothing is compiled twice.
+    argv = [str(go_command()), "test", "-vet=off", "-trimpath", "-gcflags=all=-dwarf=false", "./driver"]
+    done = subprocess.run(
+        argv,
+        cwd=ROOT / "tools" / "csi",
+        env={**os.environ, "CGO_ENABLED": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("access", ["mount", "block"])

@@ -306,24 +306,29 @@ func (d *driver) CreateSnapshot(ctx context.Context, in *csi.CreateSnapshotReque
 		return nil, err
 	}
 	if shot == nil {
-		v, err := d.existing(in.SourceVolumeId)
-		if err != nil {
-			return nil, err
-		}
-		shot = &snapshot{
-			ID: in.Name, Volume: v.ID, Bytes: v.Bytes, Block: v.Block, FSType: v.FSType, Taken: time.Now(), About: about,
-		}
-		if err := d.store.take(*v, *shot); err != nil {
+		if shot, err = d.take(in.Name, in.SourceVolumeId, "", about); err != nil {
 			return nil, err
 		}
 	}
 	return &csi.CreateSnapshotResponse{Snapshot: shot.answer(!holds)}, nil
 }
 
+// take makes a snapshot; group is the one without which it cannot be deleted.
+func (d *driver) take(id, volumeID, group string, about subject) (*snapshot, error) {
+	v, err := d.existing(volumeID)
+	if err != nil {
+		return nil, err
+	}
+	shot := &snapshot{
+		ID: id, Volume: v.ID, Bytes: v.Bytes, Block: v.Block, FSType: v.FSType, Taken: time.Now(), Group: group, About: about,
+	}
+	return shot, d.store.take(*v, *shot)
+}
+
 func (s *snapshot) answer(ready bool) *csi.Snapshot {
 	return &csi.Snapshot{
 		SnapshotId: s.ID, SourceVolumeId: s.Volume, SizeBytes: s.Bytes, ReadyToUse: ready,
-		CreationTime: timestamppb.New(s.Taken),
+		CreationTime: timestamppb.New(s.Taken), GroupSnapshotId: s.Group,
 	}
 }
 
@@ -338,6 +343,9 @@ func (d *driver) DeleteSnapshot(ctx context.Context, in *csi.DeleteSnapshotReque
 	} else if shot != nil {
 		if err := d.faults.wait(ctx, "delete", shot.About, time.Now()); err != nil {
 			return nil, err
+		}
+		if shot.Group != "" {
+			return nil, status.Errorf(codes.FailedPrecondition, "snapshot %s is deleted only with group %s", shot.ID, shot.Group)
 		}
 	}
 	return &csi.DeleteSnapshotResponse{}, d.store.deleteSnapshot(in.SnapshotId)

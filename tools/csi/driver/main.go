@@ -29,6 +29,7 @@ const version = "0.1.0"
 type driver struct {
 	csi.UnimplementedIdentityServer
 	csi.UnimplementedControllerServer
+	csi.UnimplementedGroupControllerServer
 	csi.UnimplementedNodeServer
 	name   string
 	node   string
@@ -57,6 +58,7 @@ func main() {
 	server := grpc.NewServer(grpc.UnaryInterceptor(serve))
 	csi.RegisterIdentityServer(server, d)
 	csi.RegisterControllerServer(server, d)
+	csi.RegisterGroupControllerServer(server, d)
 	csi.RegisterNodeServer(server, d)
 	log.Fatal(server.Serve(listen(*socket)))
 }
@@ -83,6 +85,9 @@ var required = map[string][]protoreflect.Name{
 	"ControllerExpandVolumeRequest":     {"volume_id", "capacity_range"},
 	"CreateSnapshotRequest":             {"name", "source_volume_id"},
 	"DeleteSnapshotRequest":             {"snapshot_id"},
+	"CreateVolumeGroupSnapshotRequest":  {"name", "source_volume_ids"},
+	"GetVolumeGroupSnapshotRequest":     {"group_snapshot_id"},
+	"DeleteVolumeGroupSnapshotRequest":  {"group_snapshot_id"},
 	"NodePublishVolumeRequest":          {"volume_id", "target_path", "volume_capability"},
 	"NodeUnpublishVolumeRequest":        {"volume_id", "target_path"},
 	"NodeGetVolumeStatsRequest":         {"volume_id", "volume_path"},
@@ -152,6 +157,7 @@ func (d *driver) GetPluginCapabilities(
 	expansion := &csi.PluginCapability_VolumeExpansion{Type: csi.PluginCapability_VolumeExpansion_ONLINE}
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{
 		service(csi.PluginCapability_Service_CONTROLLER_SERVICE),
+		service(csi.PluginCapability_Service_GROUP_CONTROLLER_SERVICE),
 		service(csi.PluginCapability_Service_VOLUME_ACCESSIBILITY_CONSTRAINTS),
 		{Type: &csi.PluginCapability_VolumeExpansion_{VolumeExpansion: expansion}},
 	}}, nil

@@ -32,6 +32,7 @@ const repaired = 1
 //	attached/ID/NODE     a node that the volume is attached to
 //	nodes/NODE           a node that has a driver
 //	snapshots/ID, ID.json
+//	groups/ID.json       the snapshots that were taken at once
 type store struct {
 	base string
 }
@@ -53,6 +54,7 @@ type snapshot struct {
 	Block  bool      `json:"block"`
 	FSType string    `json:"fsType"`
 	Taken  time.Time `json:"taken"`
+	Group  string    `json:"group"` // the one that it is deleted with; empty: alone
 	About  subject   `json:"about"`
 }
 
