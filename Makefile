@@ -185,7 +185,7 @@ retention-machine: venv ## backups, losses, clock errors, kills and commands at 
 
 test-mover-full: venv unit-tools ## more random trees, kills, drains and storage outages for the data mover; half an hour
 	$(step)
-	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{random_trees,kill,drain,outage,opening,index_blobs}.py
+	@MOVER_TESTS=full $(pytest) -s tests/datamover/flows/test_{random_trees,kill,in_place_kill,drain,outage,opening,index_blobs}.py
 
 # -- measurements -----------------------------------------------------------------------------------------------------
 .PHONY: bench-mover

@@ -1,8 +1,13 @@
-"""A restore in place is killed: each file is the old or the new one, and the next restore needs no repair."""
+"""A restore in place is killed: each file is the old or the new one, and the next restore needs no repair.
+
+What an agent does that is killed meanwhile is in `tests/nodeagent/flows/test_crash_matrix.py`: the mover runs on.
+"""
 
 import asyncio
+import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +19,7 @@ from datamover.data_path.backup import BackupParameters, back_up
 from datamover.kopia.repository import Repository
 from tests.datamover.support.data_paths import backup_data_path
 from tests.datamover.support.in_place_process import InPlaceRun, run_in_place_process
+from tests.datamover.support.processes import children_of
 from tests.datamover.support.thorough import KILLS, TIMEOUT_SECONDS
 from tests.datamover.support.trees import describe_tree
 
@@ -51,6 +57,29 @@ def _progress(volume: Path) -> int:
     return staged + 2 * (changed - left)
 
 
+_VICTIMS = {"mover": (True, False), "node": (True, True), "kopia": (False, True)}
+"""Whether the mover and its kopia are killed. A mover whose kopia is killed ends by itself, and its kopia with it."""
+
+
+async def _kill(process: subprocess.Popen[bytes], volume: Path, who: str, steps: int) -> bool:
+    """Kill after so many steps, and return once nothing of it runs; return whether it was still running."""
+    mover, kopia = _VICTIMS[who]
+    kopias: list[int] = []
+    while process.poll() is None:
+        kopias = [child.pid for child in children_of(process.pid)]
+        if _progress(volume) > steps and (mover or kopias):
+            break
+        await asyncio.sleep(0.001)
+    for pid in [*([process.pid] if mover else []), *(kopias if kopia else [])]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    code = process.wait(timeout=120)
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{pid}/exe").exists() for pid in kopias):
+            await asyncio.sleep(0.01)
+    return code != 0
+
+
 @pytest.mark.sample("incremental")
 @pytest.mark.timeout(TIMEOUT_SECONDS)
 @pytest.mark.parametrize("incremental", [True, False], ids=["incremental", "full"])
@@ -61,24 +90,22 @@ async def test_a_kill_at_any_moment_leaves_old_or_new_files_and_the_next_restore
     _fill(source, "new", range(_FILES))
     request = BackupParameters(source, VolumeMode.FILESYSTEM, "some/volume", parallel=2)
     snapshot_id = (await back_up(mover_repository, request, backup_data_path())).snapshot_id
-    during = 0
+    during: list[str] = []
     for moment in range(KILLS):
         volume = tmp_path / f"volume {moment}"
         shutil.copytree(source, volume, copy_function=shutil.copy2)
         _change(volume)
         before = {path: path.read_text() for path in volume.rglob("*") if path.is_file() and "extra" not in path.parts}
         run = InPlaceRun(str(repository), snapshot_id, str(volume), incremental, delete=True)
-        steps = _FILES * moment // KILLS
+        who, steps = list(_VICTIMS)[moment % len(_VICTIMS)], _FILES * moment // KILLS
         with run_in_place_process(run) as process:
-            while process.poll() is None and _progress(volume) <= steps:
-                await asyncio.sleep(0.001)
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
-            during += process.wait() < 0
+            if await _kill(process, volume, who, steps):
+                during.append(f"{who} at {steps}")
         for path, old in before.items():
             assert path.read_text() in {old, (source / path.relative_to(volume)).read_text()}
         with run_in_place_process(run) as process:
             assert process.wait(timeout=120) == 0
         assert describe_tree(volume) == describe_tree(source)
         shutil.rmtree(volume)
-    assert during >= KILLS / 2
+    print(f"\nkilled before its end, after so many steps: {', '.join(during)}")  # noqa: T201 - the moments are the result
+    assert len(during) >= KILLS / 2
