@@ -35,7 +35,7 @@ async def test_older_definitions_are_reported_once_and_forgotten_once_newer_are_
     await asyncio.sleep(1)
     assert scene.check.report.message == ""
 
-    scene.apply("1.18.2", **_LABELS)
+    scene.apply("1.18.3", **_LABELS)
     await asyncio.sleep(1000)
 
     ((reason, message),) = scene.board.recorded

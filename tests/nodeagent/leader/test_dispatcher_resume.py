@@ -62,7 +62,7 @@ async def test_interrupted_transfers_go_before_new_ones_and_one_of_each_node_at_
         await scene.until(lambda: len(scene.accepted) == 1)
         assert resumed(scene) == ["a-older", "b"]
         await scene.until(lambda: scene.reason("a-old") == "Resuming", seconds=10)
-        assert scene.message("a-old") == f"{ATTEMPT} begins after that of another transfer on node node-a"
+        assert scene.message("a-old") == f"{ATTEMPT} begins after another transfer's on node node-a"
         scene.set_stage("a-older", AttemptStage.RUNNING)
         # Before the New one, for which the quota has no place now.
         await scene.until(lambda: resumed(scene) == ["a-old", "b"], seconds=5)

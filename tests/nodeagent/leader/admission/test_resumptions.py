@@ -15,7 +15,7 @@ from tests.nodeagent.leader.admission.test_queue_reports import entry
 
 AGENTS = {"a": "node-a", "b": "node-b"}
 ANY = (False, True)
-LAST = "begins after that of another transfer on node node-a"
+LAST = "begins after another transfer's on node node-a"
 FULL = "is queued before all New transfers: prepareQueueLength (1) reached"
 SILENT = "begins once BackupStorageLocation s3 answers"
 
