@@ -185,6 +185,7 @@ async def test_without_a_list_everything_is_written_again(movers: Repository, se
     seed.check(target)
 
 
+@pytest.mark.sample("nothing")
 @pytest.mark.parametrize("lost", ["nothing", "list"])
 async def test_a_list_is_removed_that_is_not_to_be_kept_any_more(
     movers: Repository, seed: Seed, target: Path, lost: str

@@ -25,6 +25,7 @@ from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import read_snapshot
 from tests.datamover.support.data_paths import backup_data_path, restore_data_path
 from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.thorough import EXAMPLES
 
 pytestmark = pytest.mark.processes
 
@@ -129,9 +130,9 @@ async def test_random_patterns_leave_out_in_kopia_what_this_module_says(
 ) -> None:
     """Each pattern is about a directory of its own."""
     random, volume, out = Random(7), tmp_path / "volume", tmp_path / "out"
-    exclude = Exclusions(patterns=tuple(f"/{number}/{_random_pattern(random)}" for number in range(150)))
+    exclude = Exclusions(patterns=tuple(f"/{number}/{_random_pattern(random)}" for number in range(EXAMPLES)))
     paths = ("a", "b", "aab", "ba/a", "ba/b", "ab/ab/a", "ab/ab/b", "bb/a/a", "bb/ba/ba", "aa/b/aab/b", "aa/abab")
-    for number in range(150):
+    for number in range(EXAMPLES):
         _write(volume, *(f"{number}/{path}" for path in paths))
     out.mkdir()
     result = await _back_up(mover_repository, volume, exclude)
@@ -183,6 +184,7 @@ async def test_what_a_source_inherits_counts_during_a_backup_and_is_not_its_own_
     assert (result.files, {"ignore", "maxFileSize", "oneFileSystem"} & set(own)) == (1, set())
 
 
+@pytest.mark.sample("without-plain", "with others-one-open")
 @pytest.mark.parametrize("mover", list(BackupMover), ids=str)
 @pytest.mark.parametrize("exclude", [Exclusions(), Exclusions(patterns=("b",))], ids=["without", "with others"])
 async def test_what_a_killed_backup_has_left_is_taken_back_before_the_next(
@@ -248,6 +250,7 @@ async def test_a_restore_in_place_deletes_nothing_that_was_left_out(
     assert not (volume / "extra/far").exists()
 
 
+@pytest.mark.sample("a file of rules")
 @pytest.mark.parametrize("by", ["a file of rules", "a mark of a cache"])
 async def test_a_restore_in_place_deletes_nothing_when_rules_that_it_does_not_know_left_something_out(
     mover_repository: Repository, kopia: PlainKopia, tmp_path: Path, by: str

@@ -85,6 +85,7 @@ async def test_first_backups_at_once_succeed_again_and_again(tmp_path: Path) -> 
         await _back_up_at_once(tmp_path / str(attempt), 4)
 
 
+@pytest.mark.sample("", ".shards kopia.repository.f*", "kopia.blobcfg.f")
 @pytest.mark.parametrize(
     "left",
     [
@@ -117,6 +118,7 @@ async def test_a_directory_without_links_gets_a_repository(tmp_path: Path, monke
     assert not list((tmp_path / "r").glob("*.tmp.*"))
 
 
+@pytest.mark.sample("kopia.repository", "x")
 @pytest.mark.parametrize("written", ["kopia.repository", "s", "q", "x"])
 async def test_a_creation_that_ends_after_any_object_leaves_a_readable_repository(proxy: S3Proxy, written: str) -> None:
     storage = _bucket(proxy, f"ended-{written.replace('.', '-')}")
@@ -187,6 +189,7 @@ async def test_a_storage_with_objects_and_no_repository_is_not_changed(proxy: S3
     assert not any(line.startswith(("PUT ", "DELETE ", "POST ")) for line in proxy.requests)
 
 
+@pytest.mark.sample("None-*", "BLAKE3-256-BLAKE3-256")
 @pytest.mark.parametrize(
     ("given", "stored"),
     [(None, "BLAKE2B-256-128"), *((one, str(one)) for one in BlockHash)],
