@@ -12,6 +12,7 @@ import (
 	"io"
 	"log"
 	"os"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -291,6 +292,8 @@ func main() {
 	for _, one := range os.Args[3:] {
 		named[one] = true
 	}
+	// Such a signal goes to the tests too; whoever kills them would leave the mount.
+	signal.Ignore(os.Interrupt, syscall.SIGTERM)
 	unix.Umask(0)
 	fd, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
