@@ -108,7 +108,7 @@ async def read_leader_page(client: KubeClient, namespace: str, settings: Setting
     try:
         page = LeaderPage.from_wire(raw)
     except ContractError as e:
-        raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} has not the form of this version: {e}") from e
+        raise LeaderUnavailableError(f"{_PATH} of Pod {namespace}/{pod} is of another version: {e}") from e
     if not page.dispatcher.leading:
         raise LeaderUnavailableError(f"Pod {namespace}/{pod} is not the leader any more")
     return page

@@ -48,7 +48,7 @@ _LEASE = "coordination.k8s.io/v1"
             "held by node b, which has no agent pod",
         ),
         (lambda scene: scene.answer({}, leading=False), f"{LEADER_POD} is not the leader any more"),
-        (lambda scene: scene.answer({NAME: {"hold": 1}}), "is not that of this version"),
+        (lambda scene: scene.answer({NAME: {"hold": 1}}), "is of another version"),
     ],
     ids=["released", "no lease", "no pod", "another leads", "another version"],
 )
