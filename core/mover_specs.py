@@ -15,7 +15,7 @@ from core.contract import MoverVerb, VolumeMode
 from core.errors import ConfigError
 from core.models.base import WireModel, explain_invalid
 from core.models.storage import BlockHash
-from core.models.verification import WHOLE_PERCENT, Percent
+from core.models.verification import SHARES, WHOLE_PERCENT, Percent
 from core.snapshot_contract import CopyToCheck, TransferToDelete
 
 __all__ = [
@@ -120,17 +120,25 @@ class ListSnapshots(_Flags):
 
 
 class VerifySnapshots(_Flags):
-    """Read `percent` of the files of snapshots of the repository; compare all of one with a volume, if there is one."""
+    """Read `percent` of the files of snapshots of the repository; compare all of one with a volume, if there is one.
+
+    With `shares`, read these shares of what all snapshots have instead: the first `least` of them in any case, the
+    others as long as that took little time. If something is damaged, all snapshots are read.
+    """
 
     verb: ClassVar[MoverVerb] = MoverVerb.VERIFY_SNAPSHOTS
 
-    snapshots: tuple[str, ...] = field(name="snapshot")
+    snapshots: tuple[str, ...] = field(name="snapshot", default=())
     percent: Percent = WHOLE_PERCENT
+    shares: tuple[Annotated[int, Meta(ge=0, lt=SHARES)], ...] = field(name="share", default=())
+    least: int | None = None
 
     def __post_init__(self) -> None:
-        """Check that a volume is compared with one snapshot."""
+        """Check that a volume is compared with one snapshot, and that either snapshots or shares are read."""
         if self.volume_path and len(self.snapshots) > 1:
             raise ValueError("--volume-path is for one --snapshot: that which was restored into the volume")
+        if bool(self.snapshots) == bool(self.shares):
+            raise ValueError("required: either --snapshot or --share")
 
 
 class DeleteSnapshots(_Flags):

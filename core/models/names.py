@@ -118,6 +118,7 @@ __all__ = [
     "VELERO_SCHEDULE_LABEL",
     "VERIFICATION_ANNOTATION",
     "VERIFICATION_INTERVAL_ANNOTATION",
+    "VERIFIED_REPOSITORY_LABEL",
     "VOLUME_NAMESPACE_LABEL",
     "helm_release",
     "is_ours",
@@ -298,6 +299,8 @@ SNAPSHOT_LIST_LABEL: Final = "nodeagent.io/snapshot-list"
 """On a Job that lists the snapshots of a storage location: the name of the location, as `label_value` returns it."""
 SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"
 """On a Job that verifies snapshots: the name of the BackupRepository, as `label_value` returns it."""
+VERIFIED_REPOSITORY_LABEL: Final = "nodeagent.io/verified-repository"
+"""On a Job by which the leader verifies a repository: the UID of the BackupRepository."""
 SNAPSHOT_FILES_LABEL: Final = "nodeagent.io/snapshot-files"
 """On a Job that lists or sends files of a snapshot: the name of its location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"
@@ -317,7 +320,8 @@ ALERT_NOT_PROTECTED_LABEL: Final = "nodeagent.io/alert-not-protected"
 EXCLUDE_ANNOTATION: Final = "nodeagent.io/exclude-from-backup"
 """On a namespace or PVC: why it is left out of backups on purpose. It only explains; it excludes nothing."""
 VERIFICATION_ANNOTATION: Final = "nodeagent.io/verification"
-"""On a completed backup: what its last verification found, as JSON (`core.models.verification`)."""
+"""On a completed backup: what its last verification found, as JSON (`core.models.verification`); on a BackupRepository
+what the next one depends on (`nodeagent.maintenance.verification`)."""
 EXCLUDE_TAG: Final = "nodeagent.io/exclude"
 """Ours: by which rules files were left out of a snapshot, as JSON (`core.models.exclusions`)."""
 EXCLUDE_DIGEST_TAG: Final = "nodeagent.io/exclude-digest"

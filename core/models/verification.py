@@ -15,12 +15,15 @@ from core.models.job_output import OutputLine
 from core.models.names import VERIFICATION_ANNOTATION
 
 __all__ = [
+    "SHARES",
+    "SHARE_LINE",
     "VERIFIED_LINE",
     "WHOLE_PERCENT",
     "Percent",
     "SnapshotVerification",
     "Verification",
     "VerificationOutcome",
+    "VerifiedShare",
     "VerifiedSnapshot",
     "read_verification",
 ]
@@ -30,6 +33,10 @@ WHOLE_PERCENT: Final = 100.0
 
 Percent = Annotated[float, Meta(gt=0, le=WHOLE_PERCENT)]
 """A share of files."""
+
+
+SHARES: Final = 16
+"""The fixed shares of a repository: by the first hexadecimal digit of the hash that is the ID of each content."""
 
 
 class VerificationOutcome(StrEnum):
@@ -77,7 +84,21 @@ class VerifiedSnapshot(WireModel, omit_defaults=True):
 VERIFIED_LINE: Final = OutputLine("nodeagent.io/verified-snapshot", VerifiedSnapshot)
 
 
+class VerifiedShare(WireModel):
+    """A share of a repository that was read: nothing in it that a snapshot needs is missing or damaged.
+
+    The first one, 0, also has the directories of all snapshots. It had so many `contents`; None: the share is right
+    because all snapshots were read.
+    """
+
+    share: Int64
+    contents: Int64 | None = None
+
+
+SHARE_LINE: Final = OutputLine("nodeagent.io/verified-share", VerifiedShare)
+
+
 class SnapshotVerification(WireModel):
-    """The termination message of `verify-snapshots` that came to its end: how many lines it wrote."""
+    """The termination message of `verify-snapshots` that came to its end: how many snapshots it verified."""
 
     snapshots: Int64

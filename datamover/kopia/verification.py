@@ -1,9 +1,10 @@
 """Verification of a kopia snapshot: kopia reads its directories and a share of its files back from the storage.
 
 Knows which errors are faults of the data, and which ones say that nothing was found out: no answer of the storage, no
-access. Does not know why it is verified, or what becomes of the result.
+access. Does not know why it is verified, or what becomes of the result. Verifies shares of a repository, too: of the
+contents that the snapshots consist of, each of which is stored once.
 Source: kopia 0.23.1, cli/command_snapshot_verify.go, snapshot/snapshotfs/snapshot_verifier.go and
-snapshot_tree_walker.go.
+snapshot_tree_walker.go; for shares cli/command_content_verify.go and repo/content/verify.go.
 """
 
 import re
@@ -23,7 +24,16 @@ from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.snapshots import Snapshot, SnapshotMissingError
 from datamover.kopia.stalls import Watchdog
 
-__all__ = ["SHOWN_FAULTS", "DamagedSnapshotError", "choose_share", "is_damage", "shorten_fault", "verify_snapshot"]
+__all__ = [
+    "SHOWN_FAULTS",
+    "DamagedSnapshotError",
+    "choose_share",
+    "count_contents",
+    "has_sound_directories",
+    "is_damage",
+    "shorten_fault",
+    "verify_snapshot",
+]
 
 SHOWN_FAULTS: Final = 10
 
@@ -51,6 +61,14 @@ Source: kopia 0.23.1, repo/blob (storage.go, filesystem), repo/content, repo/com
 _PREFIX: Final = "error processing "
 _ROOT: Final = r"@\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [^\s/]+/?"
 """What follows the source in kopia's name of a snapshot's root. Source: kopia 0.23.1, formatTimestamp in cli/app.go."""
+
+
+_COUNTERS: Final = re.compile(r'^verifyCounters:.*"verifiedContents":(\d+)')
+_DAMAGED_CONTENTS: Final = "missing pack blobs with index-referenced content"
+"""How kopia ends if contents are missing or damaged, or could not be read."""
+
+_PARALLEL: Final = 8
+"""Contents that are read at a time; each has a few megabytes."""
 
 
 class DamagedSnapshotError(DataPathError):
@@ -89,17 +107,7 @@ async def verify_snapshot(
     """
     attempted = f"{repository.description}: verify snapshot {snapshot.snapshot_id}"
     percent = choose_share(snapshot, percent)
-    flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
-
-    async def attempt() -> KopiaAnswer:
-        meter = Meter(watchdog.clock, Direction.RESTORE)
-        # Of the statistics that kopia writes each second, errors would leave the lines that are kept.
-        arguments = (meter.counter_argument, "--log-level=error", "snapshot", "verify", snapshot.snapshot_id, "--json")
-        return await watchdog.guard(
-            attempted, meter, lambda: repository.kopia.call(attempted, *arguments, *flags, seconds=None)
-        )
-
-    answer = await repository.run(attempt)
+    answer = await _verify(repository, watchdog, attempted, percent, snapshot.snapshot_id)
     result = _parse(answer)
     faults = _name_faults(answer, result, snapshot)
     outcome = VerificationOutcome.FAILED if faults else VerificationOutcome.PASSED
@@ -112,6 +120,60 @@ async def verify_snapshot(
         faults=faults[:SHOWN_FAULTS],
         fault_count=max(result.error_count, len(faults)),
     )
+
+
+async def has_sound_directories(repository: Repository, watchdog: Watchdog) -> bool:
+    """Read the directories of all snapshots, and look for the blobs of all files; return whether none is damaged.
+
+    Raises:
+        StorageOutageError: the storage does not answer.
+        DataPathError: kopia could not read them, for a cause that is no fault of the data.
+    """
+    attempted = f"{repository.description}: verify the directories of all snapshots"
+    return not _parse(await _verify(repository, watchdog, attempted, 0.0)).error_strings
+
+
+async def count_contents(repository: Repository, watchdog: Watchdog, share: int) -> int | None:
+    """Read the contents of a share, and return their number; None: some cannot be read, for whatever cause.
+
+    The share is all contents whose ID begins with that digit: they are hashes, so the shares are alike, and what is
+    stored later changes no share of a content that is there.
+
+    Raises:
+        StorageOutageError: the storage does not answer.
+        DataPathError: kopia failed, or says nothing about them.
+    """
+    attempted = f"{repository.description}: verify share {share}"
+    flags = ("--full", f"--prefix={share:x}", f"--parallel={_PARALLEL}")
+    answer = await _run(repository, watchdog, attempted, "info", "content", "verify", *flags)
+    if not answer.succeeded and answer.mentions(_DAMAGED_CONTENTS):
+        return None
+    counted = next(filter(None, map(_COUNTERS.match, answer.check().lines)), None)
+    if counted is None:
+        raise answer.error("kopia exited with code 0, without a word about contents")
+    return int(counted[1])
+
+
+async def _verify(
+    repository: Repository, watchdog: Watchdog, attempted: str, percent: float, *snapshots: str
+) -> KopiaAnswer:
+    """Have kopia verify these snapshots; without any, all of them."""
+    flags = (f"--verify-files-percent={percent:g}", f"--max-errors={_MOST_ERRORS}", f"--file-queue-length={_QUEUE}")
+    # Of the statistics that kopia writes each second, errors would leave the lines that are kept.
+    return await _run(repository, watchdog, attempted, "error", "snapshot", "verify", *snapshots, "--json", *flags)
+
+
+async def _run(
+    repository: Repository, watchdog: Watchdog, attempted: str, log_level: str, *arguments: str
+) -> KopiaAnswer:
+    async def attempt() -> KopiaAnswer:
+        meter = Meter(watchdog.clock, Direction.RESTORE)
+        flags = (meter.counter_argument, f"--log-level={log_level}")
+        return await watchdog.guard(
+            attempted, meter, lambda: repository.kopia.call(attempted, *flags, *arguments, seconds=None)
+        )
+
+    return await repository.run(attempt)
 
 
 def _parse(answer: KopiaAnswer) -> _Result:

@@ -3,6 +3,7 @@
 Only reads. Source: Velero v1.18, pkg/apis/velero/v1 and v2alpha1; the CRDs in tests/recordings/velero-1.18.2.
 """
 
+import logging
 from collections.abc import AsyncIterator, Collection
 
 from core.contract import MoverVerb
@@ -13,10 +14,13 @@ from core.kube.resources import BACKUPS, Resource
 from core.kube.types import UncheckedObject
 from core.models.attempts import Attempts
 from core.models.phases import FINAL_PHASES, Phase
+from core.models.storage import RepositoryKey
 from datamover.kinds import TRANSFER_KINDS, MoverKind
 from datamover.kopia.references import CompletedTransfer, References
 
-__all__ = ["read_cluster_references", "read_named_snapshots"]
+__all__ = ["read_backup_snapshots", "read_cluster_references", "read_named_snapshots"]
+
+_logger = logging.getLogger(__name__)
 
 
 async def read_cluster_references(client: KubeClient, namespace: str) -> References:
@@ -58,6 +62,30 @@ async def read_named_snapshots(
         async for kind, raw, found in _list_named(client, namespace)
         if raw["metadata"]["uid"] not in without
     }
+
+
+async def read_backup_snapshots(client: KubeClient, namespace: str, key: RepositoryKey) -> set[str]:
+    """Return the IDs of the snapshots in a repository that completed backups of `namespace` refer to.
+
+    Raises:
+        ContractError: what a transfer refers to is not known.
+        KubeError: they cannot be listed.
+    """
+    return {
+        found
+        async for kind, raw, found in _list_named(client, namespace)
+        if kind.verb is MoverVerb.BACKUP and _is_complete_in(kind, raw, key)
+    }
+
+
+def _is_complete_in(kind: MoverKind, raw: UncheckedObject, key: RepositoryKey) -> bool:
+    try:
+        cr = kind.model.parse(raw)
+    except ContractError as e:
+        _logger.warning("its snapshot is not verified: %s", e)
+        return False
+    place = RepositoryKey(cr.repository_namespace, cr.spec.backup_storage_location)
+    return cr.phase is Phase.COMPLETED and place == key
 
 
 async def _list_named(client: KubeClient, namespace: str) -> AsyncIterator[tuple[MoverKind, UncheckedObject, str]]:

@@ -1,35 +1,51 @@
 """The verification of snapshots of one repository, in a pod: each by itself, so that one fault hides no other.
 
 Reads the repository and changes nothing. What it finds out about a snapshot is a line of the output; a snapshot that
-could not be verified has one too, with the cause.
+could not be verified has one too, with the cause. A share of what all snapshots have is verified without them: only if
+something in it is damaged, they are read too, and say what it is.
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from core.contract import VolumeMode
-from core.errors import AgentError, DataPathError, StorageOutageError
+from core.errors import AgentError, ContractError, DataPathError, StorageOutageError
 from core.models.job_output import JobOutput
+from core.models.storage import RepositoryKey
 from core.models.verification import (
+    SHARE_LINE,
+    SHARES,
     VERIFIED_LINE,
     WHOLE_PERCENT,
     SnapshotVerification,
     VerificationOutcome,
+    VerifiedShare,
     VerifiedSnapshot,
 )
 from core.mover_specs import VerifySnapshots
 from datamover.data_path.compare import compare_volume
+from datamover.kopia.long_lists import open_output, read_elements
+from datamover.kopia.process import KopiaAnswer
+from datamover.kopia.references import ListedSnapshot
 from datamover.kopia.repository import Repository
 from datamover.kopia.snapshots import Snapshot, read_snapshot
 from datamover.kopia.stalls import Watchdog
 from datamover.kopia.storage_calls import WaitLog
-from datamover.kopia.verification import DamagedSnapshotError, is_damage, verify_snapshot
+from datamover.kopia.verification import (
+    DamagedSnapshotError,
+    count_contents,
+    has_sound_directories,
+    is_damage,
+    verify_snapshot,
+)
 from datamover.pod.cluster import PodContext
+from datamover.pod.references import read_backup_snapshots
 from datamover.pod.reporting import Termination, build_success
-from datamover.pod.repository_access import open_access
+from datamover.pod.repository_access import RepositoryAccess, open_access
 
 __all__ = ["verify_snapshots"]
 
@@ -38,8 +54,12 @@ _logger = logging.getLogger(__name__)
 _CAUSE_CHARACTERS: Final = 1000
 
 
+_ENOUGH_SECONDS: Final = 900.0
+"""What reads a small repository within this time reads all of it, rather than a sixteenth in each of 16 pods."""
+
+
 async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termination:
-    """Write a line for each of the snapshots, and return the SnapshotVerification.
+    """Write a line for each of the snapshots, or of the shares, and return the SnapshotVerification.
 
     Raises:
         AgentError: the repository, its location or its credentials could not be read from the cluster.
@@ -51,8 +71,13 @@ async def verify_snapshots(spec: VerifySnapshots, context: PodContext) -> Termin
         repository = await access.resolve(location, wanted)
         watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, access.tools.waits.limits)
         verifier = _Verifier(spec, access.context, repository, watchdog)
-        await verifier.run()
-    return build_success(verifier.output.seal(SnapshotVerification(snapshots=len(spec.snapshots))))
+        if spec.shares:
+            key = RepositoryKey(wanted.spec.volume_namespace, location.name)
+            count = await _ShareVerifier(verifier, access, key).run()
+        else:
+            await verifier.run(spec.snapshots)
+            count = len(spec.snapshots)
+    return build_success(verifier.output.seal(SnapshotVerification(snapshots=count)))
 
 
 @dataclass(frozen=True)
@@ -65,10 +90,12 @@ class _Verifier:
     watchdog: Watchdog
     output: JobOutput = field(default_factory=JobOutput)
 
-    async def run(self) -> None:
+    async def run(self, snapshots: Collection[str]) -> bool:
+        """Verify these snapshots; return whether something was found out about each."""
         outage: StorageOutageError | None = None
-        for number, snapshot_id in enumerate(self.spec.snapshots, start=1):
-            _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(self.spec.snapshots))
+        known = True
+        for number, snapshot_id in enumerate(snapshots, start=1):
+            _logger.info("snapshot %s: %d of %d", snapshot_id, number, len(snapshots))
             try:
                 # Each attempt would wait for the storage as long as the first one.
                 found = self._explain(snapshot_id, outage) if outage else await self._verify(snapshot_id)
@@ -77,6 +104,8 @@ class _Verifier:
             except AgentError as e:
                 found = self._explain(snapshot_id, e)
             self.output.write(VERIFIED_LINE, found)
+            known = known and found.outcome is not None
+        return known
 
     async def _verify(self, snapshot_id: str) -> VerifiedSnapshot:
         spec, repository = self.spec, self.repository
@@ -110,6 +139,98 @@ class _Verifier:
             faults=[_summarize(text)],
             fault_count=1,
         )
+
+
+@dataclass(frozen=True)
+class _ShareVerifier:
+    """Verifies shares of a repository, the one of `key`; whatever is damaged, `verifier` says in which snapshots."""
+
+    verifier: _Verifier
+    access: RepositoryAccess
+    key: RepositoryKey
+
+    async def run(self) -> int:
+        """Write a line for each share that is right; return how many snapshots have one, too.
+
+        Raises:
+            AgentError: nothing was found out.
+        """
+        expected = await self._read_expected()
+        listed: set[str] = set()
+        try:
+            listed = await self._list()
+            sound = await self._read_shares()
+        except AgentError as e:
+            if not is_damage(e):
+                raise
+            _logger.warning("the repository is damaged: %s", self.verifier.context.redactor.redact(str(e)))
+            sound = False
+        if not sound:
+            return await self._find_damaged(sorted(expected | listed))
+        # One that was deleted meanwhile is not missing.
+        missing = sorted((expected - listed) & await self._read_expected())
+        await self.verifier.run(missing)
+        return len(missing)
+
+    async def _read_shares(self) -> bool:
+        """Read shares, and write the lines; return False at the first one that is damaged.
+
+        Raises:
+            AgentError: it could not be read, and no other was.
+        """
+        verifier, clock = self.verifier, self.access.context.clock
+        began = clock.monotonic()
+        for count, share in enumerate(verifier.spec.shares):
+            if count >= (verifier.spec.least or 1) and clock.monotonic() - began >= _ENOUGH_SECONDS:
+                break
+            _logger.info("share %d of %d", share + 1, SHARES)
+            try:
+                contents = await self._read_share(share)
+            except AgentError as e:
+                if count == 0 or is_damage(e):
+                    raise
+                _logger.warning("share %d was not read: %s", share + 1, verifier.context.redactor.redact(str(e)))
+                break
+            if contents is None:
+                return False
+            verifier.output.write(SHARE_LINE, VerifiedShare(share=share, contents=contents))
+        return True
+
+    async def _read_share(self, share: int) -> int | None:
+        """Return the number of its contents; None: something is damaged."""
+        repository, watchdog = self.verifier.repository, self.verifier.watchdog
+        if share == 0 and not await has_sound_directories(repository, watchdog):
+            return None
+        return await count_contents(repository, watchdog, share)
+
+    async def _find_damaged(self, snapshots: Collection[str]) -> int:
+        """Read all snapshots, and so all shares; return the number of snapshots."""
+        _logger.warning("contents are missing or damaged: all %d snapshots are read, to find out which", len(snapshots))
+        if await self.verifier.run(snapshots):
+            for share in range(SHARES):
+                self.verifier.output.write(SHARE_LINE, VerifiedShare(share=share))
+        return len(snapshots)
+
+    async def _read_expected(self) -> set[str]:
+        """Return the snapshots that completed backups refer to."""
+        context = self.access.context
+        try:
+            return await read_backup_snapshots(context.patient_client, context.namespace, self.key)
+        except ContractError as e:
+            _logger.warning("a snapshot that is missing would not be noticed: %s", e)
+            return set()
+
+    async def _list(self) -> set[str]:
+        """Return the IDs of the complete snapshots in the repository."""
+        repository = self.verifier.repository
+
+        async def read() -> KopiaAnswer:
+            attempted, arguments = f"{repository.description}: list snapshots", ("snapshot", "list", "--all", "--json")
+            return (await repository.call(attempted, *arguments, output_fd=file.fileno())).check()
+
+        with open_output(self.access.work_dir) as file:
+            answer = await repository.open(read, read_only=True)
+            return {one.id for one in read_elements(answer, file, ListedSnapshot)}
 
 
 def _summarize(text: str) -> str:

@@ -4,6 +4,7 @@ They are under one key, so that none clashes with a later one of Velero's. Three
 beside Velero's keys (`nodeagent.config.keys`).
 """
 
+from datetime import timedelta
 from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -13,13 +14,14 @@ from core.kube.types import VolumeSource
 from core.models.compression import Compression
 from core.models.exclusions import READY_SETS, Exclusions
 from core.models.storage import BlockHash
-from core.models.units import parse_quantity
+from core.models.units import parse_duration, parse_quantity
 from exposer.settings import DEFAULT_EXCLUDED
 from nodeagent.config.bandwidth import BandwidthKeys
 from nodeagent.config.retries import RetryKeys
 from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import (
     AbsolutePath,
+    DurationText,
     HostName,
     KeyPrefix,
     MountPath,
@@ -28,8 +30,19 @@ from nodeagent.config.value_types import (
     QuantityText,
     expected,
 )
+from nodeagent.config.window_keys import ScheduleText, TimeZoneName, WindowKeys
+from nodeagent.config.windows import VerificationPlan, Window, parse_schedule, parse_time_zone
 
-__all__ = ["OWN_KEY", "CompressionKeys", "ExcludeKeys", "ExclusionKeys", "NfsVolume", "OwnKeys", "RepositoryVolume"]
+__all__ = [
+    "OWN_KEY",
+    "CompressionKeys",
+    "ExcludeKeys",
+    "ExclusionKeys",
+    "NfsVolume",
+    "OwnKeys",
+    "RepositoryVolume",
+    "VerificationKeys",
+]
 
 
 class CompressionKeys(Section):
@@ -122,6 +135,37 @@ class ExcludeKeys(Section):
         if sum(len(rule.exclusions.patterns) for rule in rules) > _MOST_PATTERNS:
             raise expected(f"at most {_MOST_PATTERNS} patterns in all rules, including their sets'")
         return rules
+
+
+class VerificationKeys(Section):
+    """The value of `nodeagent.io.verification`: the leader has all backup repositories read back."""
+
+    period: DurationText = Field(
+        default="720h",
+        description="time in which all that the snapshots of a repository have is read once, a sixteenth at a time",
+        examples=["720h"],
+    )
+    schedule: ScheduleText | None = Field(
+        default=None,
+        description="when shares are read, as in a CronJob, as many each time as the period takes; without it they are "
+        "spread over the period",
+        examples=["0 2 * * 6"],
+    )
+    time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
+    windows: tuple[WindowKeys, ...] = Field(
+        default=(),
+        description="when reading may start; without windows in those of maintenance",
+        examples=[[{"schedule": "0 22 * * *", "timeZone": "Europe/Berlin", "duration": "8h"}]],
+    )
+
+    def to_plan(self) -> VerificationPlan:
+        """Return it for decisions."""
+        starts = None
+        if self.schedule is not None:
+            starts = Window(parse_schedule(self.schedule), parse_time_zone(self.time_zone), timedelta())
+        return VerificationPlan(
+            parse_duration(self.period), starts, tuple(window.to_window() for window in self.windows)
+        )
 
 
 OWN_KEY: Final = "nodeagent.io"
@@ -227,6 +271,12 @@ class OwnKeys(Section):
         "where the definitions are Velero 1.19's, and kopia's BLAKE2B-256-128 elsewhere (our own key)",
         examples=["HMAC-SHA256-128"],
     )
+    verification: VerificationKeys = Field(
+        default_factory=VerificationKeys,
+        description="how the leader verifies backup repositories, also beside a Velero server; without the key it does "
+        "not (our own key)",
+        examples=[{"period": "720h"}],
+    )
     leave_out_namespaces: list[ObjectName] = Field(
         default_factory=list,
         description="namespaces whose users may leave a PVC out of backups on purpose, by the annotation "
@@ -262,6 +312,11 @@ class OwnKeys(Section):
     def budgets(self) -> BandwidthKeys | None:
         """The limits; None without the key, which differs from limits that are 0: these may change later."""
         return self.bandwidth if "bandwidth" in self.model_fields_set else None
+
+    @property
+    def verification_plan(self) -> VerificationPlan | None:
+        """When backup repositories are verified; None without the key: they are not."""
+        return self.verification.to_plan() if "verification" in self.model_fields_set else None
 
     @field_validator("repository_volumes")
     @classmethod

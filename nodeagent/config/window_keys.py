@@ -9,7 +9,7 @@ from nodeagent.config.selectors import Section
 from nodeagent.config.value_types import Duration, expected
 from nodeagent.config.windows import Window, parse_schedule, parse_time_zone
 
-__all__ = ["WindowKeys"]
+__all__ = ["ScheduleText", "TimeZoneName", "WindowKeys"]
 
 
 def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
@@ -25,15 +25,15 @@ def _checked_by(parse: Callable[[str], object], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+ScheduleText = Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')]
+TimeZoneName = Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')]
+
+
 class WindowKeys(Section):
     """One of `windows`."""
 
-    schedule: Annotated[StrictStr, _checked_by(parse_schedule, 'a schedule of a CronJob such as "0 22 * * *"')] = Field(
-        description="when the window opens, as in a CronJob", examples=["0 22 * * *"]
-    )
-    time_zone: Annotated[StrictStr, _checked_by(parse_time_zone, 'a time zone such as "Europe/Berlin"')] = Field(
-        default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"]
-    )
+    schedule: ScheduleText = Field(description="when the window opens, as in a CronJob", examples=["0 22 * * *"])
+    time_zone: TimeZoneName = Field(default="UTC", description="IANA time zone of schedule", examples=["Europe/Berlin"])
     duration: Duration = Field(description="how long it is open", examples=["8h"])
 
     def to_window(self) -> Window:

@@ -18,7 +18,16 @@ from cronsim import CronSim, CronSimError
 
 from core.models.units import parse_positive_duration
 
-__all__ = ["Window", "is_open", "longest_pause", "next_start", "parse_interval", "parse_schedule", "parse_time_zone"]
+__all__ = [
+    "VerificationPlan",
+    "Window",
+    "is_open",
+    "longest_pause",
+    "next_start",
+    "parse_interval",
+    "parse_schedule",
+    "parse_time_zone",
+]
 
 _DESCRIPTORS: Final = {
     "@yearly": "0 0 1 1 *",
@@ -172,6 +181,19 @@ class Window:
         starts = (start.astimezone(UTC) for start in CronSim(self.schedule, moment.astimezone(self.zone)))
         # In an hour that occurs twice, cronsim begins with the first one.
         return next((start for start in starts if start > moment), None)
+
+
+@dataclass(frozen=True)
+class VerificationPlan:
+    """When shares of backup repositories are read.
+
+    All that a repository has is read once in `period`; at the starts of `starts`, None: spread over the period; within
+    `windows`, none: those of maintenance.
+    """
+
+    period: timedelta
+    starts: Window | None = None
+    windows: tuple[Window, ...] = ()
 
 
 def is_open(windows: Iterable[Window], moment: datetime) -> bool:

@@ -52,7 +52,8 @@ class DispatchRules:
     last before it is reported as blocked, `node_gone_after` how long a node may be not Ready before it
     counts as lost. `has_copies` returns whether exposes copy Secrets or ConfigMaps. `retry_rules` returns the active
     limits of retries of a transfer, `location_answers` whether the backup storage location of that name does.
-    `coverage` returns the active rules about volumes that are not protected.
+    `coverage` returns the active rules about volumes that are not protected, and `verification_period` how often all
+    backups are verified, None if the leader does not verify them.
     """
 
     namespace: str
@@ -65,6 +66,7 @@ class DispatchRules:
     retry_rules: Callable[[Transfer], RetryRules] = lambda _: RetryRules()
     location_answers: Callable[[str], bool] = lambda _: True
     coverage: Callable[[], CoverageRules] = CoverageRules
+    verification_period: Callable[[], timedelta | None] = lambda: None
 
     @property
     def queue_length(self) -> int | None:

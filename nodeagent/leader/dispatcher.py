@@ -143,7 +143,14 @@ class _Term:
         self._view = QueueView(cluster.metrics, clock, kinds, entries=self._index.entries, order=self._queue)
         plans = PlanReader(client, rules.namespace, cluster.now)
         coverage = CoverageReader(client, rules.namespace, cluster.now)
-        self._volumes = VolumeView(cluster, plans, coverage, entries=self._index.entries, rules=rules.coverage)
+        self._volumes = VolumeView(
+            cluster,
+            plans,
+            coverage,
+            entries=self._index.entries,
+            rules=rules.coverage,
+            verification=rules.verification_period,
+        )
         self._history = HistoryKeeper(cluster, rules.namespace, entries=self._index.entries)
         self.finished_backups = self._index.finished_backups
         self._orphans = OrphanRecovery(cluster, rules, self._index, agents=self._agents)

@@ -144,6 +144,7 @@ def build_leader(parts: AgentParts, *, on_stored: Sequence[Callable[[Transfer], 
             coverage=lambda: CoverageRules(
                 live.current.config.own.leave_out_namespaces, live.current.config.own.alert_not_protected
             ),
+            verification_period=lambda: plan.period if (plan := live.current.config.own.verification_plan) else None,
         ),
         on_accepted=lambda cr: repositories.request(cr.repository_namespace, cr.spec.backup_storage_location),
         agreement=ConfigAgreement(parts.clock, parts.own_pod),
@@ -162,5 +163,6 @@ def _build_maintenance(parts: AgentParts, cluster: Cluster, dispatcher: Dispatch
         settings=MaintenanceConfig(parts.client, namespace, settings.maintenance_config_map).settings_for,
         inputs=partial(read_inputs, parts.client, namespace),
         backups=dispatcher.finished_backups,
+        verification=lambda: parts.live.current.config.own.verification_plan,
     )
     return MaintenanceController(cluster, sources, namespace=namespace, switch=settings.maintenance)

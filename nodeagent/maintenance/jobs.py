@@ -1,4 +1,4 @@
-"""Maintenance Jobs as the leader finds them: whose they are, whether they have ended, and how.
+"""Jobs of maintenance and verification as the leader finds them: whose they are, whether they have ended, and how.
 
 Jobs of a Velero server count, too: one that still runs is waited for, and its end is history.
 Source: Velero v1.18, pkg/repository/maintenance/maintenance.go, as recorded in
@@ -16,13 +16,23 @@ from core.kube.client import KubeClient, Selection, select_labels
 from core.kube.resources import JOBS, PODS
 from core.kube.types import Condition, Job, Pod
 from core.models.base import parse_time
-from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, repo_name_label
+from core.models.names import OWNER_UID_LABEL, REPO_NAME_LABEL, VERIFIED_REPOSITORY_LABEL, repo_name_label
 from core.models.storage import BackupRepository, MaintenanceEntry, MaintenanceOutcome
 from core.models.units import format_duration, parse_quantity
 from exposer.pod_status import PodEnd, memory_limit, parse_pod_end
 from nodeagent.maintenance.record import FailureCause, RunningJob
 
-__all__ = ["JobEnd", "MaintenanceJob", "describe_end", "jobs_of", "list_jobs", "read_pod"]
+__all__ = [
+    "JobEnd",
+    "MaintenanceJob",
+    "count_running",
+    "describe_end",
+    "describe_failure",
+    "jobs_of",
+    "list_jobs",
+    "read_pod",
+    "verifications_of",
+]
 
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _DEADLINE: Final = "DeadlineExceeded"
@@ -47,7 +57,8 @@ class MaintenanceJob:
     """One Job of the namespace.
 
     `owner_uid` is the value of our label, and `repo_name` of the one by which a Velero server sees it and waits for it;
-    None: it has none. `reason` and `message` are of its failure.
+    None: it has none. `reason` and `message` are of its failure. `verifies` is the UID of the BackupRepository that it
+    verifies instead; None: it is of another kind.
     """
 
     name: str
@@ -61,6 +72,7 @@ class MaintenanceJob:
     completed: datetime | None
     reason: str
     message: str
+    verifies: str | None = None
 
     @classmethod
     def parse(cls, raw: Job) -> Self:
@@ -91,6 +103,7 @@ class MaintenanceJob:
             completed=parse_time(completed) if completed else None,
             reason=failed.get("reason", ""),
             message=failed.get("message", ""),
+            verifies=labels.get(VERIFIED_REPOSITORY_LABEL),
         )
 
     @classmethod
@@ -148,6 +161,17 @@ def jobs_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> lis
     return sorted(found, key=lambda job: (job.created, job.name))
 
 
+def verifications_of(repository: BackupRepository, jobs: Iterable[MaintenanceJob]) -> list[MaintenanceJob]:
+    """Return the Jobs by which the leader verifies the repository, oldest first."""
+    found = [job for job in jobs if job.verifies == repository.uid]
+    return sorted(found, key=lambda job: (job.created, job.name))
+
+
+def count_running(jobs: Iterable[MaintenanceJob]) -> int:
+    """Return how many of the Jobs that the leader has created have not ended."""
+    return sum((job.ours or job.verifies is not None) and not job.ended for job in jobs)
+
+
 async def list_jobs(client: KubeClient, namespace: str) -> list[MaintenanceJob]:
     """Return all Jobs of the namespace.
 
@@ -167,16 +191,21 @@ async def read_pod(client: KubeClient, namespace: str, job_name: str) -> Pod | N
 
 def describe_end(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
     """Return how the Job ended, from itself and its pod."""
-    end = parse_pod_end(pod) if pod is not None else None
     if job.succeeded:
-        return _describe_success(job, end)
+        return _describe_success(job, parse_pod_end(pod) if pod is not None else None)
+    return describe_failure(job, pod)
+
+
+def describe_failure(job: MaintenanceJob, pod: Pod | None) -> JobEnd:
+    """Return why the Job failed, from itself and its pod."""
+    end = parse_pod_end(pod) if pod is not None else None
     limit = _memory_limit(pod)
     if end is not None and end.reason == _OUT_OF_MEMORY:
         text = f"{MaintenanceCause.OUT_OF_MEMORY}: the memory limit of its pod is {end.memory_limit or 'not set'}"
         return JobEnd(job.failure(text), cause=FailureCause.OUT_OF_MEMORY, limit_bytes=limit)
     if job.reason == _DEADLINE or (end is not None and end.reason == _DEADLINE):
         return JobEnd(job.failure(f"it did not end before its deadline{_deadline(pod)}"), limit_bytes=limit)
-    if end is None and job.ours:
+    if end is None and (job.ours or job.verifies is not None):
         return JobEnd(job.failure(_POD_DELETED), limit_bytes=limit)
     if end is None:
         text = ": ".join(filter(None, (_NOT_FOUND, job.message)))

@@ -23,7 +23,7 @@ from nodeagent.maintenance.record import RunningJob
 from nodeagent.runtime.timers import Timers
 from nodeagent.runtime.workqueue import Requeue
 
-__all__ = ["LOOK_AGAIN_SECONDS", "STEP_SECONDS", "JobAttendant"]
+__all__ = ["LOOK_AGAIN_SECONDS", "START_SECONDS", "STEP_SECONDS", "JobAttendant", "explain_start"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ STEP_SECONDS: Final = 5.0
 LOOK_AGAIN_SECONDS: Final = 60.0
 """Between two decisions about a repository, whatever the last one said: what it depends on is not all watched."""
 
-_START_SECONDS: Final = 600.0
+START_SECONDS: Final = 600.0
 """How long the pod of a Job may take to run; the Job, which no server sees, is deleted then."""
 
 _ABANDONED_SECONDS: Final = 3600.0
@@ -41,6 +41,18 @@ _ABANDONED_SECONDS: Final = 3600.0
 
 _OVER: Final = frozenset({"Succeeded", "Failed"})
 """Phases of a pod that writes no more."""
+
+
+async def explain_start(causes: CauseFinder, pod: Pod | None) -> str:
+    """Return that the pod of a Job did not start in time, and why; None: it has none."""
+    cause = "the Job controller did not create it"
+    if pod is not None:
+        try:
+            pending = await causes.explain(pod)
+            cause = pending.message if pending is not None else "it is pending"
+        except ExposeError as e:
+            cause = str(e)
+    return f"the pod of the Job did not start within {timedelta(seconds=START_SECONDS)}: {cause}"
 
 
 class JobAttendant:
@@ -83,7 +95,7 @@ class JobAttendant:
             await self.delete(job)
             return Requeue(STEP_SECONDS)
         phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
-        if phase == "Pending" and seconds < _START_SECONDS:
+        if phase == "Pending" and seconds < START_SECONDS:
             return Requeue(STEP_SECONDS)
         if phase == "Pending":
             await self._give_up(repository, job, pod)
@@ -100,14 +112,7 @@ class JobAttendant:
 
     async def _give_up(self, repository: BackupRepository, job: MaintenanceJob, pod: Pod | None) -> None:
         """Store that the Job's pod did not start, and why; then delete the Job."""
-        cause = "the Job controller did not create it"
-        if pod is not None:
-            try:
-                pending = await self._causes.explain(pod)
-                cause = pending.message if pending is not None else "it is pending"
-            except ExposeError as e:
-                cause = str(e)
-        message = f"the pod of the Job did not start within {timedelta(seconds=_START_SECONDS)}: {cause}"
+        message = await explain_start(self._causes, pod)
         await self._history.write(repository, [(job, JobEnd(job.failure(message)))])
         await self.delete(job)
 

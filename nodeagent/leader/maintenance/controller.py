@@ -1,7 +1,9 @@
 """The controller of maintenance, for namespaces without a Velero server: one Job at a time for each repository.
 
 It runs no kopia: a Job does. When one is due is in `nodeagent.maintenance.rules`, and each step in
-`nodeagent.leader.maintenance.steps`. A server that appears finds Jobs and a history like its own.
+`nodeagent.leader.maintenance.steps`. A server that appears finds Jobs and a history like its own. Beside a server, too,
+repositories are verified where that is configured (`nodeagent.leader.maintenance.verifications`), by Jobs that share
+the places of maintenance.
 """
 
 import asyncio
@@ -18,6 +20,7 @@ from core.models.storage import REPOSITORY_TYPE, BackupRepository
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.steps import MaintenanceSources, MaintenanceSteps
+from nodeagent.leader.maintenance.verifications import VerificationSteps
 from nodeagent.maintenance.facts import record_of
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Decision, Hold, is_full_incomplete
@@ -60,12 +63,12 @@ class MaintenanceController:
         self._switch = switch
         kind, failed = BACKUP_REPOSITORIES.kind, "maintaining the repository failed"
         self._steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
+        failed = "verifying the repository failed"
+        self._verification_steps = ObjectSteps(_log, kind=kind, namespace=namespace, failed=failed)
         self._decisions: dict[str, JsonDict] = {}
 
     async def run(self) -> None:
-        """Maintain the repositories until canceled, unless that is switched off."""
-        if self._switch is MaintenanceSwitch.OFF:
-            await asyncio.Event().wait()
+        """Maintain the repositories until canceled, and verify them; each unless that is switched off."""
         await run_restarting(self._run_once, self._cluster.clock, name="maintenance controller")
 
     def report(self) -> JsonDict:
@@ -90,11 +93,11 @@ class MaintenanceController:
 
         def enqueue(job: MaintenanceJob) -> None:
             """Enqueue the Job's repository; all of them if it has ended, since it makes room for another's."""
-            if not job.ours and not job.labeled:
+            if not job.ours and not job.labeled and job.verifies is None:
                 return
             for raw in repositories.items():
                 meta = raw["metadata"]
-                if job.ended or job.maintains(meta["name"], meta["uid"]):
+                if job.ended or job.verifies == meta["uid"] or job.maintains(meta["name"], meta["uid"]):
                     queue.add(meta["name"])
 
         jobs = Informer(
@@ -105,14 +108,24 @@ class MaintenanceController:
             on_change=enqueue,
         )
         absence = ServerAbsence(cluster.client, cluster.clock, namespace)
-        steps = MaintenanceSteps(cluster, self._sources, absence, namespace=namespace, switch=self._switch)
+        # Two repositories must not both take the last place of maxConcurrentJobs.
+        launching = asyncio.Lock()
+        steps = MaintenanceSteps(
+            cluster, self._sources, absence, namespace=namespace, switch=self._switch, launching=launching
+        )
+        verifications = VerificationSteps(cluster, self._sources, namespace=namespace, launching=launching)
 
         async def handle(name: str) -> Requeue | None:
             raw = repositories.get(namespace, name)
             if raw is not None:
                 # What fails is tried again, and stops no other repository.
-                return await self._steps.take(name, self._maintain(steps, raw, jobs.items()))
+                again = [
+                    await self._steps.take(name, self._maintain(steps, raw, jobs.items())),
+                    await self._verification_steps.take(name, self._verify(verifications, raw, jobs.items())),
+                ]
+                return min(filter(None, again), key=lambda one: one.after_seconds, default=None)
             self._forget(steps, name)
+            verifications.forget(name)
             return await self._clean_up(steps, jobs.items(), {one["metadata"]["uid"] for one in repositories.items()})
 
         try:
@@ -131,6 +144,7 @@ class MaintenanceController:
         """Drop what is remembered about the deleted repository `name`."""
         self._decisions.pop(name, None)
         self._steps.forget(name)
+        self._verification_steps.forget(name)
         steps.forget(name)
         self._cluster.metrics.forget(*MAINTENANCE_GAUGES, repository_name=name)
 
@@ -138,12 +152,18 @@ class MaintenanceController:
         self, steps: MaintenanceSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
     ) -> Requeue | None:
         repository = BackupRepository.parse(raw)
-        if repository.deleting or repository.spec.repository_type not in _TYPES:
+        if self._switch is MaintenanceSwitch.OFF or not _is_kept(repository):
             return None
         requeue, decision = await _step(steps, repository, jobs)
         self._decisions[repository.name] = _show(decision)
         self._publish(repository, decision)
         return requeue
+
+    async def _verify(
+        self, verifications: VerificationSteps, raw: RepositoryObject, jobs: list[MaintenanceJob]
+    ) -> Requeue | None:
+        repository = BackupRepository.parse(raw)
+        return await verifications.step(repository, jobs) if _is_kept(repository) else None
 
     def _publish(self, repository: BackupRepository, decision: Decision) -> None:
         """Set the gauges of the repository by what is stored, so that a new leader has them, too."""
@@ -185,6 +205,10 @@ class MaintenanceController:
                 _log.debug("could not delete Job %s, will retry: %s", job.name, e)
                 left = True
         return Requeue(_FAULT_SECONDS) if left else None
+
+
+def _is_kept(repository: BackupRepository) -> bool:
+    return not repository.deleting and repository.spec.repository_type in _TYPES
 
 
 async def _step(

@@ -1,4 +1,4 @@
-"""The start of one maintenance: a Job whose pod the API server accepts.
+"""The start of one maintenance or verification: a Job whose pod the API server accepts.
 
 The pod is tried by a dry run first: a Job whose pod is rejected never ends.
 """
@@ -13,6 +13,7 @@ from core.kube.errors import ForbiddenError, InvalidError
 from core.kube.resources import JOBS, PODS
 from core.kube.types import Manifest
 from core.logs import fields
+from core.models.names import VERIFIED_REPOSITORY_LABEL
 from core.models.storage import (
     CACHE_LIMIT_KEY,
     DEFAULT_CACHE_LIMIT_MIB,
@@ -20,10 +21,10 @@ from core.models.storage import (
     BackupStorageLocation,
 )
 from core.models.units import parse_count
-from core.mover_specs import MaintainRepository
+from core.mover_specs import MaintainRepository, VerifySnapshots
 from exposer.model import Owner
 from exposer.ownership import NO_PRIORITY_CLASS
-from exposer.pods import MaintenanceRun, build_maintenance_job
+from exposer.pods import MaintenanceRun, build_command_job, build_maintenance_job
 from exposer.settings import ExposeSettings
 from exposer.storage_access import access_of
 from nodeagent.config.maintenance import MaintenanceSettings
@@ -31,7 +32,7 @@ from nodeagent.maintenance.facts import full_interval_of
 from nodeagent.maintenance.jobs import MaintenanceJob
 from nodeagent.maintenance.rules import Memory
 
-__all__ = ["JobRequest", "PodRejectedError", "create_job"]
+__all__ = ["JobRequest", "PodRejectedError", "create_job", "create_verification"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class PodRejectedError(RepositoryError):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One Job to create: its `name`, what it maintains, and what applies to it.
+    """One Job to create: its `name`, what it maintains or verifies, and what applies to it.
 
     `memory` is what it gets unless `settings` say otherwise. `ignore_foreign`: maintenance by another cluster does not
     hold it. `report_snapshots`: it also reports the snapshots that nothing refers to.
@@ -53,7 +54,7 @@ class JobRequest:
     location: BackupStorageLocation
     settings: MaintenanceSettings
     memory: Memory
-    ignore_foreign: bool
+    ignore_foreign: bool = False
     report_snapshots: bool = False
 
 
@@ -67,18 +68,39 @@ async def create_job(
         PodRejectedError: the API server rejects its pod.
         KubeError: the API server rejected a request for another reason.
     """
-    manifest = _build(request, expose)
+    return await _create(client, _build(request, expose), check_leading)
+
+
+async def create_verification(
+    client: KubeClient,
+    request: JobRequest,
+    spec: VerifySnapshots,
+    expose: ExposeSettings,
+    check_leading: Callable[[], None],
+) -> MaintenanceJob:
+    """Create a Job that verifies the repository by `spec`, and return it; it gets no label of Velero's.
+
+    Raises:
+        KubeError: as of `create_job`.
+        PodRejectedError: the API server rejects its pod.
+    """
+    manifest = build_command_job(_plan_run(request), expose, spec)
+    manifest["metadata"]["labels"][VERIFIED_REPOSITORY_LABEL] = request.repository.uid
+    return await _create(client, manifest, check_leading)
+
+
+async def _create(client: KubeClient, manifest: Manifest, check_leading: Callable[[], None]) -> MaintenanceJob:
     manifest = await _try_pod(client, manifest)
     check_leading()
     return MaintenanceJob.parse(await client.create(JOBS, manifest))
 
 
-def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
+def _plan_run(request: JobRequest) -> MaintenanceRun:
     repository, settings = request.repository, request.settings
     job = settings.job
     if job.resources is None:
         job = replace(job, resources=request.memory.resources)
-    run = MaintenanceRun(
+    return MaintenanceRun(
         owner=Owner.of(repository),
         name=request.name,
         settings=job,
@@ -86,6 +108,10 @@ def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
         cache_limit_mib=parse_count(repository.spec.repository_config.get(CACHE_LIMIT_KEY, ""))
         or DEFAULT_CACHE_LIMIT_MIB,
     )
+
+
+def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
+    repository, settings = request.repository, request.settings
     interval = full_interval_of(repository)
     spec = MaintainRepository(
         job=request.name,
@@ -94,7 +120,7 @@ def _build(request: JobRequest, expose: ExposeSettings) -> Manifest:
         full_interval_seconds=int(interval.total_seconds()) if interval is not None else None,
         report_snapshots=request.report_snapshots,
     )
-    return build_maintenance_job(run, expose, spec)
+    return build_maintenance_job(_plan_run(request), expose, spec)
 
 
 async def _try_pod(client: KubeClient, manifest: Manifest) -> Manifest:

@@ -21,13 +21,14 @@ from core.redact import redact
 from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.context import Cluster
 from nodeagent.leader.maintenance.absence import ServerAbsence
 from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, STEP_SECONDS, JobAttendant
 from nodeagent.leader.maintenance.history import HistoryWriter, starts_of
 from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_job
-from nodeagent.maintenance.facts import frequency_of, record_of, view_of
-from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.facts import frequency_of, key_of, record_of, view_of
+from nodeagent.maintenance.jobs import MaintenanceJob, count_running, describe_end, jobs_of, list_jobs, read_pod
 from nodeagent.maintenance.record import RunningJob
 from nodeagent.maintenance.rules import (
     Decision,
@@ -66,6 +67,7 @@ class MaintenanceSources:
         settings: what applies to the Jobs of a repository.
         inputs: the hash of what decides whether the repositories of a location can be opened.
         backups: the UIDs of a repository's finished backups, or None before they are known.
+        verification: how repositories are verified, or None if they are not.
     """
 
     expose_settings: Callable[[], ExposeSettings]
@@ -73,6 +75,7 @@ class MaintenanceSources:
     settings: Callable[[RepositoryKey], Awaitable[MaintenanceSettings]]
     inputs: Callable[[str], Awaitable[str]]
     backups: Callable[[RepositoryKey], Iterable[str] | None]
+    verification: Callable[[], VerificationPlan | None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,9 @@ class MaintenanceSteps:
         *,
         namespace: str,
         switch: MaintenanceSwitch,
+        launching: Lock,
     ) -> None:
-        """Maintain the repositories of `namespace` as `switch` says."""
+        """Maintain the repositories of `namespace` as `switch` says; one Job is created at a time by `launching`."""
         self._cluster = cluster
         self._sources = sources
         self._absence = absence
@@ -125,8 +129,7 @@ class MaintenanceSteps:
         self._switch = switch
         self._known: dict[str, _Known] = {}
         self._inputs: dict[str, tuple[float, str]] = {}
-        # Two repositories must not both take the last place of maxConcurrentJobs.
-        self._launching = Lock()
+        self._launching = launching
         self._most = MaintenanceSettings().max_concurrent_jobs
 
     def forget(self, name: str) -> None:
@@ -168,7 +171,7 @@ class MaintenanceSteps:
 
     async def _hold_for(self, repository: BackupRepository, job: MaintenanceJob | RunningJob) -> Decision:
         """Return when the maintenance after that Job is due, and report it once it is overdue."""
-        backups = self._sources.backups(_key_of(repository))
+        backups = self._sources.backups(key_of(repository))
         if backups is None:
             return Decision(Hold.JOB_UNFINISHED)
         view = await self._view(repository, _fingerprint(backups))
@@ -218,7 +221,7 @@ class MaintenanceSteps:
             return Requeue(STEP_SECONDS)
         kept = self._of(repository).kept
         if kept is None or len(ended) > kept:
-            settings = await self._sources.settings(_key_of(repository))
+            settings = await self._sources.settings(key_of(repository))
             for job in ended[: max(0, len(ended) - settings.keep_jobs)]:
                 await self._attendant.delete(job)
             self._known[repository.name] = replace(self._of(repository), kept=settings.keep_jobs)
@@ -226,11 +229,11 @@ class MaintenanceSteps:
 
     async def _decide(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> tuple[Requeue, Decision]:
         """Start a Job if a maintenance is due and nothing holds it."""
-        backups = self._sources.backups(_key_of(repository))
+        backups = self._sources.backups(key_of(repository))
         if backups is None:
             return Requeue(STEP_SECONDS), Decision(Hold.NOT_OBSERVED)
         view = await self._view(repository, _fingerprint(backups))
-        decision = decide_maintenance(replace(view, running_jobs=_count_running(jobs), max_concurrent_jobs=self._most))
+        decision = decide_maintenance(replace(view, running_jobs=count_running(jobs), max_concurrent_jobs=self._most))
         if decision.hold is None:
             decision = self._recall_hold(repository, view.now) or await self._start_alone(repository, view)
         await self._report_hold(repository, decision)
@@ -274,7 +277,7 @@ class MaintenanceSteps:
         jobs = await list_jobs(cluster.client, self._namespace)
         raw = await cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
         location = BackupStorageLocation.parse(raw) if raw is not None else None
-        settings = await self._sources.settings(_key_of(repository))
+        settings = await self._sources.settings(key_of(repository))
         fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
         if fresh.metadata.resource_version != repository.metadata.resource_version:
             # Not observed yet.
@@ -286,7 +289,7 @@ class MaintenanceSteps:
             no_server_for=self._absence.lasts,
             location=location_state(location),
             job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
-            running_jobs=_count_running(jobs),
+            running_jobs=count_running(jobs),
             max_concurrent_jobs=settings.max_concurrent_jobs,
             windows=settings.windows,
         )
@@ -355,10 +358,6 @@ class MaintenanceSteps:
 
 def _count_running(jobs: Iterable[MaintenanceJob]) -> int:
     return sum(job.ours and not job.ended for job in jobs)
-
-
-def _key_of(repository: BackupRepository) -> RepositoryKey:
-    return RepositoryKey(repository.spec.volume_namespace, repository.spec.backup_storage_location)
 
 
 def _fingerprint(uids: Iterable[str]) -> str:

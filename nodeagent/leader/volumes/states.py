@@ -42,6 +42,7 @@ class Plans:
 
     `claims` is None where the PVCs are not known. Times are by the API server's clock. `report` is the last one of
     retention, None if there is none; `cron_jobs` are the schedules of `nodeagent schedule` as JSON dicts.
+    `verification` is how often the leader verifies all backups, None: it does not.
     """
 
     read_at: datetime
@@ -49,6 +50,7 @@ class Plans:
     schedules: Mapping[str, Plan] = field(default_factory=dict)
     report: RetentionReport | None = None
     cron_jobs: Sequence[UncheckedObject] = ()
+    verification: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,8 @@ class Remembered:
         """Take over what this complete backup adds."""
         self.began = min(self.began or copy.created, copy.created)
         last, found = self.verification, copy.verification
-        if found is not None and (last is None or found.at >= last.at):
+        # Of several copies that were verified at once, a damaged one counts.
+        if found is not None and (last is None or (found.at, not found.passed) >= (last.at, not last.passed)):
             self.verification = found
 
 
@@ -111,7 +114,8 @@ def build_states(
     """Return the state of each PVC that has a completed backup or is to have one, unless it is known to be deleted.
 
     The shortest interval of the Schedules and CronJobs that created its backups counts first, also if none of these
-    completed, then the PVC's. `memory` is what earlier calls have left, and is brought up to date.
+    completed, then the PVC's. The period in which the leader verifies all backups counts if it is shorter.
+    `memory` is what earlier calls have left, and is brought up to date.
     """
     memory = {} if memory is None else memory
     found: dict[ClaimKey, _Found] = {}
@@ -140,6 +144,7 @@ def _build_state(key: ClaimKey, found: _Found | None, remembered: Remembered, pl
     plan = claim.plan if claim is not None else Plan()
     newest, schedules = (found.newest, found.schedules) if found is not None else (None, set[str]())
     plan = _shortest([plans.schedules[name] for name in schedules if name in plans.schedules]) | plan
+    plan = Plan(plan.backup, _shortest([plan, Plan(None, plans.verification)]).verification)
     # Until there is a complete backup, the first one is due one interval after the PVC was created; if that is not
     # known, after the first attempt.
     created = claim.created if claim is not None else found.first if found is not None else None

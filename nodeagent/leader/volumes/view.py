@@ -6,7 +6,8 @@ And what retention keeps of them, with an Event about a backlog.
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from dataclasses import replace
+from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Final
 
@@ -56,8 +57,12 @@ class VolumeView:
         *,
         entries: Callable[[], Sequence[Entry]],
         rules: Callable[[], CoverageRules] = CoverageRules,
+        verification: Callable[[], timedelta | None] = lambda: None,
     ) -> None:
-        """Show in the metrics what `entries` returns, with what `plans` and `coverage` read; `rules` are active."""
+        """Show in the metrics what `entries` returns, with what `plans` and `coverage` read.
+
+        `rules` are active, and `verification` returns how often the leader verifies all backups, None if it does not.
+        """
         self._metrics = cluster.metrics
         self._clock = cluster.clock
         self._events = cluster.events
@@ -65,6 +70,7 @@ class VolumeView:
         self._entries = entries
         self._coverage = coverage
         self._rules = rules
+        self._verification = verification
         self._now = cluster.now
         self._planned = PlannedCoverage()
         self._reported_at: datetime | None = None
@@ -81,7 +87,7 @@ class VolumeView:
         """Show the volumes until canceled; then none, since another agent shows them."""
         try:
             while True:
-                plans = await self._plans.read()
+                plans = replace(await self._plans.read(), verification=self._verification())
                 await self._show_retention(plans)
                 self._planned = await self._coverage.read(self._rules())
                 due_at = self._clock.monotonic() + _READ_SECONDS + len(plans.claims or ()) / _CLAIMS_PER_SECOND

@@ -17,6 +17,7 @@ _IN_EFFECT = {
     "loadConcurrency": _IMMEDIATELY,
     "nodeagent.io.bandwidth": "within 10 seconds, also for data movers that run and started with the key",
     "nodeagent.io.blockHash": "for the next repository that is created",
+    "nodeagent.io.verification": "for the next Job",
     "nodeagent.io.retry": "for the next attempt of every transfer",
 }
 _HEAD = ("key", "type", "default", "meaning", "example", "takes effect")

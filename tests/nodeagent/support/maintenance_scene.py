@@ -17,6 +17,7 @@ from exposer.causes import CauseFinder
 from exposer.settings import ExposeSettings
 from exposer.template import AgentTemplate
 from nodeagent.config.maintenance import MaintenanceSettings
+from nodeagent.config.windows import VerificationPlan
 from nodeagent.leader.maintenance.controller import MaintenanceController
 from nodeagent.leader.maintenance.steps import MaintenanceSources
 from nodeagent.metrics.registry import Metrics
@@ -57,6 +58,7 @@ class MaintenanceSetting:
     settings: MaintenanceSettings = field(default_factory=MaintenanceSettings)
     backups: list[str] = field(default_factory=list)
     inputs: str = "inputs"
+    verification: VerificationPlan | None = None
     metrics: Metrics = field(default_factory=lambda: Metrics("node-a"))
 
     def backups_of(self, _: RepositoryKey) -> list[str]:
@@ -87,6 +89,7 @@ def build_sources(setting: MaintenanceSetting, client: KubeClient, clock: Clock)
         settings=settings,
         inputs=inputs,
         backups=setting.backups_of,
+        verification=lambda: setting.verification,
     )
 
 

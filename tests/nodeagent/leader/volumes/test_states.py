@@ -1,5 +1,6 @@
 """The state of each PVC from its backups and plans, as pure functions of both."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -108,6 +109,28 @@ def test_the_last_verification_counts_of_whichever_backup(outcome: str) -> None:
         found = state(order, plans(Plan(None, WEEK)))
         assert (found.backup_at, found.verified_at, found.verified_ok) == (day(3), day(3), outcome == "passed")
         assert (found.verification_interval, found.verification_due_at) == (WEEK.total_seconds(), day(10))
+
+
+def test_of_copies_that_were_verified_at_once_a_damaged_one_counts() -> None:
+    when = BEGIN + 9 * DAY
+    copies = [
+        VolumeCopy("data", BEGIN + number * DAY, 10, "", Verification(at=when, outcome=VerificationOutcome(outcome)))
+        for number, outcome in enumerate(("passed", "failed", "passed"))
+    ]
+    entries = [entry(f"b{number}", copy=copy) for number, copy in enumerate(copies)]
+    assert {state(order, plans()).verified_ok for order in (entries, entries[::-1])} == {False}
+
+
+@pytest.mark.parametrize(("claim", "interval"), [(WEEK, WEEK), (3 * WEEK, 2 * WEEK), (None, 2 * WEEK)])
+def test_the_period_of_the_leader_counts_unless_another_interval_is_shorter(
+    claim: timedelta | None, interval: timedelta
+) -> None:
+    known = replace(plans(Plan(None, claim)), verification=2 * WEEK)
+    found = state([backup(3, verified="passed")], known)
+    assert (found.verification_interval, found.verification_due_at) == (
+        interval.total_seconds(),
+        day(4 + interval.days),
+    )
 
 
 def test_the_first_verification_is_due_one_interval_after_the_first_complete_backup() -> None:

@@ -1,0 +1,358 @@
+"""The steps of one repository's verification: attend a Job, store what it has found, or start the next one.
+
+A Job reads shares of the repository, and changes nothing in it: it runs beside a Velero server, too. What is due is in
+`nodeagent.maintenance.verification`. Every step starts from what the API server has, and may run twice. Results are
+written to transfers first, and to the BackupRepository at last: that the end of a Job is stored is the only thing that
+keeps it from being taken again.
+"""
+
+import logging
+from asyncio import Lock
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from msgspec import structs
+
+from core.errors import AgentError, ContractError, ResultError
+from core.kube.client import Selection
+from core.kube.errors import NotFoundError
+from core.kube.resources import (
+    BACKUP_REPOSITORIES,
+    BACKUP_STORAGE_LOCATIONS,
+    BACKUPS,
+    DATA_UPLOADS,
+    JOBS,
+    POD_VOLUME_BACKUPS,
+    Resource,
+)
+from core.kube.types import Pod, UncheckedObject
+from core.models.base import format_time
+from core.models.job_output import read_output
+from core.models.names import BACKUP_ANNOTATION, MAINTENANCE_CONTAINER, VERIFICATION_ANNOTATION
+from core.models.phases import Phase
+from core.models.storage import BackupRepository, BackupStorageLocation
+from core.models.transfers import DataUpload, PodVolumeBackup, Transfer
+from core.models.verification import (
+    SHARE_LINE,
+    VERIFIED_LINE,
+    Verification,
+    VerificationOutcome,
+    VerifiedShare,
+    VerifiedSnapshot,
+    read_verification,
+)
+from core.mover_specs import VerifySnapshots
+from core.redact import redact
+from exposer.pod_status import parse_pod_end
+from nodeagent.leader.context import Cluster
+from nodeagent.leader.maintenance.attendant import LOOK_AGAIN_SECONDS, START_SECONDS, STEP_SECONDS, explain_start
+from nodeagent.leader.maintenance.launch import JobRequest, PodRejectedError, create_verification
+from nodeagent.leader.maintenance.steps import MaintenanceSources
+from nodeagent.maintenance.facts import key_of, record_of, was_ready
+from nodeagent.maintenance.jobs import (
+    MaintenanceJob,
+    count_running,
+    describe_failure,
+    jobs_of,
+    list_jobs,
+    read_pod,
+    verifications_of,
+)
+from nodeagent.maintenance.record import FailureCause
+from nodeagent.maintenance.rules import Decision, Hold, decide_memory, location_state
+from nodeagent.maintenance.verification import (
+    Copy,
+    RepositoryVerification,
+    VerificationView,
+    after_job,
+    choose_shares,
+    decide_verification,
+    describe_damage,
+    least_shares,
+    proves,
+    verification_name,
+    verification_of,
+)
+from nodeagent.runtime.timers import Timers
+from nodeagent.runtime.workqueue import Requeue
+
+__all__ = ["VerificationSteps"]
+
+_log = logging.getLogger(__name__)
+
+_LOG_LIMIT_BYTES: Final = 15 << 20
+"""Some 40,000 snapshots; the transport refuses a response of 16 MiB."""
+
+_MODELS: Final[tuple[tuple[Resource[UncheckedObject], type[Transfer]], ...]] = (
+    (DATA_UPLOADS, DataUpload),
+    (POD_VOLUME_BACKUPS, PodVolumeBackup),
+)
+
+_HELD_SECONDS: Final = 300.0
+"""Between two looks at what holds a verification that is due: each costs some requests."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a Job has found out; `failure` is why it failed, None: it did not."""
+
+    shares: Sequence[VerifiedShare] = ()
+    snapshots: Sequence[VerifiedSnapshot] = ()
+    failure: str | None = None
+    memory_bytes: int = 0
+
+
+class VerificationSteps:
+    """Takes the steps of all repositories of a namespace during one term of this leader."""
+
+    def __init__(self, cluster: Cluster, sources: MaintenanceSources, *, namespace: str, launching: Lock) -> None:
+        """Verify the repositories of `namespace`; one Job is created at a time by `launching`."""
+        self._cluster = cluster
+        self._sources = sources
+        self._namespace = namespace
+        self._launching = launching
+        self._ages = Timers(cluster.clock)
+        self._held: dict[str, float] = {}
+        self._reported: dict[str, str] = {}
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered about a repository that was deleted."""
+        self._ages.forget(name)
+        self._held.pop(name, None)
+        self._reported.pop(name, None)
+
+    async def step(self, repository: BackupRepository, jobs: list[MaintenanceJob]) -> Requeue | None:
+        """Take one step for the repository, and return when to look again.
+
+        Args:
+            repository: as last observed; each write fails if it has changed since.
+            jobs: all Jobs of the namespace, as last observed.
+        """
+        own, record = verifications_of(repository, jobs), verification_of(repository)
+        # Within a second, a Job that was created again after its loss has the time of the first one.
+        new = [job for job in own if job.ended and (record.job is None or job.created > record.job)]
+        if new:
+            await self._store(repository, new[0])
+            return Requeue(STEP_SECONDS)
+        if unfinished := [job for job in own if not job.ended]:
+            return await self._attend(repository, unfinished[0])
+        plan = self._sources.verification()
+        if plan is None:
+            return None
+        backups = self._sources.backups(key_of(repository))
+        if backups is None:
+            return Requeue(STEP_SECONDS)
+        view = VerificationView(
+            now=self._cluster.now(),
+            plan=plan,
+            record=record,
+            has_backups=bool(list(backups)),
+            ready_once=was_ready(repository),
+            job_unfinished=any(not job.ended for job in jobs_of(repository, jobs)),
+        )
+        decision = decide_verification(view)
+        if decision.hold is None and not self._is_held(repository.name):
+            async with self._launching:
+                decision = await self._start(repository, view)
+            if decision.hold not in {Hold.CONCURRENCY, Hold.JOB_UNFINISHED, Hold.NOT_OBSERVED}:
+                self._held[repository.name] = self._cluster.clock.monotonic()
+        seconds = LOOK_AGAIN_SECONDS
+        if decision.wait_until is not None:
+            seconds = max(1.0, min(seconds, (decision.wait_until - self._cluster.now()).total_seconds()))
+        return Requeue(seconds)
+
+    def _is_held(self, name: str) -> bool:
+        since = self._held.get(name)
+        return since is not None and self._cluster.clock.monotonic() - since < _HELD_SECONDS
+
+    async def _attend(self, repository: BackupRepository, job: MaintenanceJob) -> Requeue:
+        """Wait for the end of the Job; give up one whose pod never runs."""
+        seconds = self._ages.seconds(repository.name, job.uid)
+        pod = await read_pod(self._cluster.client, self._namespace, job.name)
+        phase = ((pod.get("status") or {}) if pod else {}).get("phase", "Pending")
+        if phase != "Pending":
+            return Requeue(LOOK_AGAIN_SECONDS)
+        if seconds < START_SECONDS:
+            return Requeue(START_SECONDS - seconds)
+        failure = await explain_start(self._sources.causes, pod)
+        await self._write(repository, job, _Found(failure=failure), [])
+        self._cluster.check_leading()
+        await self._cluster.client.delete(JOBS, self._namespace, job.name, uid=job.uid)
+        return Requeue(STEP_SECONDS)
+
+    async def _start(self, repository: BackupRepository, view: VerificationView) -> Decision:
+        """Create a Job, unless reads that are made now show a reason not to."""
+        cluster, name = self._cluster, repository.spec.backup_storage_location
+        jobs = await list_jobs(cluster.client, self._namespace)
+        raw = await cluster.client.read(BACKUP_STORAGE_LOCATIONS, self._namespace, name)
+        location = BackupStorageLocation.parse(raw) if raw is not None else None
+        settings = await self._sources.settings(key_of(repository))
+        fresh = BackupRepository.parse(await cluster.client.get(BACKUP_REPOSITORIES, self._namespace, repository.name))
+        if fresh.metadata.resource_version != repository.metadata.resource_version:
+            return Decision(Hold.NOT_OBSERVED)
+        own = [*jobs_of(repository, jobs), *verifications_of(repository, jobs)]
+        view = replace(
+            view,
+            location=location_state(location),
+            job_unfinished=any(not job.ended for job in own),
+            running_jobs=count_running(jobs),
+            max_concurrent_jobs=settings.max_concurrent_jobs,
+            windows=settings.windows,
+        )
+        decision = decide_verification(view)
+        if decision.hold is not None or location is None:
+            return decision
+        known = record_of(repository)
+        known = structs.replace(known, memory_bytes=max(known.memory_bytes, view.record.memory_bytes))
+        memory = decide_memory(known, may_be_full=True, most_bytes=settings.memory_limit_max_bytes)
+        request = JobRequest(verification_name(repository), repository, location, settings, memory)
+        spec = VerifySnapshots(shares=choose_shares(view), least=least_shares(view))
+        expose = self._sources.expose_settings()
+        try:
+            await create_verification(cluster.client, request, spec, expose, cluster.check_leading)
+        except PodRejectedError as e:
+            await self._report_once(repository, "VerificationRejected", str(e))
+            return Decision(Hold.REJECTED)
+        return Decision(Hold.JOB_UNFINISHED)
+
+    async def _store(self, repository: BackupRepository, job: MaintenanceJob) -> None:
+        """Store what the Job has found: on the transfers, then on the repository."""
+        found = await self._read(job, await read_pod(self._cluster.client, self._namespace, job.name))
+        await self._write(repository, job, found, [one async for one in self._completed()])
+
+    async def _read(self, job: MaintenanceJob, pod: Pod | None) -> _Found:
+        """Return what the Job says in its log and its termination message."""
+        log, end = "", parse_pod_end(pod) if pod is not None else None
+        if pod is not None:
+            name = pod["metadata"]["name"]
+            try:
+                log = await self._cluster.client.pod_log(
+                    self._namespace, name, container=MAINTENANCE_CONTAINER, limit_bytes=_LOG_LIMIT_BYTES
+                )
+            except NotFoundError as e:
+                _log.debug("the log of Pod %s is not there: %s", name, e)
+        found = _Found(SHARE_LINE.find(log), VERIFIED_LINE.find(log))
+        if not job.succeeded or end is None:
+            failed = describe_failure(job, pod)
+            message = failed.entry.message if failed.entry is not None else ""
+            doubled = 2 * failed.limit_bytes if failed.cause is FailureCause.OUT_OF_MEMORY else 0
+            return replace(found, failure=message, memory_bytes=doubled)
+        try:
+            # Results that the log has lost are an error, although those before count.
+            read_output(VERIFIED_LINE, end.message, log)
+        except (ContractError, ResultError) as e:
+            return replace(found, failure=str(e))
+        unknown = [one for one in found.snapshots if one.outcome is None]
+        if unknown:
+            text = f"{len(unknown)} of {len(found.snapshots)} snapshots could not be verified"
+            return replace(found, failure=f"{text}: {unknown[0].id}: {'; '.join(unknown[0].faults)}")
+        return found
+
+    async def _completed(self) -> AsyncIterator[Transfer]:
+        """Yield all completed backups that name a snapshot, of all repositories."""
+        for resource, model in _MODELS:
+            async for page in self._cluster.client.pages(Selection(resource, self._namespace)):
+                for raw in page.items:
+                    try:
+                        cr = model.parse(raw)
+                    except ContractError as e:
+                        _log.debug("transfer ignored, the resource is invalid: %s", e)
+                        continue
+                    if cr.phase is Phase.COMPLETED and cr.status.snapshot_id:
+                        yield cr
+
+    async def _write(
+        self, repository: BackupRepository, job: MaintenanceJob, found: _Found, transfers: Iterable[Transfer]
+    ) -> None:
+        """Write what the Job has found to the transfers, and then to the repository, with Events."""
+        record, cluster, key = verification_of(repository), self._cluster, key_of(repository)
+        by_id = {one.id: one for one in found.snapshots}
+        copies, own = [], []
+        for cr in transfers:
+            is_own = (cr.repository_namespace, cr.spec.backup_storage_location) == key[:2]
+            one = by_id.get(cr.status.snapshot_id) if is_own else None
+            copies.append(_copy_of(cr, one))
+            if is_own:
+                own.append((cr, one))
+        after = after_job(
+            record,
+            job.created,
+            found.shares,
+            damaged=[redact(text) for text in describe_damage(copies)],
+            failure=None if found.failure is None else redact(found.failure),
+            at=cluster.now(),
+            memory_bytes=found.memory_bytes,
+        )
+        for cr, one in own:
+            await self._record(cr, one, after)
+        cluster.check_leading()
+        change = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: after.to_json()}}}
+        await cluster.client.patch_if_unchanged(BACKUP_REPOSITORIES, repository.metadata, change)
+        await self._report(repository, job, found, after)
+
+    async def _record(self, cr: Transfer, found: VerifiedSnapshot | None, after: RepositoryVerification) -> None:
+        """Record on a transfer what was found out about its snapshot, or that all of it was read by now."""
+        cluster, last = self._cluster, read_verification(cr.metadata.annotations)
+        if found is None or found.outcome is None:
+            completed = cr.status.completion_timestamp or cr.metadata.creation_timestamp
+            if completed is None or not proves(after, completed, last):
+                return
+            outcome = VerificationOutcome.PASSED
+        else:
+            outcome = found.outcome
+        text = Verification(at=cluster.now().replace(microsecond=0), outcome=outcome).to_json()
+        resource = DATA_UPLOADS if isinstance(cr, DataUpload) else POD_VOLUME_BACKUPS
+        cluster.check_leading()
+        patch = {"metadata": {"annotations": {VERIFICATION_ANNOTATION: text}, "uid": cr.uid}}
+        try:
+            await cluster.client.patch(resource, self._namespace, cr.name, patch)
+        except AgentError as e:
+            # It may have been deleted meanwhile.
+            _log.warning("could not record the verification of %s %s: %s", resource.kind, cr.name, e)
+            return
+        if found is not None and outcome is VerificationOutcome.FAILED and (last is None or last.passed):
+            faults = redact(f"kopia snapshot {found.id}: {'; '.join(found.faults)}")
+            await cluster.events.record(cr, "VerificationFailed", faults, warning=True)
+
+    async def _report(
+        self, repository: BackupRepository, job: MaintenanceJob, found: _Found, after: RepositoryVerification
+    ) -> None:
+        """Record Events on the repository: what was right, each volume that is not, why nothing was found out."""
+        events = self._cluster.events
+        if after.damaged_at == job.created:
+            for text in after.damaged:
+                await events.record(repository, "VerificationFailed", text, warning=True)
+        elif found.shares:
+            contents = sum(one.contents or 0 for one in found.shares)
+            text = f"read {len(found.shares)} of {len(after.read_at)} shares: {contents} contents are right"
+            if after.proven_at is not None:
+                text += f"; all was read since {format_time(after.proven_at)}"
+            await events.record(repository, "Verified", text)
+        if found.failure is not None:
+            await self._report_once(repository, "VerificationIncomplete", f"Job {job.name}: {after.message}")
+        else:
+            self._reported.pop(repository.name, None)
+
+    async def _report_once(self, repository: BackupRepository, reason: str, message: str) -> None:
+        if self._reported.get(repository.name) != message:
+            self._reported[repository.name] = message
+            await self._cluster.events.record(repository, reason, redact(message), warning=True)
+
+
+def _copy_of(cr: Transfer, found: VerifiedSnapshot | None) -> Copy:
+    meta, created = cr.metadata, cr.metadata.creation_timestamp
+    owners = (owner.name for owner in meta.owner_references if owner.kind == BACKUPS.kind)
+    backup = meta.annotations.get(BACKUP_ANNOTATION) or next(owners, "")
+    name = f"backup {backup}" if backup else f"{cr.kind_name} {cr.name}"
+    if created is not None:
+        name += f" of {format_time(created)}"
+    return Copy(
+        cr.repository_namespace,
+        cr.source_claim or cr.name,
+        f"{name} in location {cr.spec.backup_storage_location}",
+        created or datetime.min.replace(tzinfo=UTC),
+        found,
+        read_verification(meta.annotations),
+    )

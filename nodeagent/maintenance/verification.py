@@ -1,0 +1,301 @@
+"""The verification of a repository by the leader: what was read when, what is due now, and what a Job has found.
+
+Pure. All that a repository has is read once in a period, in fixed shares (`core.models.verification`): each share again
+shortly before its last reading is a period old. The record is kept in an annotation of the BackupRepository, so that
+another leader goes on from there, and a snapshot is proven once each share was read after it was complete.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec import field as wire_field
+from msgspec.structs import replace
+
+from core.models.base import Int64, Time, WireModel
+from core.models.names import VERIFICATION_ANNOTATION
+from core.models.storage import BackupRepository
+from core.models.verification import SHARES, Verification, VerificationOutcome, VerifiedShare, VerifiedSnapshot
+from nodeagent.config.windows import VerificationPlan, Window, is_open, longest_pause, next_start
+from nodeagent.maintenance.rules import Decision, Hold, LocationState
+
+__all__ = [
+    "Copy",
+    "RepositoryVerification",
+    "VerificationView",
+    "after_job",
+    "choose_shares",
+    "decide_verification",
+    "describe_damage",
+    "least_shares",
+    "proves",
+    "verification_name",
+    "verification_of",
+]
+
+_FIRST_RETRY: Final = timedelta(minutes=5)
+_MOST_DOUBLINGS: Final = 30
+
+_NAME_CHARACTERS: Final = 40
+_DIGEST_DIGITS: Final = 8
+
+_MOST_DAMAGED: Final = 10
+_MOST_COPIES: Final = 3
+_FAULT_CHARACTERS: Final = 200
+_MESSAGE_CHARACTERS: Final = 1000
+"""The annotation has a few kilobytes at most."""
+
+_OF_LOCATION: Final = {
+    LocationState.MISSING: Hold.LOCATION_MISSING,
+    LocationState.UNAVAILABLE: Hold.LOCATION_UNAVAILABLE,
+}
+
+
+class RepositoryVerification(WireModel, omit_defaults=True):
+    """What is known of one repository; by default nothing was read yet.
+
+    `at` is the end of the last Job that found something out, and `outcome` what it found. `shares` has when the Job was
+    created that read each share last, by its number. `damaged` names the first volumes with a damaged copy, which the
+    Job of `damaged_at` found. `job` is the creation of the last Job whose end is stored. So many Jobs have failed in a
+    row, the last one at `failed_at` with that `message`; `memory_bytes` is the memory limit of the next one after one
+    that was out of memory. Times are by the API server's clock, except `at` and `failed_at`.
+    """
+
+    at: Time | None = None
+    outcome: VerificationOutcome | None = None
+    shares: dict[str, Time] = wire_field(default_factory=dict)
+    damaged_at: Time | None = None
+    damaged: list[str] = wire_field(default_factory=list)
+    job: Time | None = None
+    failures: Int64 = 0
+    failed_at: Time | None = None
+    message: str = ""
+    memory_bytes: Int64 = 0
+
+    @property
+    def read_at(self) -> list[datetime | None]:
+        """When each share was read last; None: never."""
+        return [self.shares.get(str(share)) for share in range(SHARES)]
+
+    @property
+    def proven_at(self) -> datetime | None:
+        """When all of it was read: what was complete then is proven. None: not all has been read yet."""
+        read = [at for at in self.read_at if at is not None]
+        return min(read) if len(read) == SHARES else None
+
+
+def verification_of(repository: BackupRepository) -> RepositoryVerification:
+    """Return the record in the repository's annotation; an invalid one counts as none."""
+    annotations = repository.metadata.annotations
+    return RepositoryVerification.read_annotation(annotations, VERIFICATION_ANNOTATION) or RepositoryVerification()
+
+
+@dataclass(frozen=True)
+class VerificationView:
+    """What the decision about one repository depends on.
+
+    `plan` is None where verification is not configured. `has_backups`: a completed backup may refer to it.
+    `job_unfinished`: a Job of either kind has not ended. `windows` are those of maintenance.
+    """
+
+    now: datetime
+    plan: VerificationPlan | None
+    record: RepositoryVerification = field(default_factory=RepositoryVerification)
+    has_backups: bool = True
+    ready_once: bool = True
+    location: LocationState = LocationState.USABLE
+    job_unfinished: bool = False
+    running_jobs: int = 0
+    max_concurrent_jobs: int = 1
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def all_windows(self) -> tuple[Window, ...]:
+        """When reading may begin; none: always."""
+        return self.plan.windows if self.plan is not None and self.plan.windows else self.windows
+
+    @property
+    def opportunities(self) -> tuple[Window, ...]:
+        """What begins when reading may begin; none: always."""
+        starts = self.plan.starts if self.plan is not None else None
+        return (starts,) if starts is not None else self.all_windows
+
+
+def decide_verification(view: VerificationView) -> Decision:
+    """Return whether shares of the repository are read now, and if not, why, and until when."""
+    plan = view.plan
+    if plan is None:
+        return Decision(Hold.OFF)
+    if view.job_unfinished:
+        return Decision(Hold.JOB_UNFINISHED)
+    if not view.has_backups:
+        return Decision(Hold.IDLE)
+    if not view.ready_once:
+        return Decision(Hold.NEVER_READY)
+    if (hold := _OF_LOCATION.get(view.location)) is not None:
+        return Decision(hold)
+    record, windows = view.record, view.all_windows
+    retry = _find_retry(record, plan)
+    if retry is not None and view.now < retry:
+        return Decision(Hold.BACK_OFF, retry)
+    if not choose_shares(view) or not _may_begin(record, plan, view.now):
+        return Decision(Hold.NOT_DUE)
+    if not is_open(windows, view.now):
+        return Decision(Hold.WINDOW, next_start(windows, view.now))
+    if view.running_jobs >= view.max_concurrent_jobs:
+        return Decision(Hold.CONCURRENCY)
+    return Decision()
+
+
+def choose_shares(view: VerificationView) -> tuple[int, ...]:
+    """Return the shares that a Job may read now: those never read, then the oldest that would not keep the period.
+
+    These are the ones whose last reading will be a period old when reading may next begin.
+    """
+    plan, now = view.plan, view.now
+    if plan is None:
+        return ()
+    again = next_start(view.opportunities, now) or now
+    if plan.starts is None:
+        again = max(again, now + plan.period / SHARES)
+    read = enumerate(view.record.read_at)
+    chosen = [(at, share) for share, at in read if at is None or at + plan.period < again]
+    oldest = datetime.min.replace(tzinfo=now.tzinfo)
+    return tuple(share for _, share in sorted((at or oldest, share) for at, share in chosen))
+
+
+def _may_begin(record: RepositoryVerification, plan: VerificationPlan, now: datetime) -> bool:
+    """Return whether the schedule has begun since the last Job; without one, whether it is not too soon after it.
+
+    What was never read is spread over the period, unless there is a schedule.
+    """
+    last = record.job if record.failed_at is None else None
+    if plan.starts is not None:
+        # A start that was missed counts.
+        since = last or now - longest_pause(plan.starts.schedule, plan.starts.zone, now)
+        begins = plan.starts.start_after(since)
+        return begins is not None and begins <= now
+    return last is None or record.proven_at is not None or last + plan.period / SHARES <= now
+
+
+def least_shares(view: VerificationView) -> int:
+    """Return how many shares a Job reads at least, so that all are read in a period."""
+    if view.plan is None:
+        return 1
+    pauses = (longest_pause(one.schedule, one.zone, view.now) for one in view.opportunities)
+    pause = min(pauses, default=timedelta())
+    return max(1, min(SHARES, math.ceil(pause / view.plan.period * SHARES)))
+
+
+def _find_retry(record: RepositoryVerification, plan: VerificationPlan) -> datetime | None:
+    """Return when to try again after Jobs that failed; None: the last one did not."""
+    if not record.failures or record.failed_at is None:
+        return None
+    delay: timedelta = _FIRST_RETRY * 2 ** min(record.failures - 1, _MOST_DOUBLINGS)
+    return record.failed_at + min(delay, plan.period / SHARES)
+
+
+def verification_name(repository: BackupRepository) -> str:
+    """Return the name of the Job after what the record says: two leaders that start one choose the same."""
+    record = verification_of(repository)
+    seed = f"{repository.uid}/{record.job}/{record.failures}"
+    digest = hashlib.sha256(seed.encode()).hexdigest()[:_DIGEST_DIGITS]
+    return f"{repository.name[:_NAME_CHARACTERS].rstrip('.-')}-verify-{digest}"
+
+
+def proves(record: RepositoryVerification, completed: datetime, last: Verification | None) -> bool:
+    """Return whether all of a snapshot was read since it was `completed`, and since its `last` verification."""
+    proven = record.proven_at
+    return proven is not None and proven >= completed and (last is None or proven > last.at)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A copy of a volume, by names that people know; `found` is what was found out about it, None: nothing."""
+
+    namespace: str
+    volume: str
+    name: str
+    created: datetime
+    found: VerifiedSnapshot | None = None
+    last: Verification | None = None
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it was found damaged now."""
+        return self.found is not None and self.found.outcome is VerificationOutcome.FAILED
+
+    @property
+    def sound(self) -> bool:
+        """Whether it was found right now, or by its last verification."""
+        if self.found is not None and self.found.outcome is not None:
+            return not self.damaged
+        return self.last is not None and self.last.passed
+
+
+def describe_damage(copies: Iterable[Copy]) -> list[str]:
+    """Return a text for each volume with a damaged copy: its files, and the newest copies that are still right."""
+    volumes: dict[tuple[str, str], list[Copy]] = {}
+    for copy in copies:
+        volumes.setdefault((copy.namespace, copy.volume), []).append(copy)
+    texts = []
+    for (namespace, volume), found in sorted(volumes.items()):
+        ordered = sorted(found, key=lambda one: one.created, reverse=True)
+        if damaged := [one for one in ordered if one.damaged]:
+            sound = [one.name for one in ordered if one.sound]
+            right = f"still right: {_some(sound, _MOST_COPIES)}" if sound else "no copy is known to be right"
+            names = _some([one.name for one in damaged], _MOST_COPIES)
+            texts.append(f"PVC {namespace}/{volume}: damaged: {names}: {_first_fault(damaged)}; {right}")
+    return texts
+
+
+def _first_fault(damaged: Sequence[Copy]) -> str:
+    faults = [fault for one in damaged if one.found is not None for fault in one.found.faults]
+    return " ".join(faults[0].split())[:_FAULT_CHARACTERS] if faults else "no cause"
+
+
+def _some(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def after_job(
+    record: RepositoryVerification,
+    created: datetime,
+    shares: Iterable[VerifiedShare],
+    *,
+    damaged: Sequence[str],
+    failure: str | None,
+    at: datetime,
+    memory_bytes: int = 0,
+) -> RepositoryVerification:
+    """Return the record after the end of the Job that was `created` then.
+
+    Args:
+        record: the one before.
+        created: by the API server's clock.
+        shares: those that the Job has read.
+        damaged: a text for each volume with a damaged copy.
+        failure: why the Job failed; None: it did not.
+        at: by the leader's clock.
+        memory_bytes: the memory limit of the next Job; 0: as usual.
+    """
+    read = {str(one.share): created for one in shares if 0 <= one.share < SHARES}
+    after = replace(record, job=created, shares=record.shares | read)
+    if failure is not None:
+        message = failure[:_MESSAGE_CHARACTERS]
+        after = replace(after, failures=record.failures + 1, failed_at=at, message=message, memory_bytes=memory_bytes)
+    else:
+        after = replace(after, failures=0, failed_at=None, message="", memory_bytes=0)
+    if damaged:
+        failed = VerificationOutcome.FAILED
+        return replace(after, at=at, outcome=failed, damaged=list(damaged[:_MOST_DAMAGED]), damaged_at=created)
+    if failure is not None:
+        return after
+    if after.damaged_at is not None and (after.proven_at is None or after.proven_at <= after.damaged_at):
+        # Not all has been read again.
+        return replace(after, at=at)
+    return replace(after, at=at, outcome=VerificationOutcome.PASSED, damaged=[], damaged_at=None)

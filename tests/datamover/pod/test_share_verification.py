@@ -1,0 +1,143 @@
+"""Shares of a repository are read with a real kopia: what is damaged names its snapshots, and nothing else does."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from core.contract import parse_result
+from core.models.verification import (
+    SHARE_LINE,
+    SHARES,
+    VERIFIED_LINE,
+    SnapshotVerification,
+    VerificationOutcome,
+    VerifiedSnapshot,
+)
+from core.mover_specs import VerifySnapshots
+from datamover.pod import snapshot_verification
+from datamover.pod.storage_commands import run_storage_command
+from tests.datamover.support.plainkopia import PlainKopia
+from tests.datamover.support.pods import REPOSITORY, MoverPod
+from tests.support.fakekube import FakeKube
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+_ALL: Final = list(range(SHARES))
+_PASSED, _FAILED = VerificationOutcome.PASSED, VerificationOutcome.FAILED
+
+
+@dataclass
+class Bed:
+    """A pod whose repository has two snapshots with a file of their own; a completed backup refers to the first."""
+
+    pod: MoverPod
+    repository: Path
+    first: str
+    second: str
+    capture: pytest.CaptureFixture[str]
+    shares: list[int] = field(default_factory=list)
+    contents: int = 0
+
+    async def run(self, *shares: int) -> dict[str, VerifiedSnapshot]:
+        """Return what was found out about snapshots, by ID; `shares` and `contents` are what was right."""
+        spec = VerifySnapshots(backup_repository=REPOSITORY, shares=shares, least=1)
+        assert await run_storage_command(spec, self.pod.context) == 0, self.pod.message
+        lines = self.capture.readouterr().out.splitlines()
+        read = [one for one in map(SHARE_LINE.parse, lines) if one is not None]
+        self.shares, self.contents = [one.share for one in read], sum(one.contents or 0 for one in read)
+        found = {one.id: one for one in map(VERIFIED_LINE.parse, lines) if one is not None}
+        assert parse_result(SnapshotVerification, self.pod.message).snapshots == len(found)
+        return found
+
+
+@pytest.fixture
+def bed(_new_repository: Path, kopia_program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bed:
+    pod = MoverPod(FakeKube(), tmp_path)
+    pod.put_repository(phase="Ready")
+    pod.put_location({"fspath": str(tmp_path / "location")}, provider="velero.io/fs", bucket="")
+    repository = Path(shutil.copytree(_new_repository, tmp_path / "location" / "kopia" / "app"))
+    kopia = PlainKopia(kopia_program, tmp_path)
+    kopia.connect(repository)
+    snapshots = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_bytes(os.urandom(200_000))
+        flags = (f"--override-source=default@default:/{name}", "--json")
+        snapshots.append(str(json.loads(kopia.run("snapshot", "create", str(tmp_path / name), *flags))["id"]))
+    bed = Bed(pod, repository, snapshots[0], snapshots[1], capsys)
+    _refer(pod, snapshots[0])
+    return bed
+
+
+def _refer(pod: MoverPod, snapshot: str) -> None:
+    """Have a completed DataUpload of the repository refer to the snapshot."""
+    names = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
+    spec = {"sourceNamespace": "app", "backupStorageLocation": "default", "csiSnapshot": names}
+    pod.kube.put(
+        {
+            "apiVersion": "velero.io/v2alpha1",
+            "kind": "DataUpload",
+            "metadata": {"name": f"of-{snapshot}", "namespace": "velero", "uid": snapshot},
+            "spec": spec | {"snapshotType": "CSI", "sourcePVC": "data", "operationTimeout": "10m"},
+            "status": {"phase": "Completed", "snapshotID": snapshot},
+        }
+    )
+
+
+def _packs(repository: Path) -> list[Path]:
+    """Return the files with the content of files, the largest first."""
+    return sorted((repository / "p").rglob("*.f"), key=lambda path: -path.stat().st_size)
+
+
+async def test_all_shares_together_have_each_content_once(bed: Bed) -> None:
+    assert await bed.run(*_ALL) == {}
+    assert bed.shares == _ALL
+    together = bed.contents
+    assert together >= 2
+    counts = []
+    for share in (_ALL[:8], _ALL[8:]):
+        await bed.run(*share)
+        counts.append(bed.contents)
+    assert sum(counts) == together
+
+
+async def test_damage_in_a_share_names_the_snapshot_that_has_it(bed: Bed) -> None:
+    pack = _packs(bed.repository)[0]
+    content = bytearray(pack.read_bytes())
+    content[1000:1100] = bytes(100)
+    pack.write_bytes(content)
+    found = await bed.run(*_ALL)
+    outcomes = {name: one.outcome for name, one in found.items()}
+    assert outcomes in ({bed.first: _FAILED, bed.second: _PASSED}, {bed.first: _PASSED, bed.second: _FAILED})
+    (damaged,) = (one for one in found.values() if one.outcome is _FAILED)
+    assert ("first" if damaged.id == bed.first else "second") in damaged.faults[0]
+    # All snapshots were read, and so were all shares.
+    assert sorted(set(bed.shares)) == _ALL
+
+
+async def test_a_pack_that_is_missing_is_found_by_the_first_share(bed: Bed) -> None:
+    _packs(bed.repository)[0].unlink()
+    assert sorted(one.outcome or "" for one in (await bed.run(0)).values()) == [_FAILED, _PASSED]
+
+
+async def test_a_snapshot_that_is_missing_is_found_unless_its_backup_is_gone_too(bed: Bed) -> None:
+    _refer(bed.pod, "0123456789abcdef0123456789abcdef")
+    found = await bed.run(5)
+    assert [(one.id, one.outcome) for one in found.values()] == [("0123456789abcdef0123456789abcdef", _FAILED)]
+    assert bed.shares == [5]
+
+
+async def test_a_repository_that_is_gone_fails_all_backups_that_refer_to_it(bed: Bed) -> None:
+    (bed.repository / "kopia.repository.f").unlink()
+    assert {name: one.outcome for name, one in (await bed.run(5)).items()} == {bed.first: _FAILED}
+
+
+async def test_after_enough_time_the_other_shares_are_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_verification, "_ENOUGH_SECONDS", 0.0)
+    assert await bed.run(7, 8, 9) == {}
+    assert bed.shares == [7]

@@ -1,0 +1,187 @@
+"""The leader has repositories verified, beside a Velero server too, and records what was found."""
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+
+from core.kube.resources import DATA_UPLOADS, EVENTS
+from core.models.base import JsonDict
+from core.models.job_output import OutputLine
+from core.models.verification import (
+    SHARE_LINE,
+    SHARES,
+    VERIFIED_LINE,
+    SnapshotVerification,
+    VerificationOutcome,
+    VerifiedShare,
+    VerifiedSnapshot,
+)
+from nodeagent.config.windows import VerificationPlan
+from nodeagent.runtime.settings import MaintenanceSwitch
+from tests.nodeagent.support.maintenance_scene import MINUTE, MaintenanceScene, repository_object, result
+from tests.nodeagent.support.repository_scene import SERVER
+from tests.support.job_output import seal
+
+pytestmark = pytest.mark.looptime
+
+_HOUR = 60 * MINUTE
+_ALL = tuple(range(SHARES))
+
+
+class Scene(MaintenanceScene):
+    """A repository beside a Velero server, with backups of two volumes; both are verified."""
+
+    def prepare(self) -> None:
+        self.verification = VerificationPlan(timedelta(hours=16))
+        self.backups = ["uid"]
+        self.kube.put(SERVER)
+        for name, claim in (("one", "data"), ("two", "data"), ("three", "logs")):
+            self.put_backup(name, claim)
+
+    def put_backup(self, name: str, claim: str) -> None:
+        snapshot = {"volumeSnapshot": "s", "storageClass": "", "snapshotClass": ""}
+        spec = {"sourceNamespace": "app", "sourcePVC": claim, "snapshotType": "CSI", "csiSnapshot": snapshot}
+        meta = {"name": name, "namespace": "velero", "annotations": {"nodeagent.io/backup": f"backup-{name}"}}
+        self.kube.put(
+            {
+                "apiVersion": "velero.io/v2alpha1",
+                "kind": "DataUpload",
+                "metadata": meta,
+                "spec": spec | {"backupStorageLocation": "default", "operationTimeout": "10m"},
+                "status": {
+                    "phase": "Completed",
+                    "snapshotID": f"id-{name}",
+                    "completionTimestamp": "2026-11-21T11:00:00Z",
+                },
+            }
+        )
+
+    async def finish(self, job: JsonDict, *lines: str, exit_code: int = 0, message: str | None = None) -> None:
+        """Let the Job start, write these lines and end."""
+        self.start_pod(job)
+        log = "\n".join(["a line of the log", *lines, ""])
+        self.kube.logs["velero", f"{job['metadata']['name']}-x"] = log
+        sealed = seal(SnapshotVerification(snapshots=0), *lines)
+        self.end(job, exit_code, sealed if message is None else message)
+        await asyncio.sleep(20)
+
+    def verified(self) -> dict[str, str]:
+        """Return the outcomes on the transfers."""
+        found = {}
+        for one in self.kube.objects(DATA_UPLOADS):
+            if text := one["metadata"]["annotations"].get("nodeagent.io/verification"):
+                found[one["metadata"]["name"]] = json.loads(text)["outcome"]
+        return found
+
+    @property
+    def stored(self) -> JsonDict:
+        annotations = self.repository()["metadata"].get("annotations") or {}
+        return dict(json.loads(annotations.get("nodeagent.io/verification", "{}")))
+
+    def events(self) -> list[tuple[str, str]]:
+        return [(one["reason"], one["message"]) for one in self.kube.objects(EVENTS)]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    made = Scene()
+    made.prepare()
+    return made
+
+
+def _shares(*shares: int) -> list[str]:
+    return [SHARE_LINE.format(VerifiedShare(share=share, contents=10)) for share in shares]
+
+
+def _found(kind: OutputLine[VerifiedSnapshot], name: str, outcome: VerificationOutcome | None, *faults: str) -> str:
+    one = VerifiedSnapshot(id=f"id-{name}", outcome=outcome, faults=list(faults), fault_count=len(faults))
+    return kind.format(one)
+
+
+async def test_shares_are_read_one_after_the_other_until_all_backups_are_proven(scene: Scene) -> None:
+    async with scene.running():
+        for share in _ALL:
+            await scene.until_job(seconds=1.1 * _HOUR, but=share)
+            job = next(one for one in scene.jobs if "status" not in one)
+            labels = job["metadata"]["labels"]
+            assert labels["nodeagent.io/verified-repository"] == scene.repository()["metadata"]["uid"]
+            assert "velero.io/repo-name" not in labels
+            arguments = job["spec"]["template"]["spec"]["containers"][0]["args"]
+            assert next(one for one in arguments if "share=" in one) == f"--share={share}"
+            assert scene.verified() == {}
+            await scene.finish(job, *_shares(share))
+        assert scene.verified() == dict.fromkeys(("one", "two", "three"), "passed")
+        assert scene.stored["outcome"] == "passed"
+        assert len(scene.stored["shares"]) == SHARES
+    # Another leader goes on from there.
+    async with scene.running():
+        await scene.until_job(seconds=_HOUR, but=SHARES)
+        job = next(one for one in scene.jobs if "status" not in one)
+        assert "--share=0" in job["spec"]["template"]["spec"]["containers"][0]["args"]
+    reason, text = scene.events()[-1]
+    assert reason == "Verified"
+    assert text.startswith("read 1 of 16 shares: 10 contents are right; all was read since 2026-")
+
+
+async def test_damage_is_recorded_on_its_backup_and_names_the_copy_that_is_right(scene: Scene) -> None:
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        lines = [
+            _found(VERIFIED_LINE, "one", VerificationOutcome.FAILED, "db/wal: invalid checksum"),
+            _found(VERIFIED_LINE, "two", VerificationOutcome.PASSED),
+            _found(VERIFIED_LINE, "three", VerificationOutcome.PASSED),
+            *_shares(*_ALL),
+        ]
+        await scene.finish(job, *lines)
+    assert scene.verified() == {"one": "failed", "two": "passed", "three": "passed"}
+    assert scene.stored["outcome"] == "failed"
+    (damaged,) = scene.stored["damaged"]
+    assert damaged.startswith("PVC app/data: damaged: backup backup-one of 2026-")
+    assert ": db/wal: invalid checksum; still right: backup backup-two of 2026-" in damaged
+    assert sorted(reason for reason, _ in scene.events()) == ["VerificationFailed", "VerificationFailed"]
+
+
+@pytest.mark.parametrize("kind", ["failed", "rotated", "unknown", "no pod"])
+async def test_what_a_job_could_not_find_out_is_tried_again(scene: Scene, kind: str) -> None:
+    async with scene.running():
+        job = await scene.until_job(seconds=2 * MINUTE)
+        match kind:
+            case "failed":
+                await scene.finish(job, *_shares(0), exit_code=1, message="the storage does not answer")
+            case "rotated":
+                message = seal(SnapshotVerification(snapshots=0), *_shares(0, 1))
+                await scene.finish(job, *_shares(0), message=message)
+            case "unknown":
+                await scene.finish(job, *_shares(0), _found(VERIFIED_LINE, "one", None, "no answer"))
+            case _:
+                await asyncio.sleep(11 * MINUTE)
+                assert scene.jobs == []
+        assert scene.stored["failures"] == 1
+        assert list(scene.stored.get("shares", {})) == ([] if kind == "no pod" else ["0"])
+        assert scene.reasons()[-1] == "VerificationIncomplete"
+        assert scene.verified() == {}
+        await scene.until_job(seconds=2 * _HOUR, but=len(scene.jobs))
+
+
+async def test_jobs_of_both_kinds_share_the_places_of_maintenance() -> None:
+    scene = Scene(switch=MaintenanceSwitch.ON)
+    scene.verification, scene.backups = VerificationPlan(timedelta(hours=16)), ["uid"]
+    scene.kube.put(repository_object("shop-default-kopia", lastMaintenanceTime="2026-11-21T10:00:00Z"))
+    async with scene.running():
+        first = await scene.until_job(seconds=10 * MINUTE)
+        await asyncio.sleep(5 * MINUTE)
+        assert len(scene.jobs) == 1
+        scene.start_pod(first)
+        if "nodeagent.io/verified-repository" not in first["metadata"]["labels"]:
+            await scene.until_labeled(first)
+        scene.end(first, 0, result())
+        await scene.until_job(seconds=10 * MINUTE, but=1)
+
+
+async def test_nothing_is_verified_unless_configured(scene: Scene) -> None:
+    scene.verification = None
+    async with scene.running():
+        await asyncio.sleep(3 * _HOUR)
+    assert scene.jobs == []
