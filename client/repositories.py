@@ -18,6 +18,7 @@ from client.next_maintenance import NextMaintenance, compute_next
 from client.repository_view import (
     RepositoryDetails,
     RepositoryList,
+    RepositoryProof,
     RepositorySummary,
     RunningJobState,
 )
@@ -35,7 +36,7 @@ from exposer.pod_status import diagnose_pod
 from nodeagent.config.maintenance import MaintenanceSettings, ParsedMaintenance, parse_maintenance, read_maintenance
 from nodeagent.config.schema import missing
 from nodeagent.maintenance.facts import view_of
-from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod
+from nodeagent.maintenance.jobs import MaintenanceJob, describe_end, jobs_of, list_jobs, read_pod, verifications_of
 from nodeagent.maintenance.record import MaintenanceRecord
 from nodeagent.maintenance.rules import (
     LocationState,
@@ -44,6 +45,7 @@ from nodeagent.maintenance.rules import (
     is_full_incomplete,
     location_state,
 )
+from nodeagent.maintenance.verification import verification_of
 from nodeagent.runtime.settings import MaintenanceSwitch, Settings
 
 __all__ = ["RepositoryReader", "read_repository"]
@@ -139,6 +141,7 @@ class RepositoryReader:
         view = view_of(repository, self._now())
         record, following = view.record, await self._decide(repository, view, said.get(name), settings)
         location, jobs = around.location_of(repository), jobs_of(repository, around.jobs)
+        running = [*jobs, *verifications_of(repository, around.jobs)]
         memory = _next_memory(record, following, around.settings_of(repository))
         return RepositoryDetails(
             **asdict(RepositorySummary.of(repository, record, following)),
@@ -156,7 +159,8 @@ class RepositoryReader:
             incomplete_full=is_full_incomplete(record, view.entries),
             reported_at=record.reported_at,
             unreferenced=record.orphans,
-            running=[await self._read_running(job) for job in jobs if not job.ended],
+            verification=RepositoryProof.of(verification_of(repository)),
+            running=[await self._read_running(job) for job in running if not job.ended],
             history=repository.status.recent_maintenance[::-1],
             events=await self._try("Events", read_events(self._client, self._namespace, repository.uid), []),
             notes=self._notes,

@@ -15,8 +15,9 @@ from core.models.names import REPOSITORY_ID_ANNOTATION
 from core.models.storage import BackupRepository, MaintenanceEntry
 from core.snapshot_contract import SnapshotTotal
 from nodeagent.maintenance.record import MaintenanceRecord
+from nodeagent.maintenance.verification import RepositoryVerification
 
-__all__ = ["RepositoryDetails", "RepositoryList", "RepositorySummary", "RunningJobState"]
+__all__ = ["RepositoryDetails", "RepositoryList", "RepositoryProof", "RepositorySummary", "RunningJobState"]
 
 
 class RepositorySummary(WireModel):
@@ -75,6 +76,36 @@ class RunningJobState(WireModel):
     pending: str = ""
 
 
+class RepositoryProof(WireModel):
+    """What the leader has verified of a repository.
+
+    `outcome` is what it found; empty: nothing yet. So many of the 16 `shares` were read; `proven` is since when all of
+    them were, None: not all. `damaged` names volumes, files and the copies that are still right. `message` is why the
+    last Job found nothing out.
+    """
+
+    at: Time | None = None
+    outcome: str = ""
+    shares: int = 0
+    proven: Time | None = None
+    damaged: list[str] = field(default_factory=list)
+    message: str = ""
+
+    @classmethod
+    def of(cls, record: RepositoryVerification) -> Self | None:
+        """Return what the record says; None: no Job has ended."""
+        if record.job is None:
+            return None
+        return cls(
+            at=record.at,
+            outcome=str(record.outcome or ""),
+            shares=len(record.shares),
+            proven=record.proven_at,
+            damaged=record.damaged,
+            message=record.message,
+        )
+
+
 class RepositoryDetails(RepositorySummary):
     """Everything that is known about one BackupRepository.
 
@@ -83,7 +114,8 @@ class RepositoryDetails(RepositorySummary):
     kopia's resident memory in earlier runs; `memory_request` and `memory_limit` apply to the next attempt;
     `memory_too_small`: the last one was out of memory, and this one gets no more. `incomplete_full`: the last full
     maintenance did not finish. `unreferenced` are the kopia snapshots that nothing refers to, as of `reported_at`;
-    None: not known. `history` and `events` begin with the newest.
+    None: not known. `verification` is None where the leader has not verified it. `history` and `events` begin with the
+    newest.
     """
 
     created_here: bool = False
@@ -102,6 +134,7 @@ class RepositoryDetails(RepositorySummary):
     incomplete_full: bool = False
     reported_at: Time | None = None
     unreferenced: SnapshotTotal | None = None
+    verification: RepositoryProof | None = None
     running: list[RunningJobState] = field(default_factory=list)
     history: list[MaintenanceEntry] = field(default_factory=list)
     events: list[EventLine] = field(default_factory=list)

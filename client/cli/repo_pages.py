@@ -12,6 +12,7 @@ from client.text import format_bytes
 from core.models.base import format_time
 from core.models.storage import MaintenanceEntry, MaintenanceOutcome, RepositoryPhase
 from core.models.units import format_duration
+from core.models.verification import SHARES, VerificationOutcome
 from core.snapshot_contract import SnapshotVerdict
 from core.text import format_age
 from nodeagent.maintenance.rules import Hold
@@ -135,6 +136,7 @@ def _facts(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
         ("Repository ID", f"{one.repository_id} ({origin})" if one.repository_id else ""),
         ("Size", _size(one)),
         ("Unreferenced", _unreferenced(one, now)),
+        *_verification(one, now),
         ("Last maintenance", f"{_moment(one.last_maintenance, now)}" or "never"),
         ("Last result", _result(one)),
         ("Last full run", Styled("it did not finish", WARN) if one.incomplete_full else ""),
@@ -189,6 +191,23 @@ def _unreferenced(one: RepositoryDetails, now: datetime) -> Cell:
     if not one.unreferenced.count:
         return text
     return Styled(f"{text}, {format_bytes(one.unreferenced.bytes)}: nodeagent repo report {one.name} lists them", WARN)
+
+
+def _verification(one: RepositoryDetails, now: datetime) -> Sequence[tuple[str, Cell]]:
+    """Return what the leader has verified, each damaged volume, and why its last Job found nothing out."""
+    found = one.verification
+    if found is None:
+        return ()
+    read = f"{found.shares} of {SHARES} shares read"
+    if found.proven is not None:
+        read = f"all was read since {_moment(found.proven, now)}"
+    text = f"{found.outcome}, {_moment(found.at, now)}; {read}" if found.outcome else read
+    bad = found.outcome == VerificationOutcome.FAILED
+    return (
+        ("Verified", Styled(text, BAD) if bad else text),
+        *(("Damaged", Styled(damage, BAD)) for damage in found.damaged),
+        ("Last verification", Styled(f"found nothing out: {found.message}", WARN) if found.message else ""),
+    )
 
 
 def _result(one: RepositoryDetails) -> str:

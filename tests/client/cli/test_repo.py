@@ -70,6 +70,16 @@ def _fill(scene: UserScene) -> None:
     ]
     orphans = {"reportedAt": "2026-11-20T10:00:00Z", "orphans": {"count": 2, "bytes": 2**20}}
     raw = scene.put_repository(RECORD | orphans, recentMaintenance=history)
+    verified = {
+        "at": "2026-11-21T11:30:00Z",
+        "outcome": "failed",
+        "shares": {str(share): "2026-11-20T12:00:00Z" for share in range(16)},
+        "job": "2026-11-21T11:00:00Z",
+        "damaged": ["PVC app/data: damaged: backup b2: db/wal: invalid checksum; still right: backup b1"],
+        "message": "the storage does not answer\x1b[2J",
+    }
+    raw["metadata"]["annotations"]["nodeagent.io/verification"] = json.dumps(verified)
+    scene.kube.put(raw)
     scene.answer({NAME: {"hold": "job-unfinished", "due": "", "overdue": False}})
     labels = {"velero.io/repo-name": NAME, "nodeagent.io/owner-uid": raw["metadata"]["uid"]}
     scene.put("Job", "job-1", "batch/v1", labels=labels, spec={}, status={"active": 1})
