@@ -129,6 +129,7 @@ class MoverVerb(StrEnum):
     REPORT_SNAPSHOTS = "report-snapshots"
     LIST_SNAPSHOTS = "list-snapshots"
     VERIFY_SNAPSHOTS = "verify-snapshots"
+    PLAN_RESTORE = "plan-restore"
     DELETE_SNAPSHOTS = "delete-snapshots"
     LIST_FILES = "list-files"
     SEND_FILES = "send-files"

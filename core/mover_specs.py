@@ -26,6 +26,7 @@ __all__ = [
     "ListSnapshots",
     "MaintainRepository",
     "MoverSpec",
+    "PlanRestore",
     "ReportSnapshots",
     "SendFiles",
     "ValidateLocation",
@@ -37,7 +38,7 @@ __all__ = [
 class _Flags(WireModel, rename="kebab", forbid_unknown_fields=True):
     """The flags of all commands; the builder of a pod sets them.
 
-    A command is about a repository or a location. Only a verification has a volume. `resource_timeout` has no effect.
+    A command is about a repository or a location; only what compares a volume has one. `resource_timeout` is ignored.
     """
 
     verb: ClassVar[MoverVerb]
@@ -201,6 +202,15 @@ class SendFiles(FilesSpec):
     verb: ClassVar[MoverVerb] = MoverVerb.SEND_FILES
 
 
+class PlanRestore(FilesSpec):
+    """Compare a volume with a snapshot as a restore into it does, and write nothing."""
+
+    verb: ClassVar[MoverVerb] = MoverVerb.PLAN_RESTORE
+
+    incremental: bool = False
+    delete_extra_files: bool = False
+
+
 MoverSpec: TypeAlias = (
     InitRepository
     | ValidateLocation
@@ -208,6 +218,7 @@ MoverSpec: TypeAlias = (
     | ReportSnapshots
     | ListSnapshots
     | VerifySnapshots
+    | PlanRestore
     | DeleteSnapshots
     | ListFiles
     | SendFiles

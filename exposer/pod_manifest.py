@@ -215,6 +215,7 @@ _READERS: Final = frozenset(
         MoverVerb.VALIDATE_LOCATION,
         MoverVerb.LIST_SNAPSHOTS,
         MoverVerb.VERIFY_SNAPSHOTS,
+        MoverVerb.PLAN_RESTORE,
         MoverVerb.LIST_FILES,
         MoverVerb.SEND_FILES,
     }

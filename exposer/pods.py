@@ -19,6 +19,7 @@ from core.models.names import (
     DATA_UPLOAD_LABEL,
     MAINTENANCE_CONTAINER,
     OWNER_UID_LABEL,
+    RESTORE_PLAN_LABEL,
     POD_VOLUME_BACKUP_LABEL,
     POD_VOLUME_RESTORE_LABEL,
     SNAPSHOT_DELETION_LABEL,
@@ -235,6 +236,7 @@ _LABELS: Final = {
     MoverVerb.REPORT_SNAPSHOTS: SNAPSHOT_REPORT_LABEL,
     MoverVerb.LIST_SNAPSHOTS: SNAPSHOT_LIST_LABEL,
     MoverVerb.VERIFY_SNAPSHOTS: SNAPSHOT_VERIFICATION_LABEL,
+    MoverVerb.PLAN_RESTORE: RESTORE_PLAN_LABEL,
     MoverVerb.DELETE_SNAPSHOTS: SNAPSHOT_DELETION_LABEL,
     MoverVerb.LIST_FILES: SNAPSHOT_FILES_LABEL,
     MoverVerb.SEND_FILES: SNAPSHOT_FILES_LABEL,
@@ -294,8 +296,7 @@ class JobSettings:
 class MaintenanceRun:
     """One run: the Job `name` works on `owner`, a BackupRepository or BackupStorageLocation.
 
-    `cache_limit_mib` is the limit of kopia's cache. `volume` is what a Job mounts that compares a restored volume with
-    its snapshot.
+    `cache_limit_mib` is the limit of kopia's cache. `volume` is what a Job mounts that compares it with a snapshot.
     """
 
     owner: Owner

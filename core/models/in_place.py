@@ -1,4 +1,4 @@
-"""What a restore into a volume that may have data does with it, as a custom resource asks for it.
+"""What a restore into a volume that may have data does with it, as a custom resource asks for it, and the plan of one.
 
 Source: Velero main at 4a7db86f17d3, pkg/restore/actions/csi/pvc_action.go: `spec.restoreType` is set on every restore,
 also where the claim did not exist.
@@ -8,10 +8,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
+from msgspec import field
+
 from core.errors import ConfigError
+from core.models.base import Int64, WireModel
+from core.models.job_output import OutputLine
 from core.models.units import parse_boolean
 
-__all__ = ["COMPARE_CONTENT", "DELETE_EXTRA_FILES", "FULL", "INCREMENTAL", "InPlace", "read_switch"]
+__all__ = [
+    "COMPARE_CONTENT",
+    "DELETE_EXTRA_FILES",
+    "FULL",
+    "INCREMENTAL",
+    "PLAN_LINE",
+    "EndedPlan",
+    "InPlace",
+    "PlannedEntries",
+    "RestorePlan",
+    "read_switch",
+]
 
 FULL: Final = "full"
 INCREMENTAL: Final = "incremental"
@@ -70,3 +85,46 @@ def read_switch(settings: Mapping[str, str], name: str) -> bool:
         return parse_boolean(settings.get(name, ""))
     except ValueError as e:
         raise ConfigError(f"setting {name}: {e}") from e
+
+
+class PlannedEntries(WireModel, omit_defaults=True):
+    """Entries with which a restore would do the same: files and links, their bytes, directories.
+
+    `names` are the first paths, cut and escaped: a tenant chooses them.
+    """
+
+    files: Int64 = 0
+    bytes: Int64 = 0
+    directories: Int64 = 0
+    names: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Return whether there is an entry."""
+        return bool(self.files or self.directories)
+
+
+class RestorePlan(WireModel):
+    """What a restore into a volume with data would do.
+
+    `to_set` gets another owner, mode or time alone. `equal` stays as it is. `to_delete` is not in the snapshot, or has
+    another type there. `kept` is not in the snapshot, and stays whatever is deleted: only what was looked at counts.
+    `blocked` could not be restored. `refusal` is why the restore would fail before it writes anything; empty: it would
+    not.
+    """
+
+    to_write: PlannedEntries = field(default_factory=PlannedEntries)
+    to_set: PlannedEntries = field(default_factory=PlannedEntries)
+    equal: PlannedEntries = field(default_factory=PlannedEntries)
+    to_delete: PlannedEntries = field(default_factory=PlannedEntries)
+    kept: PlannedEntries = field(default_factory=PlannedEntries)
+    blocked: PlannedEntries = field(default_factory=PlannedEntries)
+    refusal: str = ""
+
+
+PLAN_LINE: Final = OutputLine("nodeagent.io/restore-plan", RestorePlan)
+
+
+class EndedPlan(WireModel):
+    """The termination message of `plan-restore` that came to its end: how many entries it compared."""
+
+    entries: Int64

@@ -93,6 +93,7 @@ __all__ = [
     "RESTORE_ANNOTATION",
     "RESTORE_IN_PLACE",
     "RESTORE_LABEL",
+    "RESTORE_PLAN_LABEL",
     "RESTORE_SELECTOR_LABEL",
     "RESTORE_UID_LABEL",
     "RESTORE_VOLUMES_ANNOTATION",
@@ -301,6 +302,9 @@ SNAPSHOT_VERIFICATION_LABEL: Final = "nodeagent.io/snapshot-verification"
 """On a Job that verifies snapshots: the name of the BackupRepository, as `label_value` returns it."""
 VERIFIED_REPOSITORY_LABEL: Final = "nodeagent.io/verified-repository"
 """On a Job by which the leader verifies a repository: the UID of the BackupRepository."""
+RESTORE_PLAN_LABEL: Final = "nodeagent.io/restore-plan"
+"""On a Job that plans a restore into a volume: the name of the location, as `label_value` returns it; on the scratch
+objects that it needs: that of the transfer."""
 SNAPSHOT_FILES_LABEL: Final = "nodeagent.io/snapshot-files"
 """On a Job that lists or sends files of a snapshot: the name of its location, as `label_value` returns it."""
 CONFIG_ANNOTATION: Final = "nodeagent.io/config"

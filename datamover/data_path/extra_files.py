@@ -11,12 +11,16 @@ from core.models.exclusions import Exclusions
 from core.models.in_place import DELETE_EXTRA_FILES
 from datamover.data_path.file_names import mangle
 from datamover.data_path.links import named, show_path
-from datamover.data_path.stage import STAGE_PATTERN, OpenStage, is_kept_at_root
+from datamover.data_path.stage import STAGE_PATTERN, is_kept_at_root
 from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import join, open_below
 
 __all__ = ["ExtraFiles", "find_unexplained"]
+
+_Delete = Callable[[str, int, bytes], bool]
+"""Deletes an entry of an open directory with all in it, by its name, and returns whether it is gone; the last argument
+is its path. A plan deletes nothing."""
 
 
 def find_unexplained(snapshot: Snapshot) -> str:
@@ -25,8 +29,10 @@ def find_unexplained(snapshot: Snapshot) -> str:
     kopia counts what patterns, `.kopiaignore` files and marks of caches leave out, not what is too large or mounted.
     """
     patterns = {*Exclusions.parse(snapshot.exclude).patterns} if snapshot.exclude else set()
-    # A stage that was left out may be counted twice, so it does not tell that nothing else was.
-    if not snapshot.excluded or patterns - {STAGE_PATTERN}:
+    # A stage that was left out counts once, and once more if kopia scans the volume for an estimate. So one is nothing
+    # else, and two may be.
+    own = 1 if STAGE_PATTERN in patterns else 0
+    if snapshot.excluded <= own or patterns - {STAGE_PATTERN}:
         return ""
     return (
         f"snapshot {snapshot.snapshot_id} lacks {snapshot.excluded} files and directories that its backup left out by "
@@ -39,12 +45,14 @@ def find_unexplained(snapshot: Snapshot) -> str:
 class ExtraFiles:
     """Deletes extra files, if that is `allowed`; what `exclude` names stays, and what is mounted.
 
-    `steps` counts what was looked at, `deleted` the entries that are gone, each with all in it.
+    `on_kept` gets the path of each that stays. `steps` counts what was looked at, `deleted` the entries that are gone,
+    each with all in it.
     """
 
     exclude: Exclusions
     allowed: bool
     mounts: list[bytes] = field(default_factory=list)
+    on_kept: Callable[[bytes], None] = lambda _: None
     steps: int = 0
     deleted: int = 0
 
@@ -53,6 +61,11 @@ class ExtraFiles:
         inner, mounts = path + b"/", [mount + b"/" for mount in self.mounts]
         mounted = any(mount.startswith(inner) or inner.startswith(mount) for mount in mounts)
         return self.allowed and not mounted
+
+    def may_replace(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> bool:
+        """Return whether a directory with this name in an open one may be deleted, since a file is to be there."""
+        holding = self.find_holding(fd, directory, name, stop)
+        return self.may_delete(join(directory, name)) and not holding and not stop()
 
     def find_holding(self, fd: int, directory: bytes, name: str, stop: ShouldStop) -> set[bytes]:
         """Return the directories that hold something excluded: the one with this name in an open one, and below it.
@@ -80,7 +93,7 @@ class ExtraFiles:
 
     def delete(
         self,
-        stage: OpenStage,
+        delete: _Delete,
         fd: int,
         directory: bytes,
         is_wanted: Callable[[str], bool],
@@ -104,12 +117,12 @@ class ExtraFiles:
             with open_below(fd, os.fsencode(below)) as opened:
                 above = join(directory, below) if below else directory
                 wanted, known = (_is_nothing, True) if below else (is_wanted, not search)
-                names = self._delete_in(stage, opened, above, wanted, stop, holding=holding, known=known)
+                names = self._delete_in(delete, opened, above, wanted, stop, holding=holding, known=known)
             left += [f"{below}/{name}" if below else name for name in names]
 
     def _delete_in(
         self,
-        stage: OpenStage,
+        delete: _Delete,
         fd: int,
         directory: bytes,
         is_wanted: Callable[[str], bool],
@@ -126,9 +139,12 @@ class ExtraFiles:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     path, name = join(directory, entry.name), entry.name
-                    if is_wanted(name) or name in names or (not directory and is_kept_at_root(name)):
+                    if is_wanted(name) or name in names:
                         continue
-                    if self.exclude and self._is_excluded(fd, entry, path):
+                    if (not directory and is_kept_at_root(name)) or (
+                        self.exclude and self._is_excluded(fd, entry, path)
+                    ):
+                        self.on_kept(path)
                         continue
                     if not known:
                         holding |= self.find_holding(fd, directory, name, stop)
@@ -137,16 +153,16 @@ class ExtraFiles:
                     if path in holding:
                         names.add(name)
                         continue
-                    found = True
-                    self._delete_one(stage, fd, name, path)
+                    found |= self._delete_one(delete, fd, name, path)
         return names
 
-    def _delete_one(self, stage: OpenStage, fd: int, name: str, path: bytes) -> None:
+    def _delete_one(self, delete: _Delete, fd: int, name: str, path: bytes) -> bool:
         if not self.may_delete(path):
             raise DataPathError(f"cannot delete {show_path(path)}: another volume is mounted in it")
         with named(path, "delete"):
-            stage.delete(name, fd)
-        self.deleted += 1
+            gone = delete(name, fd, path)
+        self.deleted += gone
+        return gone
 
     def _is_excluded(self, fd: int, entry: "os.DirEntry[str]", path: bytes) -> bool:
         """Return whether the exclusions of the backup name an entry itself: it stays as it is."""

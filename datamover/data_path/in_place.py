@@ -1,6 +1,6 @@
 """Restore of files into a volume that has data: what is equal is not written, all else is replaced file by file.
 
-The snapshot's directories are compared with the volume's, by lstat. kopia writes what differs into a stage, from where
+The snapshot's directories are compared with the volume's. kopia writes what differs into a stage, from where
 it moves to its place: kopia itself would take a file for equal that has the size, and the time give or take two
 seconds, and any link; and it would write through links and other names of a file. Of what is equal, it sets nothing.
 Source: kopia 0.23.1, snapshot/restore/restore.go (copyEntry), local_fs_output.go.
@@ -13,7 +13,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -24,32 +24,31 @@ from typing import Final, TypeVar
 from core.aio import run_shielded
 from core.clock import Deadline
 from core.errors import DataPathError
-from core.models.base import JsonDict
 from core.models.exclusions import Exclusions
 from core.models.in_place import DELETE_EXTRA_FILES, InPlace
 from datamover.data_path.attributes import Attributes
 from datamover.data_path.extra_files import ExtraFiles
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.links import named, open_directories, show_path
+from datamover.data_path.in_place_compare import Comparison
+from datamover.data_path.links import named, show_path
 from datamover.data_path.part_restorer import PartRestorer
 from datamover.data_path.parts import PLACEHOLDER, count_refusal
-from datamover.data_path.refused import Directories, Directory, Folded, Refused
+from datamover.data_path.refused import Directories, Folded, Refused
 from datamover.data_path.run import DataPath
 from datamover.data_path.stage import OpenStage, Stage, find_mounts
-from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit, decide_file
+from datamover.data_path.units import RUN_BYTES, PendingUnits, Step, Unit
 from datamover.kopia.long_lists import open_output
 from datamover.kopia.repository import Repository
-from datamover.kopia.snapshots import EntryType, Snapshot
+from datamover.kopia.snapshots import Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.child import WRITING, sync_file_system
-from datamover.runtime.tree import is_name, join, open_below, open_root
+from datamover.runtime.tree import join, open_below, open_root
 
 __all__ = ["InPlaceRestorer", "has_entries"]
 
 _logger = logging.getLogger(__name__)
 
 _LOST_AND_FOUND: Final = "lost+found"
-_RESTORED: Final = frozenset(EntryType)
 
 _WHOLE_ENTRIES: Final = 10_000
 _WHOLE_BYTES: Final = 256 << 20
@@ -109,6 +108,16 @@ class InPlaceRestorer:
         self._whole_bytes = _WHOLE_BYTES
         exclude = Exclusions.parse(self.snapshot.exclude) if self.snapshot.exclude else Exclusions()
         self._extra = ExtraFiles(exclude, self.rule.delete_extra_files)
+        self._comparison = Comparison(
+            self.repository,
+            self.snapshot,
+            self.rule,
+            self,
+            self._extra,
+            f"comparing {self.target} with the snapshot",
+            self.changed,
+            self.precision_ns,
+        )
 
     async def restore(self, fd: int) -> None:
         """Make the volume equal to the snapshot; `fd` is open on its root.
@@ -116,27 +125,21 @@ class InPlaceRestorer:
         Raises:
             DataPathError: it failed; the volume is partly written.
         """
-        doing = f"comparing {self.target} with the snapshot"
+        self._fd = fd
         try:
-            await self._in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
+            await self.in_thread(self._prepare, f"removing what an earlier restore left in {self.target}")
             with ExitStack() as files:
-                one, other, output = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(3))
-                directories, pending = Directories(one), PendingUnits(other)
-                directories.add(b"", self.snapshot.root_entry)
-                while batch := directories.take():
-                    objects = [directory.entry.get("obj", "") for directory in batch]
-                    listed = await open_directories(self.repository, self.snapshot, objects, output)
-                    await self._in_thread(partial(self._compare, batch, listed, directories, pending), doing)
-                    if pending.full:
-                        await self._write(pending, fd)
-                    self._count_kept()
-                await self._write(pending, fd)
-                await self._in_thread(self._stage.remove, f"removing the stage in {self.target}")
+                one, other = (files.enter_context(open_output(self.repository.work_dir)) for _ in range(2))
+                directories, self._pending = Directories(one), PendingUnits(other)
+                await self._comparison.run(directories)
+                await self._write()
+                self._count_kept()
+                await self.in_thread(self._stage.remove, f"removing the stage in {self.target}")
                 # Changes in a directory change its time.
-                await self._in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
+                await self.in_thread(partial(self._finish, directories), f"setting attributes in {self.target}")
         except BaseException:
             with suppress(DataPathError, TimeoutError):
-                remove = partial(self._in_thread, self._stage.remove, "removing the stage")
+                remove = partial(self.in_thread, self._stage.remove, "removing the stage")
                 deadline = Deadline.after(self.data_path.clock, _CLEANUP)
                 await run_shielded(remove, name="stage", deadline=deadline)
             raise
@@ -146,118 +149,85 @@ class InPlaceRestorer:
         self._extra.mounts = find_mounts(self.target)
         self._stage.make(stop)
 
-    # -- comparison ---------------------------------------------------------------------------------------------------
-    def _compare(
-        self,
-        batch: Sequence[Directory],
-        listed: Iterator[Iterable[JsonDict]],
-        directories: Directories,
-        pending: PendingUnits,
-        stop: ShouldStop,
-    ) -> None:
+    # -- what the comparison decides ----------------------------------------------------------------------------------
+    @contextmanager
+    def open(self, stop: ShouldStop) -> Iterator[int]:
+        """Open the root of the volume, and delete at the end what was replaced."""
         with self._opened() as stage:
             self._whole_bytes = min(_WHOLE_BYTES, _room_bytes(stage.root) // _WHOLE_SHARE)
-            for directory, entries in zip(batch, listed, strict=True):
-                with named(directory.path), open_below(stage.root, directory.path) as fd:
-                    known = Fingerprints()
-                    for entry in entries:
-                        if stop():
-                            return
-                        self.entries += 1
-                        if self._is_restored(directory.path, entry):
-                            known.add_text(os.fsencode(entry["name"]))
-                            unit = Unit(join(directory.path, entry["name"]), entry)
-                            try:
-                                self._compare_entry(stage, fd, unit, directories, pending)
-                            except OSError as e:
-                                self._refuse(unit.path, e)
-                    if self.rule.delete_extra_files:
-                        self._extra.delete(stage, fd, directory.path, partial(_is_known, known=known), stop)
-                        stage.empty(stop)
+            self._open_stage = stage
+            yield stage.root
+            stage.empty(stop)
 
-    def _is_restored(self, directory: bytes, entry: JsonDict) -> bool:
-        name = str(entry.get("name", ""))
-        if not is_name(name) or entry.get("type") not in _RESTORED:
-            self.restorer.refusals += 1
-            return False
-        return bool(directory) or name != self._stage.name
-
-    def _compare_entry(
-        self,
-        stage: OpenStage,
-        fd: int,
-        unit: Unit,
-        directories: Directories,
-        pending: PendingUnits,
-    ) -> None:
-        entry, name, status = unit.entry, unit.entry["name"], None
-        if unit.path in self._extra.mounts:
-            self._refuse(unit.path, "another volume is mounted there")
-            return
-        # A name that is too long for the target is refused where it is moved.
-        with suppress(OSError):
-            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
-        if self._is_taken(unit.path, fd, name):
-            return
-        if unit.is_directory:
-            there = status is not None and stat.S_ISDIR(status.st_mode)
-            if status is not None and not there and not self.replaces:
-                self._refuse(unit.path, "something else is there")
-            elif self._is_whole(unit) and not (there and (self.rule.incremental or not self.replaces)):
-                pending.add(unit)
-            else:
-                if status is not None and not there:
-                    stage.delete(name, fd)
-                if not there:
-                    os.mkdir(name, 0o700, dir_fd=fd)
-                self._record(unit.path, fd, name)
-                directories.add(unit.path, entry)
-            return
-        self._compare_file(fd, unit, status, pending)
-
-    def _compare_file(self, fd: int, unit: Unit, status: os.stat_result | None, pending: PendingUnits) -> None:
-        entry, name, step = unit.entry, unit.entry["name"], Step.WRITE
-        if entry["type"] == EntryType.FILE:
-            step = decide_file(
-                entry, status, self.rule, path=unit.path, changed=self.changed, precision_ns=self.precision_ns
-            )
-        if step is Step.WRITE:
-            pending.add(unit)
-            return
-        self._record(unit.path, fd, name)
-        self.kept += 1
-        self.kept_bytes += unit.size_bytes
-        if step is Step.SET:
-            self._set(name, fd, Attributes.of(entry))
-
-    def _is_whole(self, unit: Unit) -> bool:
+    def is_whole(self, unit: Unit, *, there: bool) -> bool:
+        """Return whether kopia writes a directory with all in it, beside what is in its place."""
         if self.folded is not None and self.folded.has_within(unit.path):
             # kopia would write one of them into the other, or through it.
             return False
         most = _WHOLE_ENTRIES if self.fitting is None else min(self.fitting, _WHOLE_ENTRIES)
-        return unit.entries <= most and unit.size_bytes <= self._whole_bytes
+        fits = unit.entries <= most and unit.size_bytes <= self._whole_bytes
+        return fits and not (there and (self.rule.incremental or not self.replaces))
+
+    def act(self, step: Step, unit: Unit, fd: int, status: os.stat_result | None) -> bool:
+        """Take the step, or have kopia write the entry later; return False for a directory that cannot be made."""
+        name = unit.entry["name"]
+        there = status is not None and stat.S_ISDIR(status.st_mode)
+        if unit.is_directory and status is not None and not there and not self.replaces:
+            self.refuse(unit.path, "something else is there")
+            return False
+        match step:
+            case Step.WRITE:
+                self._pending.add(unit)
+            case Step.ENTER:
+                if not there:
+                    if status is not None:
+                        self._open_stage.delete(name, fd)
+                    os.mkdir(name, 0o700, dir_fd=fd)
+                self._record(unit.path, fd, name)
+            case _:
+                self._record(unit.path, fd, name)
+                self.kept += 1
+                self.kept_bytes += unit.size_bytes
+                if step is Step.SET:
+                    self._set(name, fd, Attributes.of(unit.entry))
+        return True
+
+    def delete(self, name: str, fd: int, _: bytes) -> bool:
+        """Delete an extra entry with all in it."""
+        self._open_stage.delete(name, fd)
+        return True
+
+    def reject(self, *_: object) -> None:
+        """Count an entry that no volume can have."""
+        self.restorer.refusals += 1
+
+    async def advance(self) -> None:
+        """Write what is pending, if that suffices for a run of kopia."""
+        if self._pending.full:
+            await self._write()
+        self._count_kept()
 
     def _count_kept(self) -> None:
         self.data_path.meter.finish_part(self.kept_bytes)
         self.kept_bytes = 0
 
     # -- writing ------------------------------------------------------------------------------------------------------
-    async def _write(self, pending: PendingUnits, fd: int) -> None:
+    async def _write(self) -> None:
         """Have kopia write what is pending, and move it to its place once it is on the disk."""
-        while pending.count:
-            units = await self._in_thread(partial(self._take, pending), f"looking for room in {self.target}")
+        while self._pending.count:
+            units = await self.in_thread(self._take, f"looking for room in {self.target}")
             parts = [unit.part for unit in units]
             await self.restorer.make_room(parts, self.snapshot.entries if self.fitting is None else self.fitting)
             await self.restorer.restore_placeholders(parts, partial(self._make, units))
             # A file that is moved before would be empty after a power loss.
-            await self.data_path.wait_for(sync_file_system(fd, self.target), WRITING)
-            await self._in_thread(self._place_all, f"moving restored files in {self.target}")
+            await self.data_path.wait_for(sync_file_system(self._fd, self.target), WRITING)
+            await self.in_thread(self._place_all, f"moving restored files in {self.target}")
 
-    def _take(self, pending: PendingUnits, _: ShouldStop) -> Sequence[Unit]:
+    def _take(self, _: ShouldStop) -> Sequence[Unit]:
         """Return what the volume has room for beside what is there; a file that does not fit is removed first."""
         with self._opened() as stage:
             room = _room_bytes(stage.root)
-            units = pending.take(min(room, RUN_BYTES))
+            units = self._pending.take(min(room, RUN_BYTES))
             if units[0].size_bytes > room and not units[0].is_directory:
                 above, name = os.path.split(units[0].path)
                 with suppress(FileNotFoundError, IsADirectoryError), open_below(stage.root, above) as fd:
@@ -266,7 +236,7 @@ class InPlaceRestorer:
 
     async def _make(self, units: Sequence[Unit]) -> Sequence[str]:
         make = partial(self._make_placeholders, units)
-        await self._in_thread(make, f"making placeholders in {self.target}")
+        await self.in_thread(make, f"making placeholders in {self.target}")
         return [str(self._stage.files / f"{number}{PLACEHOLDER}") for number, _ in self._run]
 
     def _make_placeholders(self, units: Sequence[Unit], stop: ShouldStop) -> None:
@@ -292,14 +262,14 @@ class InPlaceRestorer:
                 try:
                     self._place(stage, number, unit, stop)
                 except OSError as e:
-                    self._refuse(unit.path, e)
+                    self.refuse(unit.path, e)
             stage.empty(stop)
 
     def _place(self, stage: OpenStage, number: str, unit: Unit, stop: ShouldStop) -> None:
         try:
             status = os.stat(number, dir_fd=stage.new, follow_symlinks=False)
         except FileNotFoundError:
-            self._refuse(unit.path, "it could not be written")
+            self.refuse(unit.path, "it could not be written")
             return
         if unit.is_directory:
             self._place_directory(stage, number, unit.path, stop)
@@ -308,38 +278,27 @@ class InPlaceRestorer:
         above, name = os.path.split(os.fsdecode(unit.path))
         wanted = Attributes.of(unit.entry)
         with open_below(stage.root, os.fsencode(above)) as fd:
-            if self._is_taken(unit.path, fd, name):
-                return
-            if (
-                unit.entry["type"] == EntryType.LINK
-                and self.rule.incremental
-                and _is_same_link(stage, number, name, fd)
-            ):
-                self._record(unit.path, fd, name)
-                self._set(name, fd, wanted)
-                self.kept += 1
-                os.unlink(number, dir_fd=stage.new)
+            if self.is_taken(unit.path, fd, name):
                 return
             if stat.S_ISREG(status.st_mode) and status.st_size != unit.size_bytes:
                 # kopia could not write all of it, and has gone on.
-                self._refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
+                self.refuse(unit.path, f"{status.st_size} of {unit.size_bytes} bytes could be written")
                 return
             self._set(number, stage.new, wanted)
-            holding = self._extra.find_holding(fd, os.fsencode(above), name, stop)
-            delete = self._extra.may_delete(unit.path) and not holding and not stop()
+            delete = self._extra.may_replace(fd, os.fsencode(above), name, stop)
             if stage.place(number, name, fd, delete=delete):
                 self.written_bytes += unit.size_bytes
                 self._record(unit.path, fd, name)
             else:
                 self._block(unit.path)
 
-    def _is_taken(self, path: bytes, fd: int, name: str) -> bool:
+    def is_taken(self, path: bytes, fd: int, name: str) -> bool:
         """Return whether the volume takes an entry for another one that is restored; if so, it is refused."""
         if self.folded is None or not self.folded.has(path):
             return False
         with suppress(FileNotFoundError):
             if (other := self._restored.get(_inode(fd, name))) is not None:
-                self._refuse(path, f"the target takes it for {show_path(os.path.split(other)[1])}")
+                self.refuse(path, f"the target takes it for {show_path(os.path.split(other)[1])}")
                 return True
         return False
 
@@ -362,12 +321,13 @@ class InPlaceRestorer:
                 with open_below(stage.new, os.fsencode(number)) as new, open_below(stage.root, path) as old:
                     merged.append((path, wanted))
                     if self.rule.delete_extra_files:
+                        self._open_stage = stage
                         is_wanted = partial(_exists, directory=new)
-                        self._extra.delete(stage, old, path, is_wanted, stop, holding=holding)
+                        self._extra.delete(self.delete, old, path, is_wanted, stop, holding=holding)
                     left += [(stage.take_up(one, new), join(path, one)) for one in os.listdir(new)]  # noqa: PTH208 - a descriptor
                 os.rmdir(number, dir_fd=stage.new)
             except OSError as e:
-                self._refuse(path, e)
+                self.refuse(path, e)
         for path, wanted in reversed(merged):
             self._set_directory(stage.root, path, wanted)
 
@@ -388,9 +348,9 @@ class InPlaceRestorer:
         """Record that a directory with entries, which are not to be deleted, is in the place of a file."""
         if self.folded is None:
             self.refused.hint = f"setting {DELETE_EXTRA_FILES} deletes the directories that are in the way"
-        self._refuse(path, "something else is there")
+        self.refuse(path, "something else is there")
 
-    def _refuse(self, path: bytes, cause: OSError | str) -> None:
+    def refuse(self, path: bytes, cause: OSError | str) -> None:
         """Record an entry that the volume does not take.
 
         Raises:
@@ -432,9 +392,10 @@ class InPlaceRestorer:
         with named(b""), self._stage.open() as stage:
             yield stage
 
-    async def _in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
+    async def in_thread(self, work: Callable[[ShouldStop], _T], doing: str) -> _T:
+        """Return what `work` returns, in a thread that may hang."""
         return await self.data_path.run_in_thread(
-            work, doing, lambda: (self.entries, self._stage.steps, self._extra.steps)
+            work, doing, lambda: (self.entries, self._comparison.entries, self._stage.steps, self._extra.steps)
         )
 
 
@@ -449,23 +410,9 @@ def _inode(fd: int, name: str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _is_known(name: str, *, known: Fingerprints) -> bool:
-    return known.has_text(os.fsencode(name))
-
-
 def _exists(name: str, *, directory: int) -> bool:
     try:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return False
     return True
-
-
-def _is_same_link(stage: OpenStage, number: str, name: str, directory: int) -> bool:
-    """Return whether the link of a name is the one that kopia has written; one with another name is not changed."""
-    try:
-        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        there = os.readlink(name, dir_fd=directory)
-    except OSError:
-        return False
-    return status.st_nlink == 1 and there == os.readlink(number, dir_fd=stage.new)

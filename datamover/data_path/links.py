@@ -34,9 +34,11 @@ __all__ = [
     "Links",
     "TargetLinks",
     "find_links",
+    "has_target",
     "named",
     "open_directories",
     "read_entries",
+    "read_targets",
     "read_together",
     "remove_links",
     "show_path",
@@ -47,6 +49,9 @@ _SMALL: Final = re.compile("k[0-9a-f]+")
 """The object ID of a directory that is a single content, so that its ID is the content's too.
 
 Source: kopia 0.23.1, repo/object/objectid.go."""
+
+_TARGET: Final = re.compile("[0-9a-f]+")
+"""The object ID of a link's target, which is never longer than one content."""
 
 _READ_AT_A_TIME: Final = 10_000
 """Links; each takes 300 bytes, and what the snapshot has there a thousand."""
@@ -258,6 +263,32 @@ async def _read_directories(
             for one, entries in zip(ids, directories, strict=True):
                 found[one] = {entry["name"]: entry for entry in entries if entry.get("name") in names[one]}
     return found
+
+
+def has_target(entry: JsonDict) -> bool:
+    """Return whether `read_targets` can read the target of kopia's entry of a link."""
+    return bool(_TARGET.fullmatch(str(entry.get("obj", ""))))
+
+
+async def read_targets(
+    kopia: DirectoryReader, snapshot: Snapshot, entries: Sequence[JsonDict], file: IO[bytes]
+) -> Sequence[bytes | None]:
+    """Return the targets of kopia's entries of links; None: it is not known.
+
+    The size of an entry is that of its target. `file` is open for kopia's output.
+    Source: kopia 0.23.1, snapshot/upload/upload.go (uploadSymlinkInternal), cli/command_content_show.go.
+
+    Raises:
+        KopiaError: one cannot be read.
+    """
+    ids = [str(entry["obj"]) for entry in entries]
+    answer = await kopia.call(f"snapshot {snapshot.snapshot_id}", "content", "show", *ids, output_fd=file.fileno())
+    answer.check()
+    sizes = [int(entry.get("size", 0)) for entry in entries]
+    if file.seek(0, os.SEEK_END) != sum(sizes):
+        return [None] * len(sizes)
+    file.seek(0)
+    return [file.read(size) for size in sizes]
 
 
 def read_together(object_ids: Iterable[str]) -> Iterator[list[str]]:

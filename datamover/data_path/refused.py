@@ -30,7 +30,16 @@ from datamover.kopia.snapshots import EntryType, Snapshot
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import is_name, join, open_below, open_root
 
-__all__ = ["Directories", "Directory", "Folded", "Refused", "count_entries", "find_folded", "find_refused"]
+__all__ = [
+    "Directories",
+    "Directory",
+    "Folded",
+    "Refused",
+    "count_entries",
+    "find_folded",
+    "find_refused",
+    "keep_name",
+]
 
 _SHOWN: Final = 10
 _SHOWN_CHARACTERS: Final = 200
@@ -69,20 +78,20 @@ class Refused:
     def add_missing(self, path: bytes, instead: str, count: int = 1) -> None:
         """Count an entry that is not restored, and what is below it."""
         self.missing += count
-        _keep(self.missing_names, path, instead)
+        keep_name(self.missing_names, path, instead)
 
     def add_unset(self, path: bytes, instead: Mapping[str, str]) -> None:
         """Count an entry that lacks something, each with what it has instead."""
         self.unset += 1
         for what in instead:
             self.counts[what] = self.counts.get(what, 0) + 1
-        _keep(self.unset_names, path, ", ".join(instead.values()))
+        keep_name(self.unset_names, path, ", ".join(instead.values()))
 
     def add_uncompared(self, path: bytes, error: OSError, count: int) -> None:
         """Count what is in a directory that cannot be read."""
         self.unset += count
         self.uncompared += count
-        _keep(self.unset_names, path, f"{error.strerror}")
+        keep_name(self.unset_names, path, f"{error.strerror}")
 
     def check(self, attempted: str, error: str | None) -> None:
         """Check that all entries are restored; `error` is kopia's first one, if there is any.
@@ -110,7 +119,8 @@ class Refused:
         return f"the target {', and '.join(kinds)}: {'; '.join(self.unset_names)}"
 
 
-def _keep(names: list[str], path: bytes, instead: str) -> None:
+def keep_name(names: list[str], path: bytes, instead: str = "") -> None:
+    """Add a path for a message to `names`, cut, and what is there instead, unless there are ten."""
     if len(names) < _SHOWN:
         shown, half = show_path(path) or "/", _SHOWN_CHARACTERS // 2
         short = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:half]}…{shown[-half:]}"

@@ -37,6 +37,7 @@ from datamover.data_path.attempts import (
     sort_checkpoints,
 )
 from datamover.data_path.run import DataPath
+from datamover.data_path.stage import STAGE_PATTERN
 from datamover.kinds import AUTO_PARENT, NO_PARENT
 from datamover.kopia.graceful_stop import GracefulStop, keep_checkpoint
 from datamover.kopia.one_open import MoverBackup, Offer, device_flags
@@ -253,6 +254,8 @@ def _create_arguments(parameters: BackupParameters, interval: timedelta, *, read
         "--json",
         # With the statistics, which have the number of excluded entries.
         "--json-verbose",
+        # A scan for the estimate would count the stage once more.
+        *(["--progress-estimation-type=rough"] if STAGE_PATTERN in parameters.rules.patterns else []),
     ]
 
 

@@ -19,7 +19,7 @@ from core.errors import DataPathError
 from datamover.runtime.cancellation import ShouldStop
 from datamover.runtime.tree import DIRECTORY, open_root
 
-__all__ = ["STAGE_PATTERN", "OpenStage", "Stage", "find_mounts", "has_stage", "is_kept_at_root"]
+__all__ = ["STAGE_PATTERN", "OpenStage", "Stage", "find_mounts", "has_stage", "is_kept_at_root", "is_stage"]
 
 _STAGE: Final = ".nodeagent-restore-files"
 STAGE_PATTERN: Final = f"/{_STAGE}/"
@@ -44,6 +44,11 @@ _NOT_EMPTY: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 def is_kept_at_root(name: str) -> bool:
     """Return whether an entry of a volume's root is never deleted: the file system's, Velero's or ours."""
     return name in _KEPT or name.startswith(_KEPT_PREFIX)
+
+
+def is_stage(name: str) -> bool:
+    """Return whether an entry of a volume's root is the stage."""
+    return name == _STAGE
 
 
 def has_stage(volume: Path) -> bool:

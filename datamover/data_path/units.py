@@ -14,11 +14,12 @@ from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from datamover.data_path.attributes import Attribute, Attributes
 from datamover.data_path.finished import Fingerprints
+from datamover.data_path.links import has_target
 from datamover.data_path.parts import Part
 from datamover.data_path.refused import count_entries
 from datamover.kopia.snapshots import EntryType
 
-__all__ = ["RUN_BYTES", "PendingUnits", "Step", "Unit", "decide_file"]
+__all__ = ["RUN_BYTES", "PendingUnits", "Step", "Unit", "decide_file", "decide_link", "decide_same_link"]
 
 
 _RUN_UNITS: Final = 4000
@@ -29,12 +30,17 @@ RUN_BYTES: Final = 1 << 30
 
 
 class Step(Enum):
-    """What is done with a file or link of the snapshot."""
+    """What is done with an entry of the snapshot."""
 
     KEEP = "keep"
     SET = "set"
     """Only owner, mode or time are set."""
     WRITE = "write"
+    """kopia writes it, a directory with all in it."""
+    ENTER = "enter"
+    """What is in the directory is compared; it is made if it is missing."""
+    READ = "read"
+    """The target of the link is still to be compared."""
 
 
 def decide_file(
@@ -62,6 +68,21 @@ def decide_file(
         return Step.KEEP
     # Another name of the file would change too.
     return Step.SET if status.st_nlink == 1 else Step.WRITE
+
+
+def decide_link(entry: JsonDict, status: os.stat_result | None, rule: InPlace) -> Step:
+    """Return what is done with a link, of which the volume has `status`; None: it has nothing there.
+
+    One that has another name is written: that would change too.
+    """
+    if status is None or not rule.incremental or not stat.S_ISLNK(status.st_mode) or status.st_nlink != 1:
+        return Step.WRITE
+    return Step.READ if has_target(entry) else Step.WRITE
+
+
+def decide_same_link(entry: JsonDict, status: os.stat_result, *, precision_ns: int = 1) -> Step:
+    """Return what is done with a link that has the same target in the volume."""
+    return Step.SET if Attributes.of(entry).find_unset(status, tolerance_ns=precision_ns) else Step.KEEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from core.contract import InitResult, LocationResult
-from core.errors import AgentError, DataPathError, RepositoryError
+from core.errors import AgentError, ConfigError, DataPathError, RepositoryError
 from core.kube.events import EventRecorder, ObjectRef
+from core.models.in_place import PLAN_LINE, EndedPlan, InPlace
+from core.models.job_output import JobOutput
 from core.models.storage import BackupRepository
 from core.mover_specs import (
     DeleteSnapshots,
@@ -20,16 +23,20 @@ from core.mover_specs import (
     ListSnapshots,
     MaintainRepository,
     MoverSpec,
+    PlanRestore,
     ReportSnapshots,
     SendFiles,
     ValidateLocation,
     VerifySnapshots,
 )
 from core.redact import Redactor
+from datamover.data_path.in_place_plan import RestorePlanner
+from datamover.data_path.run import DataPath
 from datamover.kopia.maintenance import Maintenance, parse_full_interval
+from datamover.kopia.progress import Direction, Meter
 from datamover.kopia.repository import NotInitializedError, Repository
 from datamover.kopia.stalls import StallLimits, Watchdog, read_stall_limits
-from datamover.kopia.storage_calls import Waits
+from datamover.kopia.storage_calls import WaitLog, Waits
 from datamover.pod.cluster import (
     MoverTools,
     PodContext,
@@ -37,7 +44,7 @@ from datamover.pod.cluster import (
     resolve_repository,
     resolve_storage,
 )
-from datamover.pod.file_source import list_files
+from datamover.pod.file_source import list_files, open_snapshot
 from datamover.pod.file_stream import FileSender
 from datamover.pod.maintenance import build_maintenance_failure, maintain
 from datamover.pod.reporting import Reporter, Termination, build_failure, build_success, write_termination_message
@@ -59,11 +66,11 @@ _VALIDATION_SECONDS: Final = 60.0
 """For the whole validation, also of a storage that answers slowly."""
 
 
-async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
+async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:  # noqa: C901 - a case for each command
     """Run the command, and return its exit code.
 
     The termination message is the command's result (`core.contract`, `core.file_contract`, `core.snapshot_contract`,
-    `core.models.verification`), or the error.
+    `core.models.verification`, `core.models.in_place`), or the error.
     """
     match spec:
         case InitRepository():
@@ -80,6 +87,8 @@ async def run_storage_command(spec: MoverSpec, context: PodContext) -> int:
             return await _run(lambda: list_snapshots(spec, context), context, "list of snapshots")
         case VerifySnapshots():
             return await _run(lambda: verify_snapshots(spec, context), context, "verification")
+        case PlanRestore():
+            return await _run(lambda: _plan_restore(spec, context), context, "plan of a restore")
         case DeleteSnapshots():
             return await _run(lambda: delete_transfers(spec, context), context, "deletion of snapshots")
         case ListFiles():
@@ -160,3 +169,20 @@ async def _validate(spec: ValidateLocation, context: PodContext) -> Termination:
         except TimeoutError as e:
             raise RepositoryError(f"{storage.description}: timed out after {_VALIDATION_SECONDS:.0f} s") from e
     return build_success(LocationResult().to_json())
+
+
+async def _plan_restore(spec: PlanRestore, context: PodContext) -> Termination:
+    """Write the RestorePlan as a line, and return the EndedPlan."""
+    if spec.volume_path is None:
+        raise ConfigError("plan-restore needs --volume-path")
+    rule = InPlace(incremental=spec.incremental, delete_extra_files=spec.delete_extra_files)
+    output = JobOutput()
+    async with open_snapshot(spec, context) as opened:
+        repository, snapshot = opened.repository, opened.snapshot
+        if snapshot.fault:
+            raise DataPathError(f"cannot restore snapshot {spec.snapshot}: {snapshot.fault}")
+        watchdog = Watchdog(context.clock, WaitLog().warn, repository.probe, read_stall_limits(context.environment))
+        data_path = DataPath(Meter(context.clock, Direction.RESTORE), watchdog)
+        planner = RestorePlanner(repository, snapshot, Path(spec.volume_path), rule, data_path)
+        output.write(PLAN_LINE, await planner.plan())
+    return build_success(output.seal(EndedPlan(entries=planner.entries)))

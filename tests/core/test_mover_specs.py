@@ -15,6 +15,7 @@ from core.mover_specs import (
     ListSnapshots,
     MaintainRepository,
     MoverSpec,
+    PlanRestore,
     ReportSnapshots,
     SendFiles,
     ValidateLocation,
@@ -67,6 +68,21 @@ _LOG: Final = ["--log-level=info", "--log-format=text"]
             [
                 *("list-snapshots", "--backup-storage-location=d", *_LOG),
                 *("--volume-namespace=app", "--volume-namespace=db"),
+            ],
+        ),
+        (
+            PlanRestore(
+                backup_storage_location="d",
+                volume_path="/v",
+                volume_mode=VolumeMode.FILESYSTEM,
+                volume_namespace="app",
+                snapshot="s1",
+                incremental=True,
+                delete_extra_files=True,
+            ),
+            [
+                *("plan-restore", "--backup-storage-location=d", "--volume-path=/v", "--volume-mode=Filesystem", *_LOG),
+                *("--volume-namespace=app", "--snapshot=s1", "--incremental", "--delete-extra-files"),
             ],
         ),
         (

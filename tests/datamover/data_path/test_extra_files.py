@@ -23,7 +23,12 @@ def _deleting(volume: Path, extra: ExtraFiles) -> Iterator[Callable[[Callable[[]
     stage = Stage(volume)
     stage.make(_never)
     with stage.open() as opened, open_root(volume) as fd:
-        yield partial(extra.delete, opened, fd, b"", lambda _: False)
+
+        def delete(name: str, directory: int, _: bytes) -> bool:
+            opened.delete(name, directory)
+            return True
+
+        yield partial(extra.delete, delete, fd, b"", lambda _: False)
         opened.empty(_never)
     stage.remove(_never)
 
@@ -71,9 +76,10 @@ def test_nothing_goes_once_it_is_to_stop(tmp_path: Path) -> None:
         (2, "", False),
         (2, '{"patterns": ["*.tmp"]}', True),
         (2, '{"maxBytes": 4096, "oneFileSystem": true}', False),
+        (1, '{"patterns": ["/.nodeagent-restore-files/"]}', True),
         (2, '{"patterns": ["/.nodeagent-restore-files/"]}', False),
     ],
-    ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count", "a stage"],
+    ids=["nothing left out", "no rules", "patterns", "rules that kopia does not count", "a stage", "a stage twice"],
 )
 def test_what_a_backup_left_out_must_be_explained_by_its_patterns(excluded: int, exclude: str, explained: bool) -> None:
     snapshot = Snapshot("k1", "a@b:c", "", "k2", 1, 1, excluded=excluded, exclude=exclude)

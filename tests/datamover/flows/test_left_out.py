@@ -7,7 +7,9 @@ import pytest
 from msgspec import UNSET
 
 from core.contract import BackupResult, MoverArgs, MoverVerb, VolumeMode
+from core.errors import DataPathError
 from core.models.exclusions import Exclusions, LeftOut
+from core.models.in_place import InPlace
 from datamover.arguments import PodOptions, parse_arguments
 from datamover.data_path.backup import BackupParameters, back_up
 from datamover.data_path.restore import RestoreParameters, restore
@@ -134,3 +136,21 @@ async def test_what_a_killed_restore_in_place_has_left_is_not_backed_up(
     assert result.files == 7 - len(exclude.patterns)
     assert isinstance(result.left_out, LeftOut)
     assert ".nodeagent-restore-files/new/1.kopia-entry" in result.left_out.names
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["the stage alone", "beside what unknown rules leave out"])
+async def test_extra_files_are_deleted_although_a_stage_was_left_out_but_not_beside_unknown_rules(
+    mover_repository: Repository, volume: Path, hidden: bool
+) -> None:
+    (volume / ".nodeagent-restore-files" / "new").mkdir(parents=True)
+    result = await _back_up(mover_repository, volume, ignore_files=hidden)
+    (volume / "extra").touch()
+    rule = InPlace(incremental=True, delete_extra_files=True)
+    wanted = RestoreParameters(result.snapshot_id, volume, VolumeMode.FILESYSTEM, workers=2, in_place=rule)
+    if hidden:
+        with pytest.raises(DataPathError, match="that its backup left out by policies"):
+            await restore(mover_repository, wanted, restore_data_path())
+    else:
+        await restore(mover_repository, wanted, restore_data_path())
+    assert (volume / "extra").exists() is hidden
+    assert (volume / "deep" / "other").exists()

@@ -1,4 +1,4 @@
-"""The list of a directory in a snapshot, with a real kopia."""
+"""The list of a directory in a snapshot, and the plan of its restore, with a real kopia."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ import pytest
 
 from core.contract import parse_result
 from core.file_contract import ENTRY_LINE, FileEntry, FileListing, FileType
-from core.mover_specs import ListFiles
+from core.models.in_place import PLAN_LINE, EndedPlan
+from core.mover_specs import ListFiles, PlanRestore
 from datamover.pod import file_source
 from datamover.pod.storage_commands import run_storage_command
 from tests.datamover.support.plainkopia import PlainKopia
@@ -102,3 +103,23 @@ async def test_the_only_file_of_a_device_is_the_device(lister: Lister, tmp_path:
     lister.bed = other
     assert await lister.list(device=True) == 0
     assert lister.printed["disk"].size_bytes == 1024
+
+
+async def test_a_plan_is_one_line_and_the_volume_stays_as_it_is(
+    bed: SnapshotBed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    volume = tmp_path / "scratch"
+    volume.mkdir()
+    (volume / "extra").write_text("12345")
+    spec = PlanRestore(**bed.place(), volume_path=str(volume), delete_extra_files=True)
+    assert await run_storage_command(spec, bed.pod.context) == 0, bed.pod.message
+    (plan,) = (one for line in capsys.readouterr().out.splitlines() if (one := PLAN_LINE.parse(line)))
+    assert (plan.to_delete.names, plan.to_delete.bytes) == (["extra"], 5)
+    assert EndedPlan.from_json(bed.pod.message).entries == 6
+    assert plan.to_write.directories == 3
+    assert [*volume.iterdir()] == [volume / "extra"]
+
+
+async def test_a_plan_needs_a_volume(bed: SnapshotBed) -> None:
+    assert await run_storage_command(PlanRestore(**bed.place()), bed.pod.context) != 0
+    assert "plan-restore needs --volume-path" in bed.pod.message
