@@ -51,6 +51,7 @@ __all__ = [
     "JobTools",
     "check_end",
     "end_jobs",
+    "list_mounting",
     "open_job",
     "plan_job",
     "read_location",
@@ -170,7 +171,7 @@ async def plan_job(
 ) -> Manifest:
     """Return the manifest of the Job, with the settings that the leader's own Jobs have.
 
-    A verification may take `longest`, and compares `volume` if there is one.
+    A verification may take `longest`. What compares a volume mounts `volume`.
 
     Raises:
         ConfigError: no agent is installed, or its configuration cannot be read.
@@ -291,6 +292,17 @@ async def check_end(tools: JobTools, job: Job, what: str, timeout: timedelta) ->
         KubeError: the API server rejected a request.
     """
     _check_end(what, *await _wait(tools, job, timeout, parse_pod_end))
+
+
+async def list_mounting(tools: JobTools, label: str, claim: str) -> list[Job]:
+    """Return the Jobs with a label that mount a PVC of the agents' namespace."""
+    jobs = await tools.client.list(Selection(JOBS, tools.namespace, label))
+    return [job for job in jobs if _mounts(job, claim)]
+
+
+def _mounts(job: Job, claim: str) -> bool:
+    volumes = job["spec"]["template"]["spec"].get("volumes") or []
+    return any("persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] == claim for one in volumes)
 
 
 def _look_for_start(pod: Pod) -> PodEnd | bool | None:

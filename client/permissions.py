@@ -180,7 +180,8 @@ SUPPORT_BUNDLE_PERMISSIONS: Final = (
 )
 """What `nodeagent support-bundle` needs for all that it collects."""
 
-_LISTED: Final = "--from-storage-location: the Job that lists the bucket"
+_LISTED: Final = "--from-storage-location: the Job that lists the bucket; --in-place: the one that plans"
+_PLANNED: Final = "--in-place: the scratch volume of the plan"
 _RESTORED: Final = "restore get, describe, create: restores and their volumes"
 
 RESTORE_PERMISSIONS: Final = (
@@ -231,7 +232,15 @@ RESTORE_PERMISSIONS: Final = (
     Permission(Scope.CLUSTER, kube.PERSISTENT_VOLUME_CLAIMS, ("delete",), "--in-place: the PVCs, which are recreated"),
     Permission(Scope.CLUSTER, kube.PODS, ("list",), "--in-place: whether a pod uses a volume"),
     Permission(Scope.CLUSTER, kube.VOLUME_ATTACHMENTS, ("list",), "--in-place: whether a node uses a volume"),
-    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOTS, ("get", "create"), "--in-place: the snapshots for the way back"),
+    Permission(
+        Scope.CLUSTER,
+        kube.VOLUME_SNAPSHOTS,
+        ("get", "create", "delete"),
+        "--in-place: the snapshots for the way back, which go if nothing is restored",
+    ),
+    Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CONTENTS, ("get", "create", "delete"), _PLANNED),
+    Permission(Scope.CLUSTER, kube.STORAGE_CLASSES, ("get",), _PLANNED),
+    Permission(_OWN, kube.JOBS, ("list",), "--in-place: what a killed command has left of a plan"),
     Permission(Scope.CLUSTER, kube.VOLUME_SNAPSHOT_CLASSES, ("list",), "--in-place: the classes of these snapshots"),
     Permission(_OWN, kube.BACKUP_STORAGE_LOCATIONS, ("get", "list"), _LISTED),
     Permission(_OWN, kube.DAEMON_SETS, ("get",), _LISTED, names=(AGENT_DAEMONSET, AGENT_DAEMONSET_WINDOWS)),

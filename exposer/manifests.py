@@ -28,8 +28,11 @@ __all__ = [
     "build_backup_claim",
     "build_backup_content",
     "build_backup_snapshot",
+    "build_bound_snapshot",
     "build_cache_claim",
     "build_restore_claim",
+    "build_shared_content",
+    "build_snapshot_spec",
     "cache_claim_name",
     "claim_for_one_pod",
     "claim_read_only",
@@ -55,6 +58,7 @@ _BINDING_ANNOTATIONS: Final = (
 
 _BYTES_IN_A_GIB: Final = 1 << 30
 
+_WRITABLE: Final = "ReadWriteOnce"
 _READ_ONLY: Final = "ReadOnlyMany"
 _ONE_POD: Final = "ReadWriteOncePod"
 
@@ -94,20 +98,25 @@ def build_backup_claim(request: SnapshotRequest, *, size: str, mode: VolumeMode)
     `size` is a quantity.
     """
     settings = request.backup_pvc
-    writable = _ONE_POD if settings.one_pod else "ReadWriteOnce"
-    spec: Manifest = {
-        "accessModes": [_READ_ONLY if settings.read_only else writable],
-        "dataSource": {
-            "apiGroup": "snapshot.storage.k8s.io",
-            "kind": "VolumeSnapshot",
-            "name": request.owner.name,
-        },
+    writable = _ONE_POD if settings.one_pod else _WRITABLE
+    spec = build_snapshot_spec(request.owner.name, request.backup_class, size=size, mode=mode)
+    spec["accessModes"] = [_READ_ONLY if settings.read_only else writable]
+    return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
+
+
+def build_snapshot_spec(snapshot: str, storage_class: str, *, size: str, mode: VolumeMode) -> Manifest:
+    """Return the `spec` of a PVC whose volume is provisioned from the VolumeSnapshot `snapshot` of its namespace.
+
+    `size` is a quantity.
+    """
+    return {
+        "accessModes": [_WRITABLE],
+        "dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": snapshot},
         "resources": {"requests": {"storage": size}},
         # Absent, it would become the cluster's default class.
-        "storageClassName": request.backup_class,
+        "storageClassName": storage_class,
         "volumeMode": str(mode),
     }
-    return _build_claim(request.owner, request.owner.name, spec, annotations=dict(settings.annotations))
 
 
 def build_restore_claim(
@@ -146,7 +155,7 @@ def claim_size_gib(claim: PersistentVolumeClaim) -> int:
 def build_cache_claim(owner: Owner, cache: CacheVolume, *, node: str) -> Manifest:
     """Return the PVC of a restore's cache; `node` as for the restore PVC."""
     spec: Manifest = {
-        "accessModes": ["ReadWriteOnce"],
+        "accessModes": [_WRITABLE],
         "resources": {"requests": {"storage": f"{cache.size_gib}Gi"}},
         "storageClassName": cache.storage_class,
         "volumeMode": str(VolumeMode.FILESYSTEM),
@@ -326,37 +335,48 @@ def build_backup_content(owner: Owner, content: VolumeSnapshotContent, source: S
     Raises:
         ExposeError: the source content has no handle to share, or no driver.
     """
+    manifest = build_shared_content(content, owner.namespace, owner.name, deletion_policy="Delete")
+    meta = manifest["metadata"]
+    meta["labels"] |= owner.labels
+    meta["annotations"] |= {SOURCE_ANNOTATION: source.to_json()}
+    return manifest
+
+
+def build_shared_content(
+    content: VolumeSnapshotContent, namespace: str, name: str, *, deletion_policy: str
+) -> Manifest:
+    """Return another content with the snapshot handle of `content`, for the VolumeSnapshot of its own name.
+
+    Raises:
+        ExposeError: the content has no handle to share, or no driver.
+    """
     handle = snapshot_handle(content)
     meta, spec = content["metadata"], content["spec"]
     for part, value in (("snapshot handle", handle), ("driver", spec.get("driver"))):
         if not value:
-            raise ExposeError(f"VolumeSnapshotContent {source.content} is ready but has no {part}")
+            raise ExposeError(f"VolumeSnapshotContent {meta['name']} is ready but has no {part}")
     annotations = {
         key: value for key, value in (meta.get("annotations") or {}).items() if key not in _CONTROLLER_ANNOTATIONS
     }
     kept = {key: value for key, value in (meta.get("labels") or {}).items() if key == MANAGED_BY_LABEL}
-    backup_spec: Manifest = {
-        "deletionPolicy": "Delete",
+    shared: Manifest = {
+        "deletionPolicy": deletion_policy,
         "driver": spec["driver"],
         "source": {"snapshotHandle": handle},
         "volumeSnapshotRef": {
             "apiVersion": VOLUME_SNAPSHOTS.api_version,
             "kind": VOLUME_SNAPSHOTS.kind,
-            "namespace": owner.namespace,
-            "name": owner.name,
+            "namespace": namespace,
+            "name": name,
         },
     }
     if snapshot_class := spec.get("volumeSnapshotClassName"):
-        backup_spec["volumeSnapshotClassName"] = snapshot_class
+        shared["volumeSnapshotClassName"] = snapshot_class
     return {
         "apiVersion": VOLUME_SNAPSHOT_CONTENTS.api_version,
         "kind": VOLUME_SNAPSHOT_CONTENTS.kind,
-        "metadata": {
-            "name": owner.name,
-            "labels": kept | owner.labels,
-            "annotations": annotations | {SOURCE_ANNOTATION: source.to_json()},
-        },
-        "spec": backup_spec,
+        "metadata": {"name": name, "labels": kept, "annotations": annotations},
+        "spec": shared,
     }
 
 
@@ -369,18 +389,20 @@ def build_backup_snapshot(
     the source no longer exists. Some drivers read them when they create a volume.
     """
     annotations = copy_annotations(source, (*excluded, *_CONTROLLER_GROUPS)) if source is not None else {}
+    manifest = build_bound_snapshot(content, owner.namespace, owner.name)
+    manifest["metadata"] |= {"labels": owner.labels, **({"annotations": annotations} if annotations else {})}
+    return manifest
+
+
+def build_bound_snapshot(content: Manifest | VolumeSnapshotContent, namespace: str, name: str) -> Manifest:
+    """Return the VolumeSnapshot of this name that is bound to a `content` with a handle."""
     spec: Manifest = {"source": {"volumeSnapshotContentName": content["metadata"]["name"]}}
     if snapshot_class := content["spec"].get("volumeSnapshotClassName"):
         spec["volumeSnapshotClassName"] = snapshot_class
     return {
         "apiVersion": VOLUME_SNAPSHOTS.api_version,
         "kind": VOLUME_SNAPSHOTS.kind,
-        "metadata": {
-            "name": owner.name,
-            "namespace": owner.namespace,
-            "labels": owner.labels,
-            **({"annotations": annotations} if annotations else {}),
-        },
+        "metadata": {"name": name, "namespace": namespace},
         "spec": spec,
     }
 

@@ -13,7 +13,7 @@ from client.backups.plan import ClaimName
 from client.cli.collection_commands import Creation
 from client.cli.options import UserCommand, ignore_server_option, output_option, workload_options
 from client.cli.output import OutputFormat, Printer
-from client.cli.restore_in_place import InPlaceWish, confirm_in_place, in_place_options, parse_in_place
+from client.cli.restore_in_place import InPlaceWish, confirm_and_start, in_place_options, parse_in_place
 from client.cli.stored import read_stored
 from client.collections.collection import Backups, Restores
 from client.collections.models import Restore, RestoreTransfer, explain_end
@@ -23,7 +23,6 @@ from client.restores.create import (
     plan_restore,
     start_restore,
 )
-from client.restores.in_place import plan_in_place, start_in_place
 from client.restores.manifests import RequestedRestore
 from client.restores.sources import (
     RestoreError,
@@ -57,6 +56,8 @@ examples:
         one snapshot of Velero, whose tags do not have the size of the PVC
   nodeagent restore create --from-backup night-1 --pvc app/data --in-place --incremental --wait
         into the volume that the PVC has, without files that are equal; a VolumeSnapshot is taken before
+  nodeagent restore create --from-backup night-1 --pvc app/data --in-place --incremental --dry-run -o json
+        {"restore": ..., "volumes": [{"claim": ..., "plan": {"toWrite": {"files": ..., "bytes": ...}, ...}}]}
 
 New PVCs have the size, class, modes and labels of the old ones. Until a volume is restored, its PVC selects
 it by the label velero.io/dynamic-pv-restore, so that no provisioner binds an empty volume. A PVC that exists
@@ -71,7 +72,7 @@ deletes it, and so does restore cancel. It runs as root with one capability, whi
 baseline allows.
 
 exit codes:
-  0  created; with --wait: every volume is restored
+  0  created; with --wait: every volume is restored; with --dry-run or a no: the plan is shown
   1  a volume cannot be restored, or was not; the message names it
   2  invalid command line, or the cluster is not reachable
   3  with --wait: every volume is restored, but one did not take owners, modes or times of its files
@@ -214,7 +215,8 @@ async def _create(creation: Creation[RestoreTransfer, Restore], wish: _Wish) -> 
         volumes, request = await _find_volumes(wish, cluster, printer), wish.request
         if creation.waiting_pods:
             request = replace(request, wait_image=await read_ready_image(cluster.client, cluster.namespace))
-        if (begun := await _begin(creation, wish, tools=tools, request=request, volumes=volumes)) is None:
+        begun = await _begin(creation, wish, cluster=cluster, tools=tools, request=request, volumes=volumes)
+        if begun is None:
             printer.note("nothing was restored")
             return
         created, pods = begun
@@ -238,23 +240,25 @@ async def _begin(
     creation: Creation[RestoreTransfer, Restore],
     wish: _Wish,
     *,
+    cluster: Connection,
     tools: RestoreTools,
     request: RequestedRestore,
     volumes: Sequence[SavedVolume],
 ) -> tuple[bool, list[WaitingPod]] | None:
     """Return whether something was created, and the pods that wait; None if the user does not want it."""
-    checking = f"checking the volumes of {request.name}"
     try:
         if wish.in_place is not None:
-            with creation.printer.progress(checking):
-                plans = await plan_in_place(tools, request, volumes, snapshots=wish.in_place.snapshots)
-            if plans and not confirm_in_place(creation.printer, wish.in_place, plans, form=creation.form):
-                return None
-            if plans:
-                creation.printer.note(f"restore {request.name}; if it is interrupted: {wish.again}")
-            creation.started = True
-            return await start_in_place(tools, plans), []
-        with creation.printer.progress(checking):
+            begun = await confirm_and_start(
+                creation,
+                wish.in_place,
+                cluster=cluster,
+                tools=tools,
+                request=request,
+                volumes=volumes,
+                again=wish.again,
+            )
+            return None if begun is None else (begun, [])
+        with creation.printer.progress(f"checking the volumes of {request.name}"):
             planned = await plan_restore(tools, request, volumes)
             await check_restore(tools, planned)
         creation.started = True

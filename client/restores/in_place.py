@@ -1,5 +1,7 @@
 """Restores volumes of a backup into the PVCs that they had: releases each volume, and starts its transfer.
 
+What comes before, a snapshot and a plan, is in `client.restores.in_place_plan`.
+
 What must come back is recorded on the PersistentVolume before anything is deleted: its reclaim policy, and the PVC. The
 PVC is deleted, since a volume can be mounted in the namespace of its PVC alone, and recreated as it was, pointing at
 the volume, so that no provisioner serves it. It is bound again once the transfer has ended (`exposer.in_place`). A
@@ -15,12 +17,12 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
-from client.backups.methods import BackupError, Method, SnapshotWay, choose_method
-from client.backups.plan import ClaimName, read_classes
+from client.backups.plan import ClaimName
 from client.restores.create import ensure_transfer, read_transfer
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import RestoreError, SavedVolume
 from client.restores.waiting_pods import RestoreTools
+from client.restores.way_back import check_creation, plan_snapshot
 from client.text import format_bytes
 from core.aio import run_shielded
 from core.clock import Deadline
@@ -28,7 +30,7 @@ from core.contract import VolumeMode
 from core.errors import AgentError
 from core.kube.client import Selection, select_labels
 from core.kube.errors import AlreadyExistsError, KubeError
-from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, VOLUME_SNAPSHOTS, Resource
+from core.kube.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS
 from core.kube.types import Manifest, PersistentVolume, PersistentVolumeClaim
 from core.models.names import (
     AGENT_LABELS,
@@ -37,13 +39,10 @@ from core.models.names import (
     RECLAIM_POLICY_ANNOTATION,
     RELEASED_CLAIM_ANNOTATION,
     RESTORE_IN_PLACE,
-    RESTORE_LABEL,
-    label_value,
 )
 from core.models.transfers import RESTORE_TYPE
 from core.models.units import parse_quantity
 from exposer.in_place import find_users, give_back, read_released_claim
-from exposer.manifests import read_error
 from exposer.ownership import RETAIN, original_policy, without_marks
 from exposer.workload import describe_users
 
@@ -65,9 +64,14 @@ Source: Kubernetes v1.34, component-helpers/storage/volume/pv_helpers.go.
 
 @dataclass(frozen=True)
 class InPlaceRestore:
-    """One volume to restore into. `snapshot` is the VolumeSnapshot that is made of it before; None: none is."""
+    """One volume to restore into, and its PVC; None: an earlier run has released the volume.
+
+    `snapshot` is the VolumeSnapshot that is made of it before; None: none is.
+    """
 
     one: PlannedRestore
+    claim: PersistentVolumeClaim | None
+    mode: VolumeMode
     snapshot: Manifest | None
 
     @property
@@ -97,9 +101,10 @@ async def plan_in_place(
         snapshot = None
         if claim is not None and _is_bound(claim, volume):
             await _check_unused(tools, one.target, volume)
-            snapshot = await _plan_snapshot(tools, one, claim) if snapshots else None
-        await _try(tools, one, one.resource, one.build_transfer())
-        planned.append(InPlaceRestore(one, snapshot))
+            snapshot = await plan_snapshot(tools, one, claim) if snapshots else None
+        await check_creation(tools, one, one.resource, one.build_transfer())
+        mode = VolumeMode(volume["spec"].get("volumeMode") or VolumeMode.FILESYSTEM)
+        planned.append(InPlaceRestore(one, claim, mode, snapshot))
     return planned
 
 
@@ -200,55 +205,6 @@ async def _check_unused(tools: RestoreTools, target: ClaimName, volume: Persiste
         raise RestoreError(f"PVC {target}: its PersistentVolume {name} is in use: {users}")
 
 
-async def _plan_snapshot(tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> Manifest:
-    """Return the VolumeSnapshot for the way back.
-
-    Raises:
-        RestoreError: none is possible, or could not be created.
-    """
-    try:
-        way = choose_method(claim, Method.CSI_SNAPSHOT, await read_classes(tools.client), ())
-    except BackupError as e:
-        raise RestoreError(f"{e}: --no-snapshot restores without a way back") from e
-    if not isinstance(way, SnapshotWay):
-        raise RestoreError(f"PVC {one.target}: no snapshot is possible: --no-snapshot restores without a way back")
-    kind = VOLUME_SNAPSHOTS
-    meta = {
-        "name": await _find_free_name(tools, one),
-        "namespace": one.target.namespace,
-        "labels": {RESTORE_LABEL: label_value(one.request.name)},
-    }
-    spec = {
-        "volumeSnapshotClassName": way.snapshot_class,
-        "source": {"persistentVolumeClaimName": one.target.name},
-    }
-    snapshot = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec}
-    await _try(tools, one, kind, snapshot)
-    return snapshot
-
-
-async def _find_free_name(tools: RestoreTools, one: PlannedRestore) -> str:
-    """Return a name for the snapshot that no other one has, which may be of older data."""
-    name, number = f"{one.name}-before", 1
-    while await tools.client.read(VOLUME_SNAPSHOTS, one.target.namespace, name) is not None:
-        number += 1
-        name = f"{one.name}-before-{number}"
-    return name
-
-
-async def _try(tools: RestoreTools, one: PlannedRestore, resource: Resource, manifest: Manifest) -> None:
-    """Check by a dry run that the object could be created.
-
-    Raises:
-        RestoreError: it could not be.
-    """
-    try:
-        with suppress(AlreadyExistsError):
-            await tools.client.try_create(resource, manifest)
-    except KubeError as e:
-        raise RestoreError(f"PVC {one.target} cannot be restored, nothing was changed: {e}") from e
-
-
 async def start_in_place(tools: RestoreTools, planned: Sequence[InPlaceRestore]) -> bool:
     """Release the volumes and create the transfers, one after the other; return whether one was created.
 
@@ -290,9 +246,6 @@ async def _start(tools: RestoreTools, plan: InPlaceRestore) -> bool:
     one, client = plan.one, tools.client
     claim, volume = await _find_volume(tools, one)
     if claim is not None and _is_bound(claim, volume):
-        if plan.snapshot is not None:
-            await _make_snapshot(tools, plan.snapshot)
-            tools.on_note(f"VolumeSnapshot {one.target.namespace}/{plan.snapshot_name} has the data before the restore")
         volume = await _release(tools, one, claim=claim, volume=volume)
         claim = None
     try:
@@ -311,31 +264,6 @@ async def _note_pruned(tools: RestoreTools, one: PlannedRestore) -> None:
     if stored and wanted and wanted.incremental and RESTORE_TYPE not in (stored.get("spec") or {}):
         text = "the definitions of the cluster drop restoreType: update them (nodeagent install --crds-only)"
         tools.on_note(f"PVC {one.target} is restored in full: {text}")
-
-
-async def _make_snapshot(tools: RestoreTools, snapshot: Manifest) -> None:
-    """Create the VolumeSnapshot, and wait until it can be restored.
-
-    Raises:
-        RestoreError: it is not ready in time, or failed, or another run has created it.
-    """
-    meta = snapshot["metadata"]
-    namespace, name = meta["namespace"], meta["name"]
-    place = f"VolumeSnapshot {namespace}/{name}"
-    try:
-        await tools.client.create(VOLUME_SNAPSHOTS, snapshot)
-    except AlreadyExistsError as e:
-        # It may have been made long before.
-        raise RestoreError(f"{place} was made meanwhile, nothing was changed: repeat the command") from e
-    deadline = Deadline.after(tools.clock, _SNAPSHOT_TIMEOUT)
-    while True:
-        stored = await tools.client.get(VOLUME_SNAPSHOTS, namespace, name)
-        if (stored.get("status") or {}).get("readyToUse"):
-            return
-        if deadline.expired:
-            error = read_error(stored)
-            raise RestoreError(f"{place} is not ready, nothing was changed{f': {error}' if error else ''}")
-        await tools.clock.sleep(_POLL_SECONDS)
 
 
 async def _release(

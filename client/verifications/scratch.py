@@ -17,7 +17,7 @@ from msgspec import structs
 
 from client.backups.manifests import transfer_name
 from client.collections.models import BackupVolume
-from client.mover_jobs import JobTools, end_jobs
+from client.mover_jobs import JobTools, end_jobs, list_mounting
 from client.restores.create import check_restore, plan_restore, start_restore
 from client.restores.manifests import PlannedRestore, RequestedRestore
 from client.restores.sources import SavedVolume
@@ -30,7 +30,7 @@ from core.contract import VolumeMode
 from core.errors import AgentError
 from core.kube.client import Selection
 from core.kube.errors import KubeError
-from core.kube.resources import DATA_DOWNLOADS, JOBS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
+from core.kube.resources import DATA_DOWNLOADS, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Resource
 from core.kube.types import Job, Metadata, VolumeSource
 from core.models.base import parse_time
 from core.models.names import RESTORE_ANNOTATION, RESTORE_LABEL, SNAPSHOT_VERIFICATION_LABEL
@@ -89,9 +89,8 @@ async def remove_abandoned(tools: JobTools, now: datetime) -> None:
     try:
         listed = await client.list(Selection(PERSISTENT_VOLUME_CLAIMS, namespace, RESTORE_LABEL))
         names = [one["metadata"]["name"] for one in listed if _is_abandoned(one["metadata"], now)]
-        jobs = await client.list(Selection(JOBS, namespace, SNAPSHOT_VERIFICATION_LABEL)) if names else []
         for name in names:
-            mounting = [job for job in jobs if _mounts(job, name)]
+            mounting = await list_mounting(tools, SNAPSHOT_VERIFICATION_LABEL, name)
             if any(_is_in_use(job, now) for job in mounting):
                 continue
             await end_jobs(tools, mounting, _CLEANUP_TIMEOUT)
@@ -106,11 +105,6 @@ def _is_abandoned(meta: Metadata, now: datetime) -> bool:
     old = now - parse_time(meta["creationTimestamp"]) >= _ABANDONED_AFTER
     # Of a PVC that a person restores, the restore has another name.
     return bool(old and name.startswith(_PREFIX) and restore == name)
-
-
-def _mounts(job: Job, claim: str) -> bool:
-    volumes = job["spec"]["template"]["spec"].get("volumes") or []
-    return any("persistentVolumeClaim" in one and one["persistentVolumeClaim"]["claimName"] == claim for one in volumes)
 
 
 def _is_in_use(job: Job, now: datetime) -> bool:

@@ -5,10 +5,13 @@ from dataclasses import dataclass, field
 
 import click
 import pytest
+from msgspec.structs import replace
 
-from client.cli import collection_commands, restore_create
+from client.cli import collection_commands, job_tools, restore_create
+from core.models.in_place import PlannedEntries, RestorePlan
 from tests.client.support.commands import Shell, reach
 from tests.client.support.in_place_scene import InPlaceScene
+from tests.client.support.restore_scene import DATA
 from tests.nodeagent.support.hand_clock import HandClock
 from tests.support.golden import assert_golden_text
 
@@ -25,7 +28,7 @@ class _Shell(Shell):
 def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> _Shell:
     shell = _Shell(capsys)
     reach(lambda: shell.scene.kube, monkeypatch)
-    for module in (collection_commands, restore_create):
+    for module in (collection_commands, job_tools, restore_create):
         monkeypatch.setattr(module, "SystemClock", HandClock)
     return shell
 
@@ -49,6 +52,44 @@ def test_the_plan_is_shown_and_asked_for(shell: _Shell, monkeypatch: pytest.Monk
     assert_golden_text("cli/restore-create-in-place", f"{done.out}---\n{done.err}")
     (transfer,) = shell.scene.downloads
     assert transfer["spec"]["targetVolume"]["pv"] == "pv-1"
+
+
+PLAN = RestorePlan(
+    to_write=PlannedEntries(files=1200, bytes=5 << 30, directories=3, names=["a/one", "b", "c/two", "d"]),
+    to_set=PlannedEntries(files=1, bytes=10, names=["secret"]),
+    equal=PlannedEntries(files=34, bytes=1 << 20, names=["e"]),
+    to_delete=PlannedEntries(files=2, bytes=12, directories=1, names=["extra", "old"]),
+    kept=PlannedEntries(directories=1, names=["lost+found"]),
+    blocked=PlannedEntries(files=1, names=["f (something else is there)"]),
+)
+
+
+def test_the_plan_of_a_volume_from_the_snapshot_is_shown(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, yes=True)
+    shell.scene.with_controllers(PLAN)
+    done = shell.run(*CREATE, "--incremental")
+    assert done.code == 0, done.err
+    assert_golden_text("cli/restore-create-in-place-plan", f"{done.out}---\n{done.err}")
+    assert len(shell.scene.downloads) == 1
+
+
+def test_a_dry_run_ends_with_the_plan_also_for_programs(shell: _Shell) -> None:
+    shell.scene.with_controllers(PLAN)
+    before = (shell.scene.claims, shell.scene.volume)
+    done = shell.run(*CREATE, "--dry-run", "--delete-extra-files", "-o", "json")
+    assert done.code == 0, done.err
+    assert_golden_text("cli/restore-create-in-place-plan-json", done.out)
+    assert (shell.scene.claims, shell.scene.volume) == before
+    assert (shell.scene.downloads, shell.scene.snapshots) == ([], [])
+
+
+def test_a_block_volume_is_written_as_a_whole(shell: _Shell) -> None:
+    shell.scene.make_block()
+    shell.scene.put_upload(replace(DATA, volume_mode="Block"), "s1")
+    shell.scene.with_controllers(PLAN)
+    done = shell.run(*CREATE, "--dry-run")
+    assert done.code == 0, done.err
+    assert "app/data   write the whole device           7 B" in done.out
 
 
 def test_nothing_happens_without_a_yes(shell: _Shell, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +120,24 @@ def test_yes_skips_the_question_for_programs(shell: _Shell) -> None:
         ((*CREATE[:-1], "--incremental"), "--incremental goes with --in-place"),
         ((*CREATE[:-1], "--delete-extra-files"), "--delete-extra-files goes with --in-place"),
         ((*CREATE[:-1], "--no-snapshot"), "--no-snapshot goes with --in-place"),
+        ((*CREATE[:-1], "--dry-run"), "--dry-run goes with --in-place"),
         ((*CREATE, "--yes", "--size", "1Gi"), "--in-place excludes --size: the PVCs exist"),
         ((*CREATE, "--yes", "--namespace-mappings", "a:b"), "--in-place excludes --namespace-mappings"),
         ((*CREATE, "--yes", "--method", "restore-wait"), "--in-place excludes --method"),
         (CREATE, "--yes skips it"),
         ((*CREATE, "-o", "json"), "--yes skips it"),
     ],
-    ids=["incremental", "deletion", "no snapshot", "size", "mapping", "method", "no terminal", "for programs"],
+    ids=[
+        "incremental",
+        "deletion",
+        "no snapshot",
+        "dry run",
+        "size",
+        "mapping",
+        "method",
+        "no terminal",
+        "for programs",
+    ],
 )
 def test_options_that_do_not_go_together_are_refused(shell: _Shell, words: tuple[str, ...], message: str) -> None:
     done = shell.run(*words)

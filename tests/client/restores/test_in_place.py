@@ -30,8 +30,8 @@ async def plan(scene: InPlaceScene, *, snapshots: bool = False, **how: bool) -> 
     return await plan_in_place(scene.tools, request(scene, **how), [saved(DATA, "s1")], snapshots=snapshots)
 
 
-async def restore(scene: InPlaceScene, *, snapshots: bool = False, **how: bool) -> bool:
-    return await start_in_place(scene.tools, await plan(scene, snapshots=snapshots, **how))
+async def restore(scene: InPlaceScene, **how: bool) -> bool:
+    return await start_in_place(scene.tools, await plan(scene, **how))
 
 
 def assert_started(scene: InPlaceScene) -> None:
@@ -77,52 +77,6 @@ async def test_nothing_is_changed_if_the_transfer_would_be_rejected() -> None:
     assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
 
 
-async def test_a_snapshot_is_ready_before_anything_is_released() -> None:
-    scene = InPlaceScene()
-    started = asyncio.create_task(restore(scene, snapshots=True))
-    await asyncio.sleep(60)
-    (snapshot,) = scene.snapshots
-    assert snapshot["spec"] == {"volumeSnapshotClassName": "snap", "source": {"persistentVolumeClaimName": "data"}}
-    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
-    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
-
-    scene.kube.put(snapshot | {"status": {"readyToUse": True}})
-    await started
-
-    assert_started(scene)
-    name = snapshot["metadata"]["name"]
-    assert name.endswith("-before")
-    assert scene.notes == [f"VolumeSnapshot app/{name} has the data before the restore"]
-
-
-async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back() -> None:
-    scene = InPlaceScene()
-    (first,) = await plan(scene, snapshots=True)
-    assert first.snapshot is not None
-    scene.kube.put(first.snapshot | {"status": {"readyToUse": True}})
-
-    (second,) = await plan(scene, snapshots=True)
-    with pytest.raises(RestoreError, match=f"{first.snapshot_name} was made meanwhile, nothing was changed"):
-        await start_in_place(scene.tools, [first])
-
-    assert second.snapshot_name == f"{first.snapshot_name}-2"
-    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
-
-
-async def test_a_snapshot_that_fails_leaves_everything_as_it_was() -> None:
-    scene = InPlaceScene()
-    started = asyncio.create_task(restore(scene, snapshots=True))
-    await asyncio.sleep(60)
-    (snapshot,) = scene.snapshots
-    scene.kube.put(snapshot | {"status": {"readyToUse": False, "error": {"message": "no space"}}})
-
-    with pytest.raises(RestoreError, match="is not ready, nothing was changed: no space; none was started"):
-        await started
-
-    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
-    assert scene.downloads == []
-
-
 class Cut:
     """A transport whose `at`-th change fails, before or after it was applied."""
 
@@ -157,21 +111,12 @@ async def test_a_repetition_continues_at_any_change(applied: bool, monkeypatch: 
         else:
             cut = False
         scene.kube = kube
-        bind(scene)
+        scene.bind()
 
         await restore(scene)
 
         assert_started(scene)
     assert at > 4
-
-
-def bind(scene: InPlaceScene) -> None:
-    """Bind a volume that was given back, as the volume controller does."""
-    claim, volume = scene.claims.get("app/data"), scene.volume
-    reference = volume["spec"]["claimRef"]
-    if claim is not None and not reference.get("uid") and claim["spec"]["volumeName"] == "pv-1":
-        spec = volume["spec"] | {"claimRef": reference | {"uid": claim["metadata"]["uid"]}}
-        scene.kube.put(volume | {"spec": spec})
 
 
 async def test_a_volume_whose_transfer_is_rejected_is_given_back() -> None:

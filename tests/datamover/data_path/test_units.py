@@ -11,7 +11,7 @@ import pytest
 from core.models.base import JsonDict
 from core.models.in_place import InPlace
 from datamover.data_path.finished import Fingerprints
-from datamover.data_path.units import PendingUnits, Step, Unit, decide_file
+from datamover.data_path.units import PendingUnits, Step, Unit, decide_file, decide_link, decide_same_link
 
 
 def _unit(name: str, size: int, **more: Any) -> Unit:
@@ -132,3 +132,33 @@ def test_compared_content_counts_and_the_time_does_not(path: bytes, changes: dic
     changed = Fingerprints()
     changed.add_text(path)
     assert _decide(INCREMENTAL, changed=changed, **changes) is step
+
+
+_LINK: JsonDict = {"name": "l", "type": "s", "mtime": _ENTRY["mtime"], "uid": 5, "gid": 6, "size": 3, "obj": "ab12"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "obj", "changes", "step"),
+    [
+        (INCREMENTAL, "ab12", {}, Step.READ),
+        (INCREMENTAL, "ab12", {"st_nlink": 2}, Step.WRITE),
+        (INCREMENTAL, "ab12", {"st_mode": stat.S_IFREG | 0o644}, Step.WRITE),
+        (INCREMENTAL, "Zab12", {}, Step.WRITE),
+        (FULL, "ab12", {}, Step.WRITE),
+    ],
+    ids=["a link", "another name", "a file", "compressed", "full"],
+)
+def test_the_target_of_a_link_is_read_if_it_may_be_equal(
+    rule: InPlace, obj: str, changes: dict[str, Any], step: Step
+) -> None:
+    status: os.stat_result = Status(**{"st_mode": stat.S_IFLNK | 0o777, **changes})  # type: ignore[assignment]  # as far as it is read
+    assert decide_link(_LINK | {"obj": obj}, status, rule) is step
+    assert decide_link(_LINK, None, rule) is Step.WRITE
+
+
+@pytest.mark.parametrize(
+    ("changes", "step"), [({}, Step.KEEP), ({"st_uid": 0}, Step.SET), ({"st_mtime_ns": 1}, Step.SET)]
+)
+def test_owner_and_time_of_a_link_with_the_same_target_are_set(changes: dict[str, Any], step: Step) -> None:
+    status: os.stat_result = Status(**{"st_mode": stat.S_IFLNK | 0o777, **changes})  # type: ignore[assignment]  # as far as it is read
+    assert decide_same_link(_LINK, status) is step

@@ -1,0 +1,250 @@
+"""The plan of a restore into volumes that exist: what would be written and deleted, before anything is changed.
+
+First a VolumeSnapshot of each volume is made, for the way back. A Job of a data mover compares a scratch volume from it
+with the backup. That is in the agents' namespace, where the Job has the credentials, so the snapshot gets a second
+VolumeSnapshot there, whose deletion deletes no data. Scratch objects are named after the transfer, and removed however
+the plan ends; what a command that was killed has left goes when it is repeated.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Final, cast
+
+from client.mover_jobs import JobSubject, JobTools, end_jobs, list_mounting, plan_job, read_location, run_job
+from client.restores.in_place import InPlaceRestore
+from client.restores.manifests import PlannedRestore
+from client.restores.sources import RestoreError
+from client.restores.waiting_pods import RestoreTools
+from client.restores.way_back import REQUEST_TIMEOUT, delete_snapshots, make_snapshot, wait_until_ready
+from core.aio import run_shielded
+from core.clock import Deadline
+from core.contract import VolumeMode
+from core.errors import AgentError
+from core.kube.resources import (
+    PERSISTENT_VOLUME_CLAIMS,
+    VOLUME_SNAPSHOT_CONTENTS,
+    VOLUME_SNAPSHOTS,
+    Resource,
+)
+from core.kube.types import Manifest, PersistentVolumeClaim, VolumeSource
+from core.models.base import Int64, WireModel
+from core.models.in_place import PLAN_LINE, RestorePlan
+from core.models.names import RESTORE_PLAN_LABEL, label_value
+from core.models.storage import RepositoryKey
+from core.mover_specs import PlanRestore
+from exposer.manifests import (
+    build_bound_snapshot,
+    build_shared_content,
+    build_snapshot_spec,
+    diagnose_binding,
+    parse_snapshot_source,
+)
+from exposer.model import Owner
+from exposer.ownership import RETAIN, delete_object, delete_with_volume
+from exposer.pod_manifest import MoverVolume
+
+__all__ = ["InPlaceReport", "VolumeReport", "prepare_in_place"]
+
+_JOB_TIMEOUT: Final = timedelta(hours=1)
+_REMOVAL_TIMEOUT: Final = timedelta(minutes=5)
+_POLL_SECONDS: Final = 1.0
+
+
+class VolumeReport(WireModel, omit_defaults=True):
+    """What a restore would do with one volume, the PersistentVolume `volume` of a PVC.
+
+    `snapshot` is the VolumeSnapshot for the way back; empty: none. `total_bytes` is the size of the backup; 0: not
+    known. `device`: all of it is written. `plan` is None if only the total is known.
+    """
+
+    namespace: str
+    claim: str
+    volume: str
+    snapshot: str = ""
+    total_bytes: Int64 = 0
+    device: bool = False
+    plan: RestorePlan | None = None
+
+
+class InPlaceReport(WireModel):
+    """What a restore would do with its volumes."""
+
+    restore: str
+    volumes: list[VolumeReport]
+
+
+async def prepare_in_place(
+    jobs: JobTools, plans: Sequence[InPlaceRestore], decide: Callable[[Sequence[VolumeReport]], bool]
+) -> bool:
+    """Make the snapshots and the plan of each volume, and return what `decide` returns for it.
+
+    If that is False, or after an error or an interruption, the snapshots are deleted again.
+
+    Raises:
+        RestoreError: a snapshot failed, or a restore would be refused.
+        JobError: a plan could not be computed.
+        KubeError: the API server rejected a request.
+    """
+    tools, made, agreed = RestoreTools(jobs.client, jobs.clock, jobs.on_note), list[Manifest](), False
+    wanted = [plan.snapshot for plan in plans if plan.snapshot is not None]
+    try:
+        for snapshot in wanted:
+            jobs.on_progress(f"making VolumeSnapshot {_place(snapshot)}")
+            # It may exist although there was no answer.
+            made.append(snapshot)
+            try:
+                await make_snapshot(tools, snapshot)
+            except RestoreError:
+                made.remove(snapshot)
+                raise
+        reports = [await _report(jobs, tools, plan) for plan in plans]
+        agreed = decide(reports)
+        return agreed
+    finally:
+        if agreed:
+            for snapshot in made:
+                tools.on_note(f"VolumeSnapshot {_place(snapshot)} has the data before the restore")
+        else:
+            deadline = Deadline.after(jobs.clock, REQUEST_TIMEOUT)
+            await run_shielded(partial(delete_snapshots, tools, made), name="delete the snapshots", deadline=deadline)
+
+
+def _place(snapshot: Manifest) -> str:
+    return f"{snapshot['metadata']['namespace']}/{snapshot['metadata']['name']}"
+
+
+async def _report(jobs: JobTools, tools: RestoreTools, plan: InPlaceRestore) -> VolumeReport:
+    one, found = plan.one, None
+    device = plan.mode is VolumeMode.BLOCK
+    if plan.snapshot is not None:
+        jobs.on_progress(f"waiting for VolumeSnapshot {_place(plan.snapshot)}")
+        await wait_until_ready(tools, plan.snapshot)
+    if plan.snapshot is not None and plan.claim is not None and not device:
+        try:
+            found = await _Scratch(jobs, tools, one, plan.claim).compare(plan.snapshot)
+        except AgentError as e:
+            raise RestoreError(
+                f"PVC {one.target}: the restore could not be planned, nothing was changed: {e} "
+                "(--no-snapshot restores without a plan and a way back)"
+            ) from e
+        if found.refusal:
+            raise RestoreError(f"PVC {one.target}: {found.refusal} (--delete-extra-files)")
+    return VolumeReport(
+        namespace=one.target.namespace,
+        claim=one.target.name,
+        volume=one.existing,
+        snapshot=plan.snapshot_name,
+        total_bytes=one.volume.size_bytes,
+        device=device,
+        plan=found,
+    )
+
+
+class _Scratch:
+    """The scratch objects for the plan of one volume, all with one name."""
+
+    def __init__(self, jobs: JobTools, tools: RestoreTools, one: PlannedRestore, claim: PersistentVolumeClaim) -> None:
+        self._jobs = jobs
+        self._tools = tools
+        self._one = one
+        self._claim = claim
+        self._name = f"{one.name}-plan"
+        self._labels = {RESTORE_PLAN_LABEL: label_value(one.name)}
+
+    async def compare(self, snapshot: Manifest) -> RestorePlan:
+        """Return what the restore does with the data in the snapshot, and remove all scratch objects.
+
+        Raises:
+            RestoreError: an object of another kind has the name, or the snapshot cannot be used.
+            JobError: the Job failed, cannot start, or did not end in time.
+            KubeError: the API server rejected a request.
+        """
+        one, jobs = self._one, self._jobs
+        how = one.request.in_place
+        source: VolumeSource = {"persistentVolumeClaim": {"claimName": self._name}}
+        location = await read_location(jobs.client, jobs.namespace, one.volume.location)
+        key = RepositoryKey(one.volume.repository, one.volume.location)
+        spec = PlanRestore(
+            volume_namespace=one.volume.repository,
+            snapshot=one.volume.snapshot_id,
+            incremental=how is not None and how.incremental,
+            delete_extra_files=how is not None and how.delete_extra_files,
+        )
+        subject = JobSubject(Owner.of(location), "plan", key, location)
+        job = await plan_job(jobs, subject, spec, volume=MoverVolume(source, read_only=True))
+        await self._remove()
+        try:
+            await self._make(snapshot)
+            answer = await run_job(jobs, job, "plan", _JOB_TIMEOUT)
+        finally:
+            deadline = Deadline.after(jobs.clock, 2 * _REMOVAL_TIMEOUT)
+            await run_shielded(self._remove, name="remove the scratch volume", deadline=deadline)
+        (found,) = answer.find(PLAN_LINE)
+        return found
+
+    async def _make(self, snapshot: Manifest) -> None:
+        client, namespace = self._jobs.client, self._jobs.namespace
+        stored = await wait_until_ready(self._tools, snapshot)
+        original = await client.get(
+            VOLUME_SNAPSHOT_CONTENTS, "", (stored.get("status") or {})["boundVolumeSnapshotContentName"]
+        )
+        if pending := diagnose_binding(stored, original):
+            raise RestoreError(pending.message)
+        content = build_shared_content(original, namespace, self._name, deletion_policy=RETAIN)
+        await self._create(VOLUME_SNAPSHOT_CONTENTS, content)
+        shared = build_bound_snapshot(content, namespace, self._name)
+        await self._create(VOLUME_SNAPSHOTS, shared)
+        self._jobs.on_progress(f"waiting for VolumeSnapshot {namespace}/{self._name}")
+        await wait_until_ready(self._tools, shared)
+        kind, size = PERSISTENT_VOLUME_CLAIMS, parse_snapshot_source(stored, original, self._claim).size
+        # A PVC without a class has no snapshot.
+        storage_class = self._claim["spec"].get("storageClassName") or ""
+        spec = build_snapshot_spec(self._name, storage_class, size=size, mode=VolumeMode.FILESYSTEM)
+        meta = {"name": self._name, "namespace": namespace}
+        await self._create(kind, {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": meta, "spec": spec})
+
+    async def _create(self, resource: Resource, manifest: Manifest) -> None:
+        """Create the object; a cancellation is raised once that is done, so that nothing comes after the removal."""
+        meta = manifest["metadata"]
+        meta["labels"] = (meta.get("labels") or {}) | self._labels
+
+        async def create() -> None:
+            await self._jobs.client.create(resource, manifest)
+
+        deadline = Deadline.after(self._jobs.clock, REQUEST_TIMEOUT)
+        await run_shielded(create, name="create a scratch object", deadline=deadline)
+
+    async def _remove(self) -> None:
+        """Delete the Jobs of the plan and its scratch objects, and return once they are gone; name what stays.
+
+        The snapshot goes last: some storages keep one while a volume from it exists.
+        """
+        deadline = Deadline.after(self._jobs.clock, _REMOVAL_TIMEOUT)
+        for resource in (PERSISTENT_VOLUME_CLAIMS, VOLUME_SNAPSHOTS, VOLUME_SNAPSHOT_CONTENTS):
+            if not await self._is_removed(resource, deadline):
+                return
+
+    async def _is_removed(self, resource: Resource, deadline: Deadline) -> bool:
+        jobs = self._jobs
+        client, namespace = jobs.client.patiently(), jobs.namespace if resource.namespaced else ""
+        try:
+            while (left := await client.read(resource, namespace, self._name)) is not None:
+                if not self._labels.items() <= (left["metadata"].get("labels") or {}).items():
+                    # Of something else, and it stays.
+                    return True
+                if resource == PERSISTENT_VOLUME_CLAIMS:
+                    await end_jobs(jobs, await list_mounting(jobs, RESTORE_PLAN_LABEL, self._name), _REMOVAL_TIMEOUT)
+                    pending = await delete_with_volume(client, cast("PersistentVolumeClaim", left))
+                else:
+                    pending = await delete_object(client, resource, left)
+                if pending is None:
+                    return True
+                if deadline.expired:
+                    raise RestoreError(pending.message)
+                await jobs.clock.sleep(_POLL_SECONDS)
+        except AgentError as e:
+            command = f"kubectl {f'-n {namespace} ' if namespace else ''}delete {resource.plural} {self._name}"
+            jobs.on_note(f"{resource.kind} {self._name} of the plan is left, to delete by {command}: {e}")
+            return False
+        return True

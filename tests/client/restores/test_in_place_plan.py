@@ -1,0 +1,255 @@
+"""What precedes a restore into an existing volume: its snapshot, its plan, and that nothing stays of the latter."""
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+from msgspec.structs import replace
+
+from client.mover_jobs import JobError, JobTools
+from client.restores.in_place import InPlaceRestore, plan_in_place, start_in_place
+from client.restores.in_place_plan import VolumeReport, prepare_in_place
+from client.restores.sources import RestoreError
+from core.kube.errors import UnreachableError
+from core.kube.resources import JOBS, VOLUME_SNAPSHOT_CONTENTS, VOLUME_SNAPSHOTS
+from core.kube.transport import Request, Response
+from core.models.in_place import InPlace, PlannedEntries, RestorePlan
+from tests.client.support.in_place_scene import InPlaceScene
+from tests.client.support.restore_scene import DATA, saved
+from tests.support.objects import JsonDict
+
+pytestmark = pytest.mark.looptime
+
+PLAN = RestorePlan(to_write=PlannedEntries(files=3, bytes=7, names=["a", "b", "c"]))
+
+
+class Command:
+    """One run of the command; `agree` is the answer to the question, `shown` what it was asked with."""
+
+    def __init__(self, scene: InPlaceScene, *, agree: bool = True) -> None:
+        self.scene, self.agree = scene, agree
+        self.shown: list[VolumeReport] = []
+        self.plans: Sequence[InPlaceRestore] = []
+
+    async def run(self, *, snapshots: bool = True, **how: bool) -> bool:
+        scene = self.scene
+        request = scene.request(in_place=InPlace(**how))
+        volumes = [saved(DATA, "s1")]
+        self.plans = await plan_in_place(scene.tools, request, volumes, snapshots=snapshots)
+        jobs = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
+        if self.plans and not await prepare_in_place(jobs, self.plans, self._decide):
+            return False
+        return await start_in_place(scene.tools, self.plans)
+
+    def _decide(self, reports: Sequence[VolumeReport]) -> bool:
+        self.shown = list(reports)
+        return self.agree
+
+
+def left(scene: InPlaceScene) -> list[str]:
+    """Everything of a plan that is still there."""
+    jobs = [one["metadata"]["name"] for one in scene.kube.objects(JOBS)]
+    contents = [n for one in scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS) if "-plan" in (n := one["metadata"]["name"])]
+    own = [n for one in scene.snapshots if (n := one["metadata"]["name"]).endswith("-plan")]
+    return [*jobs, *contents, *own, *(name for name in scene.claims if name != "app/data")]
+
+
+def assert_untouched(scene: InPlaceScene) -> None:
+    assert scene.claims["app/data"]["metadata"]["uid"] == "uid-old"
+    assert scene.volume["spec"]["persistentVolumeReclaimPolicy"] == "Delete"
+    assert (left(scene), scene.downloads, scene.snapshots) == ([], [], [])
+
+
+async def test_a_job_compares_a_volume_from_the_snapshot_and_only_that_stays() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    seen: list[JsonDict] = []
+    scene.on_job = lambda: seen.extend(
+        [*scene.kube.objects(VOLUME_SNAPSHOT_CONTENTS), *scene.claims.values(), *scene.kube.objects(JOBS)]
+    )
+    command = Command(scene)
+
+    assert await command.run(incremental=True, delete_extra_files=True)
+
+    (report,) = command.shown
+    assert (report.claim, report.volume, report.snapshot) == ("data", "pv-1", command.plans[0].snapshot_name)
+    assert (report.plan, report.device) == (PLAN, False)
+    original, content = sorted((one for one in seen if one["kind"] == "VolumeSnapshotContent"), key=_policy)
+    assert content["spec"]["source"] == {"snapshotHandle": original["status"]["snapshotHandle"]}
+    assert content["spec"]["volumeSnapshotRef"]["namespace"] == "velero"
+    (scratch,) = (one for one in seen if one["metadata"].get("namespace") == "velero" and "dataSource" in one["spec"])
+    assert scratch["spec"]["dataSource"]["name"] == content["metadata"]["name"]
+    assert scratch["spec"]["storageClassName"] == "fast"
+    (job,) = (one for one in seen if one["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert {"plan-restore", "--snapshot=s1", "--incremental", "--delete-extra-files"} <= {*container["args"]}
+    assert [mount["readOnly"] for mount in container["volumeMounts"] if mount["mountPath"] == "/scratch/volume"] == [
+        True
+    ]
+    (kept,) = scene.snapshots
+    assert (kept["metadata"]["namespace"], kept["metadata"]["name"]) == ("app", report.snapshot)
+    assert left(scene) == []
+    assert scene.notes == [f"VolumeSnapshot app/{report.snapshot} has the data before the restore"]
+    assert len(scene.downloads) == 1
+
+
+def _policy(content: JsonDict) -> str:
+    return str(content["spec"]["deletionPolicy"])
+
+
+async def test_without_a_yes_the_snapshot_goes_too() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    assert not await Command(scene, agree=False).run()
+    assert_untouched(scene)
+
+
+async def test_a_deletion_that_the_restore_would_refuse_is_an_error_before_anything_is_changed() -> None:
+    scene = InPlaceScene().with_controllers(RestorePlan(refusal="snapshot s1 lacks 2 files"))
+    with pytest.raises(RestoreError, match=r"PVC app/data: snapshot s1 lacks 2 files \(--delete-extra-files\)"):
+        await Command(scene).run(delete_extra_files=True)
+    assert_untouched(scene)
+
+
+async def test_a_job_that_fails_leaves_everything_as_it_was() -> None:
+    scene = InPlaceScene().with_controllers(None)
+    with pytest.raises(RestoreError, match=r"not be planned, nothing was changed: .*no memory.*--no-snap") as e:
+        await Command(scene).run()
+    assert isinstance(e.value.__cause__, JobError)
+    assert_untouched(scene)
+
+
+async def test_an_interruption_removes_everything() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    scene.ending = False
+    task = asyncio.create_task(Command(scene).run(), name="command")
+    while not scene.kube.objects(JOBS):
+        await asyncio.sleep(0.1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert_untouched(scene)
+
+
+async def test_a_snapshot_that_was_made_without_an_answer_goes_too() -> None:
+    scene = InPlaceScene()
+    inner = scene.kube.request
+
+    async def request(what: Request) -> Response:
+        answer = await inner(what)
+        if what.method == "POST" and scene.snapshots:
+            raise UnreachableError("no answer", status=0)
+        return answer
+
+    scene.kube.request = request  # type: ignore[assignment, method-assign]
+    with pytest.raises(UnreachableError):
+        await Command(scene).run()
+    assert_untouched(scene)
+
+
+async def test_without_a_snapshot_only_the_total_is_known() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    command = Command(scene)
+    assert await command.run(snapshots=False)
+    assert [(one.plan, one.total_bytes, one.snapshot) for one in command.shown] == [(None, 7, "")]
+    assert (left(scene), scene.snapshots) == ([], [])
+
+
+async def test_the_plan_of_a_block_volume_is_the_whole_device() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    scene.make_block()
+    jobs = JobTools(scene.client, scene.clock, "velero", lambda _: None, scene.notes.append)
+    request, shown = scene.request(in_place=InPlace()), list[VolumeReport]()
+    block = saved(replace(DATA, volume_mode="Block"))
+    plans = await plan_in_place(scene.tools, request, [block], snapshots=True)
+
+    def decide(reports: Sequence[VolumeReport]) -> bool:
+        shown.extend(reports)
+        return True
+
+    await prepare_in_place(jobs, plans, decide)
+    assert [(one.device, one.plan, one.total_bytes) for one in shown] == [(True, None, 7)]
+    assert left(scene) == []
+    assert len(scene.snapshots) == 1
+
+
+async def test_a_snapshot_is_ready_before_anything_is_planned_and_one_that_fails_goes() -> None:
+    scene = InPlaceScene()
+    started = asyncio.create_task(Command(scene).run(), name="command")
+    await asyncio.sleep(60)
+    (snapshot,) = scene.snapshots
+    assert snapshot["spec"] == {"volumeSnapshotClassName": "snap", "source": {"persistentVolumeClaimName": "data"}}
+    scene.kube.put(snapshot | {"status": {"readyToUse": False, "error": {"message": "no space"}}})
+
+    with pytest.raises(RestoreError, match="is not ready, nothing was changed: no space"):
+        await started
+
+    assert_untouched(scene)
+
+
+async def test_a_snapshot_of_an_earlier_run_is_not_the_way_back() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    first = Command(scene)
+    await first.run()
+    scene = InPlaceScene().with_controllers(PLAN)
+    (earlier,) = (plan.snapshot for plan in first.plans)
+    assert earlier is not None
+    scene.kube.put(earlier)
+    second = Command(scene)
+    await second.run()
+    assert second.plans[0].snapshot_name == f"{first.plans[0].snapshot_name}-2"
+
+
+async def test_what_is_of_something_else_is_not_deleted() -> None:
+    scene = InPlaceScene().with_controllers(PLAN)
+    probe = Command(scene, agree=False)
+    await probe.run()
+    name = f"{probe.plans[0].one.name}-plan"
+    scene.put_claim(name, "velero")
+    with pytest.raises(RestoreError, match="could not be planned, nothing was changed"):
+        await Command(scene).run()
+    assert left(scene) == [f"velero/{name}"]
+
+
+async def _is_killed_after(scene: InPlaceScene, writes: int, *, applied: bool) -> bool:
+    """Return whether a run sends so many requests that change something; it is killed by then."""
+    kube, inner, sent = scene.kube, scene.kube.request, 0
+
+    async def request(what: Request) -> Response:
+        nonlocal sent
+        sent += what.method != "GET"
+        if sent < writes or (sent == writes and (applied or what.method == "GET")):
+            answer = await inner(what)
+            if sent < writes or what.method == "GET":
+                return answer
+        raise UnreachableError("the command is dead", status=0)
+
+    kube.request = request  # type: ignore[assignment, method-assign]
+    with suppress(RestoreError, UnreachableError):
+        await Command(scene).run()
+    kube.request = inner  # type: ignore[method-assign]
+    return sent >= writes
+
+
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_command_that_is_killed_at_any_request_is_continued_and_leaves_nothing_of_its_plan(
+    applied: bool,
+) -> None:
+    planned = 0
+    for writes in itertools.count(1):
+        scene = InPlaceScene().with_controllers(PLAN)
+        killed = await _is_killed_after(scene, writes, applied=applied)
+        planned += bool(left(scene))
+        scene.bind()
+
+        again = Command(scene)
+        await again.run()
+
+        assert left(scene) == []
+        assert len(scene.downloads) == 1
+        assert scene.claims["app/data"]["spec"]["volumeName"] == "pv-1"
+        # Whatever was released had a snapshot before.
+        assert scene.kube.objects(VOLUME_SNAPSHOTS)
+        if not killed:
+            break
+    assert planned >= 4
