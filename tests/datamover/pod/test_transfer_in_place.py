@@ -1,6 +1,8 @@
-"""Restores in place in pod mode: from the flags and the custom resource to volume and termination message."""
+"""Restores in pod mode: each type, volume mode and DeleteExtraFiles, from flags and custom resource to the result."""
 
+import itertools
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +19,47 @@ _FLAGS = {"DataDownload": "data-download", "PodVolumeRestore": "pod-volume-resto
 _SETTINGS = {"DataDownload": "dataMoverConfig", "PodVolumeRestore": "uploaderSettings"}
 
 
-def _put_restore(pod: MoverPod, kind: str, rule: InPlace) -> None:
-    spec: dict[str, Any] = {
-        "snapshotID": pod.result["snapshotID"],
-        "restoreType": rule.restore_type,
-        _SETTINGS[kind]: {"DeleteExtraFiles": str(rule.delete_extra_files).lower()},
-    }
-    pod.put_transfer(kind, **spec)
+@dataclass(frozen=True)
+class _Row:
+    """A restore as its custom resource asks for it."""
+
+    kind: str
+    restore_type: str
+    delete: bool
+
+    @property
+    def settings(self) -> dict[str, str]:
+        return {"DeleteExtraFiles": str(self.delete).lower()}
+
+    @property
+    def rule(self) -> InPlace | None:
+        """What the agent tells the data mover; None: a plain restore."""
+        return InPlace.of(self.restore_type, self.settings)
+
+    def put(self, pod: MoverPod) -> None:
+        settings = {_SETTINGS[self.kind]: self.settings}
+        pod.put_transfer(
+            self.kind, **{"snapshotID": pod.result["snapshotID"], "restoreType": self.restore_type, **settings}
+        )
 
 
-@pytest.mark.sample("DataDownload-True-True", "PodVolumeRestore-True-False", "PodVolumeRestore-False-True")
-@pytest.mark.parametrize("delete", [True, False])
-@pytest.mark.parametrize("incremental", [True, False])
-@pytest.mark.parametrize("kind", _FLAGS)
-async def test_a_file_system_becomes_the_snapshot(
-    pod: MoverPod, tree: Path, kind: str, *, incremental: bool, delete: bool
-) -> None:
-    before, rule = describe_tree(tree), InPlace(incremental=incremental, delete_extra_files=delete)
+def _rows(*kinds: str) -> list[Any]:
+    types = ("", "none", "full", "incremental")
+    return [
+        pytest.param(_Row(*row), id="-".join((row[0], row[1] or "empty", "delete" if row[2] else "keep")))
+        for row in itertools.product(kinds, types, (True, False))
+    ]
+
+
+@pytest.mark.sample(
+    "DataDownload-incremental-delete",
+    "PodVolumeRestore-incremental-keep",
+    "PodVolumeRestore-full-delete",
+    "DataDownload-none-delete",
+)
+@pytest.mark.parametrize("row", _rows("DataDownload", "PodVolumeRestore"))
+async def test_a_file_system_becomes_the_snapshot(pod: MoverPod, tree: Path, row: _Row) -> None:
+    before, rule = describe_tree(tree), row.rule
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", tree) == 0
     total_bytes = pod.result["totalBytes"]
@@ -41,39 +67,38 @@ async def test_a_file_system_becomes_the_snapshot(
     (tree / "extra").write_text("of mine")
     (tree / ".velero").mkdir()
     (tree / ".velero" / "uid-of-an-earlier-restore").touch()
-    _put_restore(pod, kind, rule)
-    assert await pod.run(_FLAGS[kind], tree, in_place=rule) == 0
-    assert pod.result == {
+    row.put(pod)
+    assert await pod.run(_FLAGS[row.kind], tree, in_place=rule) == 0
+    expected: dict[str, Any] = {
         "target": {"byPath": str(tree), "volumeMode": "Filesystem"},
         "totalBytes": total_bytes,
-        "incrementalBytes": 1 if incremental else total_bytes,
     }
+    written = {"incrementalBytes": 1 if rule.incremental else total_bytes} if rule else {}
+    assert pod.result == expected | written
     assert "Data-Path-Warning" not in pod.reasons()
-    done = {"DataDownload": "uid-of-an-earlier-restore", "PodVolumeRestore": "uid-of-restore"}[kind]
+    done = {"DataDownload": "uid-of-an-earlier-restore", "PodVolumeRestore": "uid-of-restore"}[row.kind]
     assert [path.name for path in (tree / ".velero").iterdir()] == [done]
     shutil.rmtree(tree / ".velero")
-    assert (tree / "extra").exists() is not delete
+    # A plain restore, into a new volume, never deletes.
+    assert (tree / "extra").exists() is not (row.delete and rule is not None)
     (tree / "extra").unlink(missing_ok=True)
     assert describe_tree(tree) == before
 
 
-@pytest.mark.sample("True-True")
-@pytest.mark.parametrize("delete", [True, False])
-@pytest.mark.parametrize("incremental", [True, False])
-async def test_a_device_is_written_as_a_whole(
-    pod: MoverPod, tmp_path: Path, *, incremental: bool, delete: bool
-) -> None:
-    device, rule = tmp_path / "device", InPlace(incremental=incremental, delete_extra_files=delete)
+@pytest.mark.sample("DataDownload-incremental-delete")
+@pytest.mark.parametrize("row", _rows("DataDownload"))
+async def test_a_device_is_written_as_a_whole(pod: MoverPod, tmp_path: Path, row: _Row) -> None:
+    device, rule = tmp_path / "device", row.rule
     content = bytes(range(256)) * 4096
     device.write_bytes(content)
     pod.put_transfer("DataUpload")
     assert await pod.run("data-upload", device, VolumeMode.BLOCK) == 0
     device.write_bytes(b"x" * len(content))
-    _put_restore(pod, "DataDownload", rule)
+    row.put(pod)
     assert await pod.run("data-download", device, VolumeMode.BLOCK, in_place=rule) == 0
     expected: dict[str, Any] = {
         "target": {"byPath": str(device), "volumeMode": "Block"},
         "totalBytes": len(content),
     }
-    assert pod.result == expected | ({"fallbackFull": True} if incremental else {})
+    assert pod.result == expected | ({"fallbackFull": True} if rule and rule.incremental else {})
     assert device.read_bytes() == content
